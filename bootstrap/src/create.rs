@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use engines::{EngineArgs, EngineKind, EngineOptions};
+use engines::{EngineArgs, EngineOptions};
 use solana::Extract;
 use workload::Values;
 
@@ -44,7 +44,7 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
         engine: EngineArgs {
             engine: Some(engine.engine),
             bloom: engine.bloom,
-            profile: (engine.engine == EngineKind::Rocksdb).then_some(engine.profile),
+            profile: engine.takes("profile").then_some(engine.profile),
             memory: engine.memory,
             lmdb_map_size: engine.lmdb_map_size,
             set: engine.set.clone(),

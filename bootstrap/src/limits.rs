@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use engines::{EngineKind, EngineOptions, MemoryLimit, Profile};
+use engines::{EngineKind, EngineOptions, MemoryLimit};
 
 use crate::identity::BORDER_RECORDS;
 use crate::order::{BLOCK_BYTES, Order};
@@ -53,8 +53,6 @@ const BUFFERS_BYTES_MAX: u64 = 448 << 20;
 const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Memory of the program without its buffers: code, histograms, the time series, and blocks being written.
 const PROGRAM_BYTES: u64 = 48 << 20;
-/// RocksDB's memtables: two of 64 MiB or eight of 16 MiB. Only the tuned profile charges them to its cache.
-const MEMTABLES_BYTES: u64 = 128 << 20;
 /// Disk space of pages in a B+tree that the newest shuffled batches have freed, for a store of any size: only later
 /// transactions may use them again. Loads of redb left 33 MB.
 const FREED_BYTES: u64 = 64 << 20;
@@ -107,7 +105,7 @@ impl Buffers {
         let bytes = bytes.min(BUFFERS_BYTES_MAX) as usize;
         // The runs get half. The chunk that the engine takes gets a quarter, and the chunks ahead of it another.
         let quarter = bytes / 4;
-        let page_bytes = engine.transaction_page_bytes();
+        let page_bytes = engine.descriptor().page_bytes;
         Self {
             sort_bytes: bytes,
             heads_bytes: bytes / 2,
@@ -189,14 +187,14 @@ fn divide_limit(
 ) -> Result<(EngineOptions, Buffers)> {
     let mut options = options.clone();
     let mut cache_bytes = options.division_of(limit.clone()).cache_bytes;
-    let memtables = options.engine == EngineKind::Rocksdb && options.profile != Profile::Tuned;
+    let share = options.share();
     // The bulk path uses no memtables.
-    let memtables_bytes = if memtables && order == Order::Shuffled { MEMTABLES_BYTES } else { 0 };
+    let memtables_bytes = if order == Order::Shuffled { share.memtables_bytes } else { 0 };
     let fixed_bytes = others_bytes.saturating_add(PROGRAM_BYTES + memtables_bytes);
     let needed_bytes =
         |cache_bytes: u64| cache_bytes.saturating_add(fixed_bytes).saturating_add(BUFFERS_AND_CACHE_BYTES_MIN);
     // The engine's share makes room for the buffers, unless the user asked for it.
-    if options.memory.is_none() && options.engine != EngineKind::Lmdb && needed_bytes(cache_bytes) > limit.bytes {
+    if options.memory.is_none() && share.cache_eighths > 0 && needed_bytes(cache_bytes) > limit.bytes {
         let room_bytes = limit.bytes.saturating_sub(needed_bytes(0));
         cache_bytes = room_bytes.max(engines::MEMORY_MIN);
         options.memory = Some(ByteSize::b(cache_bytes));
@@ -223,24 +221,15 @@ fn divide_limit(
     Ok((options, buffers))
 }
 
-/// Returns the bytes that a store of `pairs` pairs takes on disk at its peak during a load. The factors come from loads
-/// of these engines (see the test below), rounded up, with room for a compaction of RocksDB and for the merge of
-/// strata's runs after a shuffled load. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its
-/// file is longer, up to twice that, and has holes.
+/// Returns the bytes that a store of `pairs` pairs takes on disk at its peak during a load. The engines' factors come
+/// from loads of these engines (see the test below), rounded up.
 pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
-    let per_pair = match (engine, order) {
-        (EngineKind::Rocksdb, Order::Shuffled) => 120,
-        (EngineKind::Rocksdb, Order::Sorted) => 90,
-        // Random inserts leave pages two thirds full.
-        (EngineKind::Lmdb, Order::Shuffled) => 145,
-        (EngineKind::Lmdb, Order::Sorted) => 90,
-        (EngineKind::Redb, Order::Shuffled) => 115,
-        (EngineKind::Redb, Order::Sorted) => 90,
-        (EngineKind::Strata, Order::Shuffled) => 140,
-        // Chunks in order go into the base run, and nothing is merged.
-        (EngineKind::Strata, Order::Sorted) => 75,
+    let engine = engine.descriptor();
+    let per_pair = match order {
+        Order::Shuffled => engine.pair_bytes.shuffled,
+        Order::Sorted => engine.pair_bytes.sorted,
     };
-    let is_tree = matches!(engine, EngineKind::Lmdb | EngineKind::Redb);
+    let is_tree = engine.page_bytes > 0;
     let fixed_bytes = if is_tree && order == Order::Shuffled { FREED_BYTES } else { 0 };
     pairs.saturating_mul(per_pair).saturating_add(fixed_bytes)
 }
@@ -287,7 +276,7 @@ mod tests {
 
     #[test]
     fn engine_and_buffers_stay_below_the_limit_whatever_it_is() {
-        for engine in EngineKind::ALL {
+        for &engine in engines::compiled() {
             for order in [Order::Shuffled, Order::Sorted] {
                 for mib in [256, 300, 512, 1024, 4096, 65536] {
                     let (options, buffers) = divided(&EngineOptions::new(engine), order, mib).unwrap();

@@ -262,10 +262,7 @@ fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
 /// Returns the order of a load that names none. In a B+tree each random insert costs a page, and leaves the pages half
 /// empty. In strata sorted pairs go straight into the base, and nothing is left to merge.
 fn default_order(engine: EngineKind) -> Order {
-    match engine {
-        EngineKind::Strata | EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
-        EngineKind::Rocksdb => Order::Shuffled,
-    }
+    if engine.descriptor().loads_sorted { Order::Sorted } else { Order::Shuffled }
 }
 
 /// Returns the number of pairs that the store holds, if a part of the spill was given back: then this decides whether

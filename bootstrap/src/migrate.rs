@@ -204,7 +204,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
 
 /// Checks the source store's checksums first, if its engine does not check them while reading.
 fn check_source(args: &MigrateArgs, engine: EngineKind, from: &mut dyn Engine) -> Result<()> {
-    if engine.has_checksums() && !engine.checks_reads() {
+    if engine.descriptor().has_checksums && !engine.descriptor().checks_reads {
         tell!("the store to read is checked first, because engine={engine} compares no checksums while it reads");
     }
     engines::check_before_copy(engine, from).map_err(|error| damaged(&args.from_store, error))

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
-                let repair = if known.is_some_and(|known| known.engine.has_repair()) {
+                let repair = if known.is_some_and(|known| known.engine.descriptor().repair.is_some()) {
                     format!(", or try `repair --dir {}`, which keeps all that can be read", args.dir.display())
                 } else {
                     String::new()
@@ -73,7 +73,7 @@ fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Resul
         }
     }
     let unchecked = format!("not checked: engine={} keeps no checksums", known.engine);
-    Ok(match (known.engine.has_checksums(), loaded.and_then(|loaded| loaded.digest.as_ref())) {
+    Ok(match (known.engine.descriptor().has_checksums, loaded.and_then(|loaded| loaded.digest.as_ref())) {
         (true, _) => Vec::new(),
         (false, Some(_)) => vec![format!("{unchecked}; its digest is that of the load, and it has not changed since")],
         (false, None) => {

@@ -441,7 +441,7 @@ fn apply_config(config: &Config) -> ApplyConfig {
         gap_timeout: config.gap_timeout,
         full_retry: FULL_RETRY,
         depth: config.ingest_depth as usize,
-        reads_in_turn: config.engine.engine.get_many_waits_in_turn(),
+        reads_in_turn: config.engine.engine.descriptor().get_many_waits_in_turn,
         durability: durability(config),
     }
 }

@@ -85,6 +85,7 @@
 
 mod ahead;
 mod batch;
+mod descriptor;
 mod engine;
 mod error;
 mod fault;
@@ -96,6 +97,7 @@ mod readahead;
 mod reader;
 mod write;
 
+pub use descriptor::DESCRIPTOR;
 pub use engine::LmdbEngine;
 pub use fault::explain_faults;
 

@@ -67,12 +67,14 @@
 
 mod copy;
 mod damage;
+mod descriptor;
 mod engine;
 mod error;
 mod reader;
 mod shadow;
 mod write;
 
+pub use descriptor::DESCRIPTOR;
 pub use engine::RedbEngine;
 
 use engine_api::{Error, ErrorKind, Result};

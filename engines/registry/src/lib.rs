@@ -21,6 +21,7 @@ pub mod checked;
 mod copy;
 mod hold;
 mod kinds;
+mod list;
 mod lock;
 mod marker;
 mod memory;
@@ -35,19 +36,21 @@ mod store;
 mod terms;
 
 pub use copy::refuse_nested;
+pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};
+pub use list::{EngineKind, compiled};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MemoryLimit, memory_limit};
-pub use notes::{Note, notes};
-pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, setting, size};
+pub use notes::notes;
+pub use options::{EngineArgs, EngineOptions, Profile, setting, size};
 pub use process::file_size_limit_is_an_error;
 pub use read_only::open_read_only;
 pub use regular::read_small;
-pub use repair::{Repaired, lost, repair};
+pub use repair::{lost, repair};
 pub use store::{
-    OpenMode, SPOOL, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
-    options_for, refuse_unless_compiled,
+    OpenMode, SPOOL, check, default_engine, inspect, mark_load, open, open_existing, open_held, open_on, options_for,
+    refuse_unless_compiled,
 };
 pub use terms::{Holds, Load, LoadState, LoadTerm, Loaded, Terms};

@@ -12,7 +12,8 @@ use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
-use crate::options::{EngineKind, Profile};
+use crate::list::EngineKind;
+use crate::options::Profile;
 use crate::terms::{Holds, Load, LoadState, Loaded};
 
 pub(crate) const MARKER: &str = "SOLKV";

@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
+use engine_api::{Settings, Share};
 
-use crate::options::{EngineKind, EngineOptions, Profile};
+use crate::options::EngineOptions;
 
 /// Smallest default share of an engine, in bytes: with less memory every lookup would read index blocks again.
 pub const MEMORY_MIN: u64 = 64 << 20;
@@ -44,30 +45,43 @@ impl EngineOptions {
 
     /// Returns the division of `limit` for an engine with these options.
     pub fn division_of(&self, limit: MemoryLimit) -> Division {
-        let cache_bytes = match (self.engine, self.memory) {
-            (EngineKind::Lmdb, _) => 0,
-            (_, Some(memory)) => memory.as_u64(),
-            (_, None) => {
-                let share_bytes = limit.bytes / 8 * self.eighths();
-                // If the limit is too small for the minimum, the engine gets half of it.
-                share_bytes.max(MEMORY_MIN.min(limit.bytes / 2))
-            }
+        let eighths = self.share().cache_eighths;
+        let cache_bytes = match self.memory {
+            _ if eighths == 0 => 0,
+            Some(memory) => memory.as_u64(),
+            // If the limit is too small for the minimum, the engine gets half of it.
+            None => (limit.bytes / 8 * eighths).max(MEMORY_MIN.min(limit.bytes / 2)),
         };
         let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
     }
 
-    /// Returns the default part of the limit for the engine's cache, in eighths. The rest is for the engine's other
-    /// memory, dirty pages, connections, and the page cache, which is charged too.
-    fn eighths(&self) -> u64 {
-        match (self.engine, self.profile) {
-            (EngineKind::Lmdb, _) => 0,
-            // Memtables, filters and indexes are outside of the cache, and redb's misses go through the page cache.
-            (EngineKind::Rocksdb, Profile::Vanilla) | (EngineKind::Redb, _) => 2,
-            (EngineKind::Rocksdb, Profile::Memory) => 4,
-            // All of their memory is in the cache, and none of it in the page cache.
-            (EngineKind::Rocksdb, Profile::Tuned) | (EngineKind::Strata, _) => 5,
+    /// Returns the engine's shares of memory with these options.
+    pub fn share(&self) -> Share {
+        (self.engine.descriptor().share)(self.profile.as_str())
+    }
+
+    /// Returns these options as the engine is told them, with this machine's memory.
+    pub(crate) fn settings(&self) -> Settings {
+        let Division { limit, cache_bytes, .. } = self.division();
+        let pair = |setting: &String| {
+            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
+            (name.to_owned(), value.to_owned())
+        };
+        Settings {
+            cache_bytes,
+            limit_bytes: limit.bytes,
+            bloom_bits: self.bloom.unwrap_or(0),
+            profile: self.profile.as_str(),
+            map_bytes: self.lmdb_map_size.map(|size| size.as_u64()),
+            set: self.set.iter().map(pair).collect(),
         }
+    }
+
+    /// Returns the bytes that a store leaves free on its disk. With less free space it accepts no writes. 0 for an
+    /// engine that is not in this build.
+    pub fn disk_reserve_bytes(&self) -> u64 {
+        (self.engine.descriptor().reserve_bytes)(&self.settings())
     }
 }
 
@@ -136,6 +150,7 @@ fn limit_files(cgroups: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::list::EngineKind;
 
     #[test]
     fn the_smallest_limit_above_the_process_counts() {
@@ -166,8 +181,11 @@ mod tests {
         assert!(EngineOptions::default().division().cache_bytes >= MEMORY_MIN);
     }
 
+    #[cfg(feature = "rocksdb")]
     #[test]
     fn every_engine_has_its_part_of_a_limit() {
+        use crate::options::Profile;
+
         let of = |options: &EngineOptions, mib: u64| {
             options.division_of(MemoryLimit { bytes: mib << 20, cgroup_file: None }).cache_bytes >> 20
         };

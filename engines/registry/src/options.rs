@@ -2,72 +2,17 @@
 //!
 //! Must not: look at a directory or at the machine.
 
-use std::fmt;
-
 use bytesize::ByteSize;
 use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::store;
+use crate::list::{EngineKind, compiled};
 
 /// Largest number of filter bits per key. More bits gain nothing: a false positive costs one read, and 20 bits leave
 /// one in 6000.
 const BLOOM_BITS_MAX: u32 = 32;
 /// Largest size of LMDB's map: half of the address space of a process on x86-64 or ARM64.
 const MAP_BYTES_MAX: u64 = 64 << 40;
-
-/// A storage engine. All engines can be named in every build, and opening one that was not compiled in is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EngineKind {
-    /// Log-structured merge tree: the fastest writes, reads depend on filters and cache.
-    Rocksdb,
-    /// Memory-mapped B+tree: the fastest reads while the data fits in memory.
-    Lmdb,
-    /// B-tree in Rust with its own cache: no C or C++ to build.
-    Redb,
-    /// Sorted immutable runs with filters and directory in memory: one page read a get; in Rust, made for this map.
-    Strata,
-}
-
-impl EngineKind {
-    /// Every engine, compiled in or not.
-    pub const ALL: [Self; 4] = [Self::Rocksdb, Self::Lmdb, Self::Redb, Self::Strata];
-
-    /// Returns the name used on the command line, in files and for the cargo feature.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Rocksdb => "rocksdb",
-            Self::Lmdb => "lmdb",
-            Self::Redb => "redb",
-            Self::Strata => "strata",
-        }
-    }
-
-    /// Returns the bytes of pages that a transaction holds in memory for each key it changes, if the keys are far
-    /// apart: one leaf in a B+tree, none in an engine that collects changes in a log.
-    pub fn transaction_page_bytes(self) -> u64 {
-        match self {
-            Self::Lmdb | Self::Redb => 4096,
-            Self::Rocksdb | Self::Strata => 0,
-        }
-    }
-
-    /// Whether `get_many` waits for one read of the device after another. strata keeps many reads in flight, and LMDB
-    /// announces the pages of a batch to the kernel.
-    pub fn get_many_waits_in_turn(self) -> bool {
-        match self {
-            Self::Rocksdb | Self::Redb => true,
-            Self::Lmdb | Self::Strata => false,
-        }
-    }
-}
-
-impl fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// A set of RocksDB settings. Files written with one profile can be opened with any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
@@ -83,16 +28,6 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Returns the filter's bits per key if none are asked for: none for RocksDB's defaults, one false positive in 6000
-    /// for a store in memory, one in a hundred under a memory cap.
-    pub(crate) fn bloom_bits(self) -> u32 {
-        match self {
-            Self::Vanilla => 0,
-            Self::Memory => 20,
-            Self::Tuned => 10,
-        }
-    }
-
     /// Returns the name used on the command line and in files.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -240,9 +175,10 @@ impl EngineOptions {
     }
 
     fn validate_settings(&self) -> Result<()> {
-        let known = store::setting_names(self.engine);
-        let Some((name, _)) = self.settings().find(|(name, _)| !known.contains(name)) else {
-            return store::check_settings(self);
+        let known = (self.engine.descriptor().settings)();
+        let settings = self.settings();
+        let Some((name, _)) = settings.set.iter().find(|(name, _)| !known.contains(&name.as_str())) else {
+            return (self.engine.descriptor().check)(&settings);
         };
         let taken = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         let message = format!(
@@ -252,9 +188,25 @@ impl EngineOptions {
         Err(Error::new(ErrorKind::FixInput, message))
     }
 
-    /// Returns the settings as names and values, in the order given.
-    pub(crate) fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.set.iter().map(|setting| setting.split_once('=').unwrap_or((setting, "")))
+    /// Whether the engine has the option with this name.
+    pub fn takes(&self, option: &str) -> bool {
+        self.engine.descriptor().options.contains(&option)
+    }
+
+    /// Refuses an option that only another engine has. A build without the named engine refuses that engine itself.
+    fn validate_options(&self) -> Result<()> {
+        let profile = format!("profile={}", self.profile.as_str());
+        let given = [
+            ("bloom", self.bloom.is_some(), "option bloom"),
+            ("profile", self.profile != Profile::default(), profile.as_str()),
+            ("lmdb_map_size", self.lmdb_map_size.is_some(), "option lmdb_map_size"),
+        ];
+        let foreign = given.into_iter().find(|(name, is_given, _)| *is_given && !self.takes(name));
+        let Some((name, _, said)) = foreign.filter(|_| compiled().contains(&self.engine)) else { return Ok(()) };
+        let owner = compiled().iter().find(|engine| engine.descriptor().options.contains(&name));
+        let owner = owner.map_or("an engine that is not in this build".to_owned(), |owner| format!("engine={owner}"));
+        let message = format!("{said} is for {owner}, not engine={}: leave it out", self.engine);
+        Err(Error::new(ErrorKind::FixInput, message))
     }
 
     /// Returns the label for metrics and table rows: `rocksdb`, `rocksdb_bloom`, `rocksdb_memory`, `rocksdb_tuned`,
@@ -262,15 +214,8 @@ impl EngineOptions {
     ///
     /// For an existing store the open engine's own label counts, because its filter may come from the directory.
     pub fn label(&self) -> &'static str {
-        match (self.engine, self.profile, self.bloom.unwrap_or(0)) {
-            (EngineKind::Rocksdb, Profile::Memory, _) => "rocksdb_memory",
-            (EngineKind::Rocksdb, Profile::Tuned, _) => "rocksdb_tuned",
-            (EngineKind::Rocksdb, Profile::Vanilla, 0) => "rocksdb",
-            (EngineKind::Rocksdb, Profile::Vanilla, _) => "rocksdb_bloom",
-            (EngineKind::Lmdb, ..) => "lmdb",
-            (EngineKind::Redb, ..) => "redb",
-            (EngineKind::Strata, ..) => "strata",
-        }
+        let label = (self.engine.descriptor().label)(self.profile.as_str(), self.bloom.unwrap_or(0));
+        label.unwrap_or(self.engine.as_str())
     }
 
     /// Refuses options that the engine does not have, and values that no engine accepts.
@@ -279,17 +224,7 @@ impl EngineOptions {
     /// [`ErrorKind::FixInput`] naming the option or the setting.
     pub fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
-        let engine = self.engine;
-        if engine != EngineKind::Rocksdb && self.bloom.is_some() {
-            return refuse(format!("option bloom is for engine=rocksdb, not engine={engine}: leave it out"));
-        }
-        if engine != EngineKind::Rocksdb && self.profile != Profile::Vanilla {
-            let profile = self.profile.as_str();
-            return refuse(format!("profile={profile} is for engine=rocksdb, not engine={engine}: leave it out"));
-        }
-        if engine != EngineKind::Lmdb && self.lmdb_map_size.is_some() {
-            return refuse(format!("option lmdb_map_size is for engine=lmdb, not engine={engine}: leave it out"));
-        }
+        self.validate_options()?;
         self.validate_settings()?;
         if let Some(bits) = self.bloom.filter(|bits| *bits > BLOOM_BITS_MAX) {
             return refuse(format!("bloom={bits} is more than {BLOOM_BITS_MAX} bits per key: 10 to 20 are useful"));
@@ -349,7 +284,7 @@ mod tests {
             #[cfg(feature = "redb")]
             EngineOptions { set: vec!["quick_repair_every=-1".to_owned()], ..EngineOptions::new(EngineKind::Redb) },
         ];
-        for options in wrong {
+        for options in wrong.into_iter().filter(|options| compiled().contains(&options.engine)) {
             assert_eq!(options.validate().unwrap_err().kind(), ErrorKind::FixInput, "{options:?}");
         }
     }

@@ -11,7 +11,7 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 
 use crate::lock;
 use crate::marker;
-use crate::options::{EngineKind, EngineOptions};
+use crate::options::EngineOptions;
 use crate::process;
 use crate::standing;
 use crate::store::{self, DATA, OpenMode};
@@ -92,27 +92,5 @@ impl Engine for ReadOnly {
 }
 
 pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
-    match options.engine {
-        #[cfg(feature = "rocksdb")]
-        EngineKind::Rocksdb => {
-            Ok(Box::new(engine_rocksdb::RocksdbEngine::open_read_only(data, &store::rocksdb_options(options))?))
-        }
-        #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => {
-            Ok(Box::new(engine_lmdb::LmdbEngine::open_read_only(data, &store::lmdb_options(options)?)?))
-        }
-        #[cfg(feature = "redb")]
-        EngineKind::Redb => {
-            Ok(Box::new(engine_redb::RedbEngine::open_read_only(data, &store::redb_options(options)?)?))
-        }
-        #[cfg(feature = "strata")]
-        EngineKind::Strata => {
-            Ok(Box::new(engine_strata::StrataEngine::open_read_only(data, &store::strata_options(options))?))
-        }
-        #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
-        engine => Err(Error::new(
-            ErrorKind::Internal,
-            format!("engine={engine} is compiled in but cannot be opened: dir={}", data.display()),
-        )),
-    }
+    (options.engine.descriptor().open_read_only)(data, &options.settings())
 }

@@ -5,28 +5,17 @@
 use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Error, ErrorKind, Result};
+use engine_api::{Error, ErrorKind, Repaired, Result};
 
+use crate::list::EngineKind;
 use crate::lock::DirLock;
 use crate::marker::{self, Identity};
 use crate::memory::MEMORY_MIN;
-use crate::options::{EngineKind, EngineOptions};
+use crate::options::EngineOptions;
 use crate::process;
 use crate::read_only;
 use crate::standing;
 use crate::store::{DATA, no_store};
-
-/// Report of a repair: the damage, the losses, and the resulting state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// Damage that was found and the action taken, one line each. Empty if everything was in order and nothing was
-    /// changed.
-    pub findings: Vec<String>,
-    /// Data that are lost or may be lost, one line each.
-    pub lost: Vec<String>,
-    /// Checkpoint of the store after the repair, not counting the losses.
-    pub checkpoint: Checkpoint,
-}
 
 /// Makes the store in `dir` sound again, as far as its engine can. Only strata can.
 ///
@@ -43,7 +32,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     let _lock = DirLock::take(dir)?;
     process::raise_open_files();
     let data = dir.join(DATA);
-    let mut repaired = by_engine(known.engine, &data)?;
+    let repair = known.engine.descriptor().repair.ok_or_else(|| no_repair(known.engine, &data))?;
+    let mut repaired = (repair.run)(&data)?;
     // The log may hold more than the files that a repair relies on.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
@@ -61,7 +51,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
             repaired.findings.push(format!("the newest changes are cut off or damaged: {ends}"));
         }
         let changes = format!("the changes from seq={} to seq={seq}", found + 1);
-        remember(known.engine, &data, &changes)?;
+        (repair.remember_lost)(&data, &changes)?;
         repaired.lost.push(changes);
     }
     if missing.is_some() {
@@ -77,37 +67,17 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
 /// # Errors
 /// Any error of [`inspect`](crate::inspect), or of reading the list of losses.
 pub fn lost(dir: &Path) -> Result<u64> {
-    match marker::read(dir)?.map(|known| known.engine) {
-        #[cfg(feature = "strata")]
-        Some(EngineKind::Strata) => Ok(engine_strata::StrataEngine::lost(&dir.join(DATA))?.len() as u64),
-        _ => Ok(0),
-    }
+    let repair = marker::read(dir)?.and_then(|known| known.engine.descriptor().repair);
+    repair.map_or(Ok(0), |repair| Ok((repair.lost)(&dir.join(DATA))?.len() as u64))
 }
 
-/// Records a loss in the store while the store is still refused because of its marker.
-#[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "only strata is repaired"))]
-fn remember(engine: EngineKind, data: &Path, lost: &str) -> Result<()> {
-    match engine {
-        #[cfg(feature = "strata")]
-        EngineKind::Strata => engine_strata::StrataEngine::remember_lost(data, lost),
-        _ => Ok(()),
-    }
-}
-
-fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {
-    match engine {
-        #[cfg(feature = "strata")]
-        EngineKind::Strata => {
-            let engine_strata::Repaired { findings, lost, checkpoint } = engine_strata::StrataEngine::repair(data)?;
-            Ok(Repaired { findings, lost, checkpoint })
-        }
-        engine => Err(Error::new(
-            ErrorKind::FixInput,
-            format!(
-                "engine={engine} cannot be repaired by this build, which repairs only strata: dir={}: restore a copy, or \
-                 load the store again",
-                data.display()
-            ),
-        )),
-    }
+fn no_repair(engine: EngineKind, data: &Path) -> Error {
+    Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "engine={engine} cannot be repaired by this build, which repairs only strata: dir={}: restore a copy, or \
+             load the store again",
+            data.display()
+        ),
+    )
 }

@@ -11,8 +11,9 @@ use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
 
+use crate::list::{EngineKind, compiled};
 use crate::marker::{Identity, MARKER};
-use crate::options::{EngineKind, EngineOptions};
+use crate::options::EngineOptions;
 use crate::process;
 use crate::read_only;
 use crate::store::DATA;
@@ -20,36 +21,18 @@ use crate::store::DATA;
 const WAYS_OUT: &str =
     "mount or put back what belongs there, restore a snapshot, or remove the directory and load again";
 
-/// Returns the file within [`DATA`] without which the engine has no store.
-fn main_file(engine: EngineKind) -> &'static str {
-    match engine {
-        EngineKind::Rocksdb => "CURRENT",
-        EngineKind::Lmdb => "data.mdb",
-        EngineKind::Redb => "pairs.redb",
-        EngineKind::Strata => "MANIFEST",
-    }
-}
-
-/// Returns the name ending of the files with an engine's newest batches; `None` if the engine has no separate files for
-/// them.
-fn log_ending(engine: EngineKind) -> Option<&'static str> {
-    match engine {
-        EngineKind::Rocksdb => Some(".log"),
-        EngineKind::Strata => Some(".wal"),
-        EngineKind::Lmdb | EngineKind::Redb => None,
-    }
-}
-
-/// Whether `dir` holds the files of a store of `engine`. For strata one remaining file is enough, because strata itself
-/// reports which ones are missing.
+/// Whether `dir` holds the files of a store of `engine`. One remaining part is enough, if the engine itself reports
+/// which ones are missing.
 ///
 /// # Errors
 /// I/O errors of listing or looking at the files.
 pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
-    let path = dir.join(DATA).join(main_file(engine));
-    if engine == EngineKind::Strata && names(dir)?.iter().any(|name| name.ends_with(".seg") || name.ends_with(".wal")) {
+    let engine = engine.descriptor();
+    let is_part = |name: &String| engine.part_endings.iter().any(|ending| name.ends_with(ending));
+    if !engine.part_endings.is_empty() && names(dir)?.iter().any(is_part) {
         return Ok(true);
     }
+    let path = dir.join(DATA).join(engine.main_file);
     match fs::metadata(&path) {
         Ok(found) => Ok(found.len() > 0),
         Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => Ok(false),
@@ -96,14 +79,14 @@ pub(crate) fn check_kinds(dir: &Path) -> Result<()> {
 /// `FixInput` naming the missing or foreign file; I/O errors of looking at the files.
 pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
     let (held, shown) = (known.engine, dir.display());
-    for other in EngineKind::ALL.into_iter().filter(|other| *other != held) {
+    for other in compiled().iter().copied().filter(|other| *other != held) {
         if has_files(dir, other)? {
             return Err(Error::new(
                 ErrorKind::FixInput,
                 format!(
                     "the marker names engine={held}, and the files are those of engine={other}: dir={shown} \
                      marker={MARKER} file={DATA}/{}: put the marker back, or restore a snapshot",
-                    main_file(other)
+                    other.descriptor().main_file
                 ),
             ));
         }
@@ -115,7 +98,7 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
         ErrorKind::FixInput,
         format!(
             "the store's files are gone: dir={shown} engine={held} missing_or_empty={DATA}/{}: {WAYS_OUT}",
-            main_file(held)
+            held.descriptor().main_file
         ),
     ))
 }
@@ -126,7 +109,7 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
 /// # Errors
 /// Any error of [`check_seq`], or of opening the engine.
 pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Identity) -> Result<()> {
-    let Some(ending) = log_ending(known.engine).filter(|_| known.seq.is_some_and(|seq| seq > 0)) else {
+    let Some(ending) = known.engine.descriptor().log_ending.filter(|_| known.seq.is_some_and(|seq| seq > 0)) else {
         return Ok(());
     };
     if names(dir)?.iter().any(|name| name.ends_with(ending)) {
@@ -143,7 +126,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
 /// # Errors
 /// I/O errors of listing the files.
 pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
-    let Some(ending) = log_ending(engine) else { return Ok(false) };
+    let Some(ending) = engine.descriptor().log_ending else { return Ok(false) };
     let aside = format!("{ending}.set-aside");
     Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.contains(&aside)))
 }
@@ -155,7 +138,7 @@ pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
 /// # Errors
 /// `DataDamaged` naming both seqs.
 pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
-    let can_be_repaired = || known.engine.has_repair() && has_log(dir, known.engine).unwrap_or(false);
+    let can_be_repaired = || known.engine.descriptor().repair.is_some() && has_log(dir, known.engine).unwrap_or(false);
     match known.seq {
         Some(seq) if found < seq => Err(Error::new(
             ErrorKind::DataDamaged,

@@ -12,9 +12,10 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 use crate::checked;
 use crate::copy;
 use crate::hold::{Held, hold};
+use crate::list::{EngineKind, compiled};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
-use crate::options::{EngineArgs, EngineKind, EngineOptions};
+use crate::options::{EngineArgs, EngineOptions};
 use crate::process;
 use crate::standing;
 use crate::terms::{Load, LoadState, Terms};
@@ -39,20 +40,6 @@ pub enum OpenMode {
     Existing,
     /// Opens the store if it exists, and creates it otherwise.
     CreateOrOpen,
-}
-
-/// Returns the engines in this build.
-pub fn compiled() -> &'static [EngineKind] {
-    &[
-        #[cfg(feature = "rocksdb")]
-        EngineKind::Rocksdb,
-        #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb,
-        #[cfg(feature = "redb")]
-        EngineKind::Redb,
-        #[cfg(feature = "strata")]
-        EngineKind::Strata,
-    ]
 }
 
 /// Reads the description of the store in `dir`, without opening or locking it; `None` if there is no store.
@@ -162,7 +149,9 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     }
     process::raise_open_files();
     let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
-    let engine = open_engine(&dir.join(DATA), &options, &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
+    let open = options.engine.descriptor().open;
+    let engine =
+        open(&dir.join(DATA), &options.settings(), &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
     accept(&engine.checkpoint()?)?;
     checked::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
@@ -258,11 +247,11 @@ impl Engine for Store {
 /// Adds the options that the store remembers or the profile implies.
 pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
     let mut options = options.clone();
-    if options.engine == EngineKind::Rocksdb && options.bloom.is_none() {
+    if options.takes("bloom") && options.bloom.is_none() {
         options.bloom = match known {
             // The filter may also be none, if that was chosen for this profile.
             Some(known) if known.bloom > 0 || known.profile == options.profile => Some(known.bloom),
-            _ => Some(options.profile.bloom_bits()),
+            _ => Some(options.share().bloom_bits),
         };
     }
     options
@@ -309,7 +298,10 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
 /// Adds the possible remedies to the error of an engine that cannot open its damaged files.
 pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
     let said = error.to_string();
-    if error.kind() != ErrorKind::DataDamaged || !engine.has_repair() || said.contains("bootstrap repair") {
+    if error.kind() != ErrorKind::DataDamaged
+        || engine.descriptor().repair.is_none()
+        || said.contains("bootstrap repair")
+    {
         return error;
     }
     let way_out = format!(
@@ -400,113 +392,7 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     ))
 }
 
-/// Returns the names that `set` accepts for an engine; empty if the engine has no settings of its own, or is not in
-/// this build.
-pub(crate) fn setting_names(engine: EngineKind) -> Vec<&'static str> {
-    match engine {
-        #[cfg(feature = "rocksdb")]
-        EngineKind::Rocksdb => engine_rocksdb::settings().collect(),
-        #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => engine_lmdb::LmdbOptions::SETTINGS.to_vec(),
-        #[cfg(feature = "redb")]
-        EngineKind::Redb => engine_redb::RedbOptions::SETTINGS.to_vec(),
-        _ => Vec::new(),
-    }
-}
-
-/// Refuses values of settings that the engine does not accept. RocksDB checks its own when it opens.
-///
-/// # Errors
-/// `FixInput` naming the setting.
-pub(crate) fn check_settings(options: &EngineOptions) -> Result<()> {
-    match options.engine {
-        #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => lmdb_options(options).map(drop),
-        #[cfg(feature = "redb")]
-        EngineKind::Redb => redb_options(options).map(drop),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(feature = "rocksdb")]
-pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::RocksdbOptions {
-    use crate::options::Profile;
-
-    let division = options.division();
-    let profile = match options.profile {
-        Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
-        Profile::Memory => engine_rocksdb::Profile::Memory,
-        Profile::Tuned => engine_rocksdb::Profile::Tuned,
-    };
-    engine_rocksdb::RocksdbOptions {
-        profile,
-        bloom_bits: options.bloom.filter(|bits| *bits > 0),
-        cache_bytes: division.cache_bytes,
-        memory_limit_bytes: division.limit.bytes,
-        set: options.settings().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        ..Default::default()
-    }
-}
-
-/// Quarters of the memory that LMDB's file may take and still be read ahead. The last one is for the process and for
-/// the growth of the file. With readahead, a file larger than the memory is read more than a hundred times slower.
-#[cfg(feature = "lmdb")]
-const LMDB_READAHEAD_QUARTERS: u64 = 3;
-
-#[cfg(feature = "lmdb")]
-pub(crate) fn lmdb_options(options: &EngineOptions) -> Result<engine_lmdb::LmdbOptions> {
-    let readahead_bytes_max = options.division().limit.bytes / 4 * LMDB_READAHEAD_QUARTERS;
-    let mut lmdb = engine_lmdb::LmdbOptions { readahead_bytes_max, ..Default::default() };
-    options.settings().try_for_each(|(name, value)| lmdb.set(name, value))?;
-    if let Some(size) = options.lmdb_map_size {
-        lmdb.map_bytes = size.as_u64();
-        lmdb.map_bytes_max = size.as_u64();
-    }
-    Ok(lmdb)
-}
-
-#[cfg(feature = "redb")]
-pub(crate) fn redb_options(options: &EngineOptions) -> Result<engine_redb::RedbOptions> {
-    let mut redb = engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() };
-    options.settings().try_for_each(|(name, value)| redb.set(name, value))?;
-    Ok(redb)
-}
-
-#[cfg(feature = "strata")]
-pub(crate) fn strata_options(options: &EngineOptions) -> engine_strata::StrataOptions {
-    engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() }
-}
-
-/// Opens the engine. Strata calls `accept` before it creates or removes anything; the caller checks the other engines
-/// once they are open.
-#[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "the others are asked once they are open"))]
-fn open_engine(
-    data: &Path,
-    options: &EngineOptions,
-    accept: &dyn Fn(&Checkpoint) -> Result<()>,
-) -> Result<Box<dyn Engine>> {
-    match options.engine {
-        #[cfg(feature = "rocksdb")]
-        EngineKind::Rocksdb => Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &rocksdb_options(options))?)),
-        #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb_options(options)?)?)),
-        #[cfg(feature = "redb")]
-        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open(data, &redb_options(options)?)?)),
-        #[cfg(feature = "strata")]
-        EngineKind::Strata => {
-            Ok(Box::new(engine_strata::StrataEngine::open_accepted(data, &strata_options(options), accept)?))
-        }
-        #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
-        engine => refuse_unless_compiled(engine).and_then(|()| {
-            Err(Error::new(
-                ErrorKind::Internal,
-                format!("engine={engine} is compiled in but cannot be opened: dir={}", data.display()),
-            ))
-        }),
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "rocksdb"))]
 mod tests {
     use super::*;
     use crate::options::Profile;

@@ -105,10 +105,12 @@
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 
 mod bulk;
+mod descriptor;
 mod engine;
 mod error;
 mod frame;
 mod manifest;
+mod notes;
 mod reader;
 mod replay;
 mod scrub;
@@ -116,6 +118,7 @@ mod set;
 mod settings;
 mod write;
 
+pub use descriptor::DESCRIPTOR;
 pub use engine::RocksdbEngine;
 pub use set::settings;
 
@@ -135,6 +138,17 @@ pub enum Profile {
     Memory,
     /// Settings for uniform keys under a memory cap.
     Tuned,
+}
+
+impl Profile {
+    /// Returns the profile with this name; RocksDB's defaults for any other name.
+    fn of(name: &str) -> Self {
+        match name {
+            "memory" => Self::Memory,
+            "tuned" => Self::Tuned,
+            _ => Self::Vanilla,
+        }
+    }
 }
 
 /// Options for opening a RocksDB store.

@@ -28,13 +28,13 @@ const BACKGROUND_JOBS_MAX: usize = 4;
 const MIB: usize = 1 << 20;
 /// Number of keys in a data block's hash index divided by its slots: RocksDB's own value for lookups of single keys.
 const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
-/// Bytes of RocksDB's files per pair, filters and index included, and the bits per pair that the index takes of them.
-/// 50M pairs took 3.8 GB, and their index 0.29 bytes each.
-const FILE_BYTES_A_PAIR: u64 = 76;
-const INDEX_BITS_A_PAIR: u64 = 3;
+/// Bytes of RocksDB's files per pair on a settled store, filters and index included. 50M pairs took 3.8 GB.
+pub(crate) const FILE_BYTES_A_PAIR: u64 = 76;
+/// Bytes of RocksDB's index per pair, times 100.
+pub(crate) const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
 /// Eighths of the cache that pinned filters and index may take. With all of 50M pairs pinned in a cache of 80 MB, which
 /// they fill, gets under a cap of 128 MB were faster than with any that left more of it to data blocks.
-const PINNED_EIGHTHS: u64 = 7;
+pub(crate) const PINNED_EIGHTHS: u64 = 7;
 /// From this many open files on RocksDB may keep all files open: with files of 64 MiB they hold 4 TB.
 const OPEN_FILES_ENOUGH: u64 = 1 << 16;
 
@@ -78,6 +78,13 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     set::apply(out, &options.set)
 }
 
+/// Returns the bytes of filters and index of a tuned store with these pairs.
+pub(crate) fn pinned_bytes(pairs: u64, bloom_bits: u32) -> u64 {
+    // A Ribbon filter takes three quarters of a Bloom filter's bits.
+    let centibytes_a_pair = u64::from(bloom_bits) * 75 / 8 + INDEX_CENTIBYTES_A_PAIR;
+    pairs.saturating_mul(centibytes_a_pair) / 100
+}
+
 fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
     if let Some(bits) = options.bloom_bits {
         table.set_bloom_filter(f64::from(bits), false);
@@ -90,9 +97,7 @@ fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
 /// it: the default cache is five eighths of the limit, and direct reads leave the rest unused, so that a store which
 /// fits at its opening may grow by half before it reaches the limit.
 fn is_pinned(store_bytes: u64, options: &RocksdbOptions) -> bool {
-    // A Ribbon filter takes three quarters of a Bloom filter's bits.
-    let bits_a_pair = u64::from(options.bloom_bits.unwrap_or(0)) * 3 / 4 + INDEX_BITS_A_PAIR;
-    let pinned_bytes = store_bytes / FILE_BYTES_A_PAIR * bits_a_pair / 8;
+    let pinned_bytes = pinned_bytes(store_bytes / FILE_BYTES_A_PAIR, options.bloom_bits.unwrap_or(0));
     pinned_bytes > 0 && pinned_bytes <= options.cache_bytes / 8 * PINNED_EIGHTHS
 }
 

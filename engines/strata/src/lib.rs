@@ -68,6 +68,7 @@
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
 mod budget;
+mod descriptor;
 mod engine;
 mod file;
 mod format;
@@ -82,10 +83,10 @@ pub mod storage;
 mod sync;
 mod write;
 
+pub use descriptor::DESCRIPTOR;
 pub use engine::StrataEngine;
 #[doc(hidden)]
 pub use sizes::Sizes;
-pub use write::repair::Repaired;
 
 /// Settings of a strata store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Owns: their names, options and promises. Must not: open anything.
 
 use bytesize::ByteSize;
-use engine_api::Durability;
+use engine_api::{Buffered, Durability};
 use engines::{EngineKind, EngineOptions, Profile};
 
 use crate::rng::Rng;
@@ -47,12 +47,9 @@ impl Column {
     /// Returns the column's name, which is the engine's label.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Rocksdb => "rocksdb",
             Self::RocksdbBloom => "rocksdb_bloom",
             Self::RocksdbTuned => "rocksdb_tuned",
-            Self::Lmdb => "lmdb",
-            Self::Redb => "redb",
-            Self::Strata => "strata",
+            Self::Rocksdb | Self::Lmdb | Self::Redb | Self::Strata => self.kind().as_str(),
         }
     }
 
@@ -91,11 +88,10 @@ impl Column {
     /// Returns the newest batch that must survive a power loss, once batch `seq` was acknowledged. `before` is the
     /// result for the batches before it. This is the table of RELIABILITY.md.
     pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {
-        match (durability, self) {
-            (Durability::Synced, _) | (Durability::Buffered, Self::Redb) => seq,
-            // Only the newest batch may be missing.
-            (Durability::Buffered, Self::Lmdb) => before.max(seq - 1),
-            (Durability::Buffered, _) => before,
+        match (durability, self.kind().descriptor().buffered) {
+            (Durability::Synced, _) | (Durability::Buffered, Buffered::All) => seq,
+            (Durability::Buffered, Buffered::AllButNewest) => before.max(seq - 1),
+            (Durability::Buffered, Buffered::AllButNewestOnes) => before,
         }
     }
 }

@@ -69,7 +69,7 @@ impl Limits {
     /// Returns the limits for a process that may use `limit_bytes` of memory. `due` is the operator's setting for
     /// [`Limits::due`], if any.
     pub fn within(limit_bytes: u64, engine: EngineKind, due: Option<usize>) -> Self {
-        let bytes = CHANGE_BYTES + engine.transaction_page_bytes();
+        let bytes = CHANGE_BYTES + engine.descriptor().page_bytes;
         let fit = |share: u64| usize::try_from(limit_bytes / share / bytes).unwrap_or(usize::MAX);
         let most = fit(SLOT_SHARE).clamp(SLOT_CHANGES_MIN, FRAME_CHANGES_MAX);
         let due = due.unwrap_or_else(|| fit(DUE_SHARE).clamp(CHANGES_DUE_MIN, CHANGES_DUE));

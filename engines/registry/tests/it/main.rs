@@ -8,6 +8,7 @@ mod conformance;
 mod directory;
 mod measured;
 mod read_only;
+mod readme;
 mod standing;
 
 /// Returns the marker's text as an operator edits it: without the checksum in its first line.

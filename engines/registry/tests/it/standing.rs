@@ -91,11 +91,10 @@ fn a_store_whose_files_are_gone_is_refused_and_nothing_is_made() {
 #[test]
 fn the_one_file_of_a_b_tree_is_missed_where_others_are_left() {
     for &kind in engines::compiled() {
-        let main = match kind {
-            EngineKind::Lmdb => "data.mdb",
-            EngineKind::Redb => "pairs.redb",
-            EngineKind::Rocksdb | EngineKind::Strata => continue,
-        };
+        let main = kind.descriptor().main_file;
+        if kind.descriptor().log_ending.is_some() {
+            continue;
+        }
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("store");
         closed(&dir, kind);
@@ -109,11 +108,7 @@ fn the_one_file_of_a_b_tree_is_missed_where_others_are_left() {
 #[test]
 fn a_store_without_its_newest_batches_is_refused_and_nothing_is_made() {
     for &kind in engines::compiled() {
-        let ending = match kind {
-            EngineKind::Rocksdb => ".log",
-            EngineKind::Strata => ".wal",
-            EngineKind::Lmdb | EngineKind::Redb => continue,
-        };
+        let Some(ending) = kind.descriptor().log_ending else { continue };
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("store");
         loaded_and_killed(&dir, kind);

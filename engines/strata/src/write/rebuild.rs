@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Error, ErrorKind, Repaired, Result};
 
 use crate::file::ReadFile;
 use crate::format::footer::{Origin, SegmentInfo};
@@ -20,7 +20,6 @@ use crate::read::sections::read_footer;
 use crate::read::segment::name;
 use crate::storage::Storage;
 use crate::write::directory::{Own, own_files};
-use crate::write::repair::Repaired;
 
 /// A manifest rebuilt from footers.
 pub(crate) struct Rebuilt {

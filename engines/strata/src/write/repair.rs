@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Repaired, Result, Value};
 
 use crate::engine::StrataEngine;
 use crate::file::{shown, sync_dir};
@@ -40,17 +40,6 @@ type Op = (Key, Option<Value>);
 
 /// Suffix of the name of a file that is not used any more.
 const SET_ASIDE: &str = ".set-aside";
-
-/// Report of a repair: defects, losses, and the checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// Each defect and its remedy, a line each. If empty, the store was in order and nothing was changed.
-    pub findings: Vec<String>,
-    /// Each loss that is certain or possible, a line each.
-    pub lost: Vec<String>,
-    /// Checkpoint that the store now stands for, apart from the losses.
-    pub checkpoint: Checkpoint,
-}
 
 impl StrataEngine {
     /// Repairs the store in `dir` as far as possible. Nobody may have it open.

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key};
+use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Repaired};
 use engine_strata::storage::{DirStorage, Storage};
-use engine_strata::{Repaired, Sizes, StrataEngine};
+use engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, stat, written};

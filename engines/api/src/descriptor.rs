@@ -1,0 +1,180 @@
+//! The facts about an engine that programs need without knowing the engine, and the ways to open it.
+//!
+//! Owns: the form of these facts. Each engine's crate fills in one [`Descriptor`]. Must not: name a concrete engine.
+//! Threads: none.
+
+use std::path::Path;
+
+use crate::{Checkpoint, Engine, Error, ErrorKind, Result};
+
+/// Options of an engine at one opening, with all defaults filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes for the engine's cache.
+    pub cache_bytes: u64,
+    /// Bytes of memory that the process may use.
+    pub limit_bytes: u64,
+    /// Bits per key of a filter; 0 is none.
+    pub bloom_bits: u32,
+    /// Name of a set of the engine's settings.
+    pub profile: &'static str,
+    /// Fixed size of a map in bytes; `None` is the engine's own choice.
+    pub map_bytes: Option<u64>,
+    /// The engine's own settings, as names and values.
+    pub set: Vec<(String, String)>,
+}
+
+/// A sentence for the log, about something that an operator should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The sentence, with its figures.
+    pub text: String,
+    /// Whether something has to be changed. Otherwise the note is for information only.
+    pub is_warning: bool,
+}
+
+/// Report of a repair: the damage, the losses, and the resulting state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Damage that was found and the action taken, one line each. Empty if everything was in order and nothing was
+    /// changed.
+    pub findings: Vec<String>,
+    /// Data that are lost or may be lost, one line each.
+    pub lost: Vec<String>,
+    /// Checkpoint of the store after the repair, not counting the losses.
+    pub checkpoint: Checkpoint,
+}
+
+/// Functions of an engine that can repair a store. Each takes the directory of the engine's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Repair {
+    /// Makes the store sound again, as far as its files allow.
+    pub run: fn(&Path) -> Result<Repaired>,
+    /// Returns the recorded losses, a line each.
+    pub lost: fn(&Path) -> Result<Vec<String>>,
+    /// Adds a line to the recorded losses.
+    pub remember_lost: fn(&Path, &str) -> Result<()>,
+}
+
+/// Commits with [`Durability::Buffered`](crate::Durability::Buffered) that a power loss spares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffered {
+    /// Every acknowledged commit is spared.
+    All,
+    /// All but the newest one, which may be missing, whole.
+    AllButNewest,
+    /// All but the newest ones, which may be missing, whole.
+    AllButNewestOnes,
+}
+
+/// Shares of memory that depend on a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Eighths of the memory limit for the engine's cache, unless a size is set. The rest is for the engine's other
+    /// memory, dirty pages, connections, and the page cache, which is charged too. 0: the engine has no cache.
+    pub cache_eighths: u64,
+    /// Bytes that batches in key order do not take and others do, in addition to the cache.
+    pub memtables_bytes: u64,
+    /// Bits per key of the filter, unless a number is set.
+    pub bloom_bits: u32,
+}
+
+/// Bytes of a store on disk per pair, at its peak during a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairBytes {
+    /// After a load in random order.
+    pub shuffled: u64,
+    /// After a load in key order.
+    pub sorted: u64,
+}
+
+/// Function that opens a store in a directory. It may ask whether a checkpoint is accepted before it changes any file;
+/// the caller asks again once the store is open.
+pub type Open = fn(&Path, &Settings, &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Box<dyn Engine>>;
+
+/// Facts about an engine, and the functions that open its stores.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// A line about the engine for the help.
+    pub line: &'static str,
+    /// Options of the command line that the engine takes, apart from those that every engine takes.
+    pub options: &'static [&'static str],
+    /// Returns the names of the engine's own settings.
+    pub settings: fn() -> Vec<&'static str>,
+    /// Refuses values of settings that can be judged before the store is opened.
+    pub check: fn(&Settings) -> Result<()>,
+    /// Returns the label for metrics and table rows, from the profile and the filter's bits per key. `None` is the
+    /// engine's name.
+    pub label: fn(&str, u32) -> Option<&'static str>,
+    /// Returns the shares of memory for a profile.
+    pub share: fn(&str) -> Share,
+    /// Bytes of pages that a transaction holds in memory for each key it changes, if the keys are far apart: one leaf in
+    /// a B+tree, none in an engine that collects changes in a log.
+    pub page_bytes: u64,
+    /// Whether `get_many` waits for one read of the device after another, so that several threads read faster.
+    pub get_many_waits_in_turn: bool,
+    /// Bytes that a store takes on disk per pair.
+    pub pair_bytes: PairBytes,
+    /// Whether a load is in key order, unless an order is set.
+    pub loads_sorted: bool,
+    /// Name of the file without which there is no store.
+    pub main_file: &'static str,
+    /// Endings of other files of which one is enough for a store, because the engine itself reports which are missing.
+    pub part_endings: &'static [&'static str],
+    /// Ending of the files with the newest batches; `None` if there are no separate files for them.
+    pub log_ending: Option<&'static str>,
+    /// Whether each read is compared with a checksum.
+    pub checks_reads: bool,
+    /// Whether a scrub compares the stored data with checksums.
+    pub has_checksums: bool,
+    /// Buffered commits that a power loss spares.
+    pub buffered: Buffered,
+    /// Functions that repair a store; `None` if the engine cannot.
+    pub repair: Option<Repair>,
+    /// Returns notes for an operator about the store in a directory, which may be missing.
+    pub notes: fn(&Path, &Settings) -> Vec<Note>,
+    /// Makes the process name the store before a memory fault in it ends the process, with this exit code, or by the
+    /// signal if there is none.
+    pub explain_faults: Option<fn(Option<u8>)>,
+    /// Returns the bytes that a store leaves free on its disk.
+    pub reserve_bytes: fn(&Settings) -> u64,
+    /// Opens a store, and creates it if it is missing.
+    pub open: Open,
+    /// Opens a store for reading alone.
+    pub open_read_only: fn(&Path, &Settings) -> Result<Box<dyn Engine>>,
+}
+
+impl Descriptor {
+    /// An engine without options, cache, checksums, repair and notes, which cannot be opened: the others differ from it,
+    /// and it stands for an engine that is not in a build.
+    pub const NONE: Self = Self {
+        line: "Not in this build",
+        options: &[],
+        settings: Vec::new,
+        check: |_| Ok(()),
+        label: |_, _| None,
+        share: |_| Share { cache_eighths: 0, memtables_bytes: 0, bloom_bits: 0 },
+        page_bytes: 0,
+        get_many_waits_in_turn: false,
+        pair_bytes: PairBytes { shuffled: 0, sorted: 0 },
+        loads_sorted: true,
+        main_file: "",
+        part_endings: &[],
+        log_ending: None,
+        checks_reads: false,
+        has_checksums: false,
+        buffered: Buffered::AllButNewestOnes,
+        repair: None,
+        notes: |_, _| Vec::new(),
+        explain_faults: None,
+        reserve_bytes: |_| 0,
+        open: |dir, _, _| Err(not_in_this_build(dir)),
+        open_read_only: |dir, _| Err(not_in_this_build(dir)),
+    };
+}
+
+fn not_in_this_build(dir: &Path) -> Error {
+    let message =
+        format!("the store's engine is not in this build: dir={}: build with its cargo feature", dir.display());
+    Error::new(ErrorKind::FixInput, message)
+}
