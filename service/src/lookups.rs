@@ -36,7 +36,7 @@ pub const LOOKUP_QUEUE: usize = 1024;
 /// until another one asks; `rpc::places` grants it fewer.
 pub const GET_MANY_QUEUE: usize = 32;
 
-/// Number of threads by default. Two answer from memory what the network threads can bring.
+/// Number of threads by default. From memory two answer all requests that the network threads can bring.
 const THREADS: usize = 2;
 
 /// Number of threads by default for a store that is larger than the memory. Nearly every get waits for the device then,
