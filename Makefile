@@ -196,6 +196,9 @@ bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of i
 	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
 
 ARCHIVE_GB ?= 10
+bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
+	@deploy/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover.jsonl"
+
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
 	cargo build --locked --release -p solana --example append_vec --example read
 	@mkdir -p "$(RESULTS)"

@@ -31,6 +31,8 @@ pub struct NewStore<'a> {
     pub extract: Extract,
     /// The operator's name for the chain.
     pub cluster: Option<&'a str>,
+    /// Bytes that the caller may take in `dir` during the load, which the check of the disk adds.
+    pub beside_bytes: u64,
 }
 
 /// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if
@@ -39,7 +41,7 @@ pub struct NewStore<'a> {
 /// # Errors
 /// Errors of reading the archives and of the engine, with the way out; a store that holds another load.
 pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
-    let NewStore { dir, engine, archive, incremental, extract, cluster } = *store;
+    let NewStore { dir, engine, archive, incremental, extract, cluster, beside_bytes } = *store;
     let args = LoadArgs {
         engine: EngineArgs {
             engine: Some(engine.engine),
@@ -74,6 +76,7 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
         report: None,
         hlog: None,
         seen: seen.clone(),
+        beside_bytes,
     };
     match load::run_until(&args, stop)? {
         0 => Ok(true),

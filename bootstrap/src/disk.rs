@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::limits;
 use crate::load::{LoadArgs, Setup};
@@ -36,22 +36,21 @@ impl Places {
 /// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available. Takes for
 /// granted that the spill can be given back, because that is tried only once there is a spill.
 pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
-    let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else { return Ok(()) };
+    let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else {
+        return check_store(args, setup, &Places::of(args, setup), 0);
+    };
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
     let spilled = setup.order == Order::Sorted || args.source.input.is_some();
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
     let now = Places::of(args, setup);
-    // The engine refuses writes that would eat into its disk reserve.
-    let with_reserve = |bytes: u64| bytes.saturating_add(setup.options.disk_reserve_bytes());
     if now.share {
-        let present_bytes = now.store_bytes.saturating_add(now.spill_bytes);
-        let left_bytes = limits::peak_bytes(store_bytes, spill_bytes).saturating_sub(present_bytes);
-        return probe::check_disk(&now.store, with_reserve(left_bytes));
+        let peak_bytes = limits::peak_bytes(store_bytes, spill_bytes);
+        return check_store(args, setup, &now, peak_bytes.saturating_sub(now.spill_bytes));
     }
     // A whole spill grows no more, and neither does one of which a part was given back.
     let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };
     probe::check_disk(&now.work, spill_left)?;
-    probe::check_disk(&now.store, with_reserve(store_bytes.saturating_sub(now.store_bytes)))
+    check_store(args, setup, &now, store_bytes)
 }
 
 /// Checks the disk space again once the source has been read, because only then is the number of pairs in a packed
@@ -59,10 +58,32 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
 pub(crate) fn check_after_reading(args: &LoadArgs, setup: &Setup, ordered: &Ordered) -> Result<()> {
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, ordered.records);
     let now = Places::of(args, setup);
-    let mut left_bytes = store_bytes.saturating_sub(now.store_bytes);
+    let mut bytes = store_bytes;
     if now.share && ordered.gives_back() {
-        left_bytes = left_bytes.saturating_sub(now.spill_bytes).saturating_add(limits::twice_bytes(store_bytes));
+        bytes = bytes.saturating_sub(now.spill_bytes).saturating_add(limits::twice_bytes(store_bytes));
     }
-    probe::check_disk(&now.store, left_bytes.saturating_add(setup.options.disk_reserve_bytes()))
-        .context("the source has been read, and its spill is kept: --resume continues")
+    check_store(args, setup, &now, bytes).context("the source has been read, and its spill is kept: --resume continues")
+}
+
+/// Refuses to let the store's directory grow to `bytes` and the bytes beside the load where the disk has no room for
+/// them, or for the reserve, because the engine refuses writes that would eat into it.
+fn check_store(args: &LoadArgs, setup: &Setup, now: &Places, bytes: u64) -> Result<()> {
+    let beside_bytes = args.beside_bytes;
+    if bytes == 0 && beside_bytes == 0 {
+        return Ok(());
+    }
+    let left_bytes = bytes.saturating_add(beside_bytes).saturating_sub(now.store_bytes);
+    let needed_bytes = left_bytes.saturating_add(setup.options.disk_reserve_bytes());
+    if beside_bytes == 0 {
+        return probe::check_disk(&now.store, needed_bytes);
+    }
+    let free_bytes = probe::space(&now.store)?.free_bytes;
+    ensure!(
+        free_bytes >= needed_bytes,
+        "not enough disk for the load and the spool beside it: dir={} free_bytes={free_bytes} \
+         needed_bytes={needed_bytes} (an estimate) spool_max_bytes={beside_bytes} of them: free space, or lower \
+         spool_max_bytes",
+        now.store.display()
+    );
+    Ok(())
 }

@@ -42,6 +42,7 @@ mod verify;
 mod wrong;
 
 pub use meaning::extraction;
+pub use out::log_with;
 pub use seen::Seen;
 pub use signal::Stop;
 pub use wrong::Wrong;

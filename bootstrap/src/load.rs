@@ -100,6 +100,9 @@ pub(crate) struct LoadArgs {
     /// Progress for a program that runs the load as its own part.
     #[arg(skip)]
     pub(crate) seen: Seen,
+    /// Bytes on the store's disk that such a program may take in the store's directory during the load.
+    #[arg(skip)]
+    pub(crate) beside_bytes: u64,
 }
 
 /// Everything about a load that is decided before its source is read.

@@ -82,6 +82,7 @@ pub(crate) async fn load(
     let spooling = follow(config, Some(base), stream, shown)?;
     let pages = Pages::open(config, &spooling, shown, http)?;
     let stop = Stop::without_handlers();
+    bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
     let (mut asked, mut looks) = (pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -166,6 +167,7 @@ pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig,
 fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiver<Result<bool>>> {
     let (dir, engine, cluster) = (config.dir.clone(), config.engine.clone(), config.cluster.clone());
     let (snapshot, incremental, extract) = (config.snapshot.clone(), config.incremental.clone(), config.extract);
+    let beside_bytes = config.spool_max_bytes.as_u64();
     let load = move || {
         let store = NewStore {
             dir: &dir,
@@ -174,6 +176,7 @@ fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiv
             incremental: incremental.as_deref(),
             extract,
             cluster: cluster.as_deref(),
+            beside_bytes,
         };
         create::load(&store, &seen, &stop)
     };

@@ -12,6 +12,7 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 
 use crate::figure::count;
+use crate::spool::source_of;
 
 /// Maximum length of the kept text of an error, in bytes. A server may send an error of any length.
 const ERROR_BYTES_MAX: usize = 300;
@@ -97,6 +98,12 @@ impl Providers {
     /// Returns the name of the provider with this index.
     pub fn name(&self, index: usize) -> &str {
         self.all.get(index).map_or("", |provider| &provider.name)
+    }
+
+    /// Returns the index of the provider whose slots a spool has under the number `source`. Without such a provider it
+    /// is the number of providers, which nobody has, so that no provider is distrusted for those slots.
+    pub(super) fn of_source(&self, source: u32) -> usize {
+        self.all.iter().position(|provider| source_of(&provider.name) == source).unwrap_or(self.all.len())
     }
 
     /// Returns the index of the provider of the newest subscription, with a notice of each change.

@@ -134,13 +134,13 @@ struct Receiver<U> {
 impl<U: Upstream> Receiver<U> {
     async fn run(&self) {
         let mut roster = Roster::new(self.upstreams.len(), self.config.jitter_seed);
-        let (mut connections, mut hangups) = (0, self.hangups());
+        let mut hangups = self.hangups();
         // A gap is one of the chain only once no other provider can be asked.
         let mut held_gap = None;
         loop {
             let applied = self.state.resume.slot();
             let at = roster.begin(applied, &self.state.providers);
-            let ended = match self.follow(applied, &mut roster, &mut connections, &mut hangups).await {
+            let ended = match self.follow(applied, &mut roster, &mut hangups).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
@@ -228,7 +228,6 @@ impl<U: Upstream> Receiver<U> {
         &self,
         applied: Option<u64>,
         roster: &mut Roster,
-        connections: &mut u64,
         hangups: &mut u64,
     ) -> Result<std::convert::Infallible, Ended> {
         let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
@@ -237,7 +236,7 @@ impl<U: Upstream> Receiver<U> {
         let idle_timeout = self.config.idle_timeout;
         let mut connection = Connection::open(upstream, idle_timeout, subscription, applied).await?;
         self.send(Message::Reconnected { provider: at }).await?;
-        *connections += 1;
+        let number = self.state.resume.announce();
         // ORDERING: Relaxed: a statistic.
         self.state.figures.connected.store(true, Ordering::Relaxed);
         count(&self.state.figures.connects, 1);
@@ -273,7 +272,7 @@ impl<U: Upstream> Receiver<U> {
                     }
                 }
             }
-            if self.state.resume.is_given_up(*connections) {
+            if self.state.resume.is_given_up(number) {
                 return Err(Ended::GivenUp);
             }
         }

@@ -27,7 +27,7 @@ use super::standing::Standing;
 use crate::chain::{Base, Gap, Phase, WholeSlot};
 use crate::overlay::Overlay;
 use crate::readiness;
-use crate::spool::{Figures, Full, Origin, Reader, Writer};
+use crate::spool::{Figures, Full, Origin, Reader, Writer, source_of};
 
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -194,6 +194,7 @@ impl Spooler {
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
                 self.waiting_since = None;
+                self.writer.set_source(source_of(self.state.providers.name(provider)));
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.last());
@@ -332,58 +333,100 @@ impl Replay {
     }
 
     /// Sends the spool's slots to ingest-apply, which `state` belongs to. Ends the spool once all are sent, and removes
-    /// it once they are committed. Returns early when ingest-apply has ended or has found a gap.
+    /// it once they are committed, or once one of them contradicts the applied chain. Returns early when ingest-apply
+    /// has ended or has given the replay up.
     pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
         let Self { spooling, reader } = self;
         info!(slot = reader.last().slot, "applying the slots that came during the load");
-        let provider = *state.providers.followed().borrow();
-        if messages.send(Message::Reconnected { provider }).await.is_err() {
-            return;
-        }
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
-        let Some(reader) = replay(reader, &figures, messages, state).await else { return };
+        let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
+        let Some(sent) = feeder.clone().replay(Sent { reader, told: None }).await else { return };
         // The rest is what came until the spool's end.
         spooling.end().await;
-        let Some(reader) = replay(reader, &figures, messages, state).await else { return };
-        let last = reader.last().slot;
+        let Some(sent) = feeder.replay(sent).await else { return };
+        let last = sent.reader.last().slot;
         while state.published.slot().is_none_or(|slot| slot < last) {
-            if messages.is_closed() || matches!(state.readiness.phase(), Phase::Gap(_)) {
+            if messages.is_closed() {
+                return;
+            }
+            if sent.is_given_up(state) {
+                // A gap that is no contradiction may be one of a limit, and a later start may get past it.
+                if !matches!(state.readiness.phase(), Phase::Gap(gap) if !gap.contradicts) {
+                    warn!(
+                        dir = %dir.display(),
+                        "the spool contradicts the applied chain, and is removed; the stream is asked for its slots"
+                    );
+                    remove_dir(&dir, &figures);
+                }
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
         info!(slot = last, "the slots that came during the load are applied");
-        drop(reader);
+        drop(sent);
         remove_dir(&dir, &figures);
     }
 }
 
-/// Sends the slots up to the flushed end of the spool. `None` if ingest-apply has ended.
-async fn replay(
-    mut reader: Reader,
-    figures: &Arc<Figures>,
-    messages: &mpsc::Sender<Message>,
-    state: &State,
-) -> Option<Reader> {
-    let (figures, messages, readiness) = (Arc::clone(figures), messages.clone(), Arc::clone(&state.readiness));
-    let replaying = move || {
-        loop {
-            match reader.next(figures.flushed_bytes()) {
-                Ok(Some(slot)) => {
-                    // ORDERING: Relaxed: a statistic.
-                    readiness.set_newest_slot(figures.last_slot.load(std::sync::atomic::Ordering::Relaxed));
-                    send(slot, &messages).ok()?;
-                }
-                Ok(None) => return Some(reader),
-                Err(failed) => {
-                    let failed = format!("{failed:#}");
-                    error!(error = failed, "the rest of the spool cannot be read; the stream is asked for its slots");
-                    return Some(reader);
+/// How far a replay is.
+struct Sent {
+    reader: Reader,
+    /// The provider of the newest slot that was sent, and the number of the connection that ingest-apply takes it for;
+    /// `None` before the first slot.
+    told: Option<(u32, u64)>,
+}
+
+impl Sent {
+    fn is_given_up(&self, state: &State) -> bool {
+        self.told.is_some_and(|(_, connection)| state.resume.is_given_up(connection))
+    }
+}
+
+/// The sending end of a replay.
+#[derive(Clone)]
+struct Feeder {
+    figures: Arc<Figures>,
+    messages: mpsc::Sender<Message>,
+    state: State,
+}
+
+impl Feeder {
+    /// Sends the slots up to the flushed end of the spool, or until they are given up. `None` if ingest-apply has ended.
+    async fn replay(self, mut sent: Sent) -> Option<Sent> {
+        let replaying = move || {
+            while !sent.is_given_up(&self.state) {
+                match sent.reader.next(self.figures.flushed_bytes()) {
+                    Ok(Some(slot)) => self.send(slot, &mut sent)?,
+                    Ok(None) => break,
+                    Err(failed) => {
+                        let failed = format!("{failed:#}");
+                        error!(
+                            error = failed,
+                            "the rest of the spool cannot be read; the stream is asked for its slots"
+                        );
+                        break;
+                    }
                 }
             }
+            Some(sent)
+        };
+        spawn_blocking(replaying).await.ok().flatten()
+    }
+
+    /// Sends a slot, and before it the provider that it came from, unless the slot before came from the same one.
+    /// `None` if ingest-apply has ended.
+    fn send(&self, slot: WholeSlot, sent: &mut Sent) -> Option<()> {
+        let source = sent.reader.source();
+        if sent.told.is_none_or(|(told, _)| told != source) {
+            let provider = self.state.providers.of_source(source);
+            self.messages.blocking_send(Message::Reconnected { provider }).ok()?;
+            sent.told = Some((source, self.state.resume.announce()));
         }
-    };
-    spawn_blocking(replaying).await.ok().flatten()
+        // ORDERING: Relaxed: a statistic.
+        let newest = self.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed);
+        self.state.readiness.set_newest_slot(newest);
+        send(slot, &self.messages).ok()
+    }
 }
 
 /// Sends a slot as the stream would have.
@@ -414,3 +457,7 @@ fn remove_dir(dir: &Path, figures: &Figures) {
     }
     figures.close();
 }
+
+#[cfg(test)]
+#[path = "spooling_tests.rs"]
+mod tests;

@@ -91,8 +91,8 @@ impl Standing {
         );
         self.live = false;
         self.gap = Some(gap);
-        self.state.resume.give_up(self.connections);
         self.tell();
+        self.state.resume.give_up(self.connections);
     }
 
     /// Publishes that a commit failed for lack of something that may come back, and is retried.

@@ -105,11 +105,17 @@ pub(super) struct Resume {
     slot: AtomicU64,
     /// Number of connections to the stream that ingest-apply has given up, counted from the first.
     given_up: AtomicU64,
+    /// Number of connections that were announced to ingest-apply. Writer: the task that sends it messages.
+    announced: AtomicU64,
 }
 
 impl Resume {
     fn new(slot: Option<u64>) -> Self {
-        Self { slot: AtomicU64::new(slot.unwrap_or(NO_SLOT)), given_up: AtomicU64::new(0) }
+        Self {
+            slot: AtomicU64::new(slot.unwrap_or(NO_SLOT)),
+            given_up: AtomicU64::new(0),
+            announced: AtomicU64::new(0),
+        }
     }
 
     /// Returns the newest slot that ingest-apply has taken over from the assembler, committed or not: a new connection
@@ -125,16 +131,23 @@ impl Resume {
         self.slot.store(slot, Ordering::Relaxed);
     }
 
+    /// Counts a connection that is announced to ingest-apply, and returns its number, from 1. The replay of a spool
+    /// counts as one.
+    pub(super) fn announce(&self) -> u64 {
+        // ORDERING: Relaxed: one task at a time announces.
+        self.announced.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Gives up the `connection`-th connection that the receiver has announced, and all earlier ones, because it does
     /// not bring the missing slots and a new one may.
     pub(super) fn give_up(&self, connection: u64) {
-        // ORDERING: Relaxed: the receiver only has to see it sooner or later.
-        self.given_up.fetch_max(connection, Ordering::Relaxed);
+        // ORDERING: Release: who sees it sees the phase that says why.
+        self.given_up.fetch_max(connection, Ordering::Release);
     }
 
     /// Whether the `connection`-th connection was given up.
     pub(super) fn is_given_up(&self, connection: u64) -> bool {
-        // ORDERING: Relaxed: see the write.
-        connection <= self.given_up.load(Ordering::Relaxed)
+        // ORDERING: Acquire: see the write.
+        connection <= self.given_up.load(Ordering::Acquire)
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn slot(number: u64, parent_slot: u64) -> WholeSlot {
 fn valid(origin: &Origin) -> Vec<u8> {
     let (mut out, mut frame) = (origin.encode().to_vec(), Vec::new());
     for number in origin.base.slot + 1..origin.base.slot + 4 {
-        record::encode(&slot(number, number - 1), &mut frame).expect("memory takes every write");
+        record::encode(&slot(number, number - 1), 7, &mut frame).expect("memory takes every write");
         out.extend_from_slice(&frame);
     }
     out

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwapOption;
 
 pub use reader::{Found, Reader, look};
-pub use record::{EVENTS_MAX, Origin};
+pub use record::{EVENTS_MAX, Origin, source_of};
 pub use writer::{Full, Writer, remove};
 
 /// Name of the file in the spool's directory.

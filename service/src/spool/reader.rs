@@ -33,6 +33,8 @@ pub struct Reader {
     at: u64,
     /// The slot read last, or the base.
     last: Base,
+    /// Number of the provider of that slot; 0 for one that is not known.
+    source: u32,
 }
 
 /// Looks at the spool in `dir`: reads every frame and checks it. `None` if there is no spool, or if a crash has left
@@ -102,12 +104,17 @@ impl Reader {
         let mut header = [0; HEADER_BYTES];
         file.read_exact_at(&mut header, 0).with_context(|| format!("cannot read file={shown}"))?;
         let origin = Origin::decode(&header).map_err(|why| anyhow!("the file is {why}: file={shown}"))?;
-        Ok(Self { file, path, at: HEADER_BYTES as u64, last: origin.base })
+        Ok(Self { file, path, at: HEADER_BYTES as u64, last: origin.base, source: 0 })
     }
 
     /// The slot read or passed last, or the block that the spool follows.
     pub fn last(&self) -> Base {
         self.last
+    }
+
+    /// [`source_of`](super::source_of) the provider of the slot read last; 0 for one that is not known.
+    pub fn source(&self) -> u32 {
+        self.source
     }
 
     /// Passes the next slot without reading its events. Returns `false` at the end of the first `until` bytes.
@@ -134,6 +141,7 @@ impl Reader {
         let slot = record::decode(&frame).map_err(|why| self.damaged(&why))?;
         self.at += head.bytes as u64;
         self.last = head.block;
+        self.source = head.source;
         Ok(Some(slot))
     }
 

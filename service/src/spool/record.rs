@@ -52,7 +52,8 @@ struct FrameHeader {
     crc: U32,
     packed_bytes: U32,
     events: U32,
-    reserved: U32,
+    /// [`source_of`] the provider that the slot came from; 0 for one that is not known.
+    source: U32,
     slot: U64,
     parent_slot: U64,
     created_unix_ms: U64,
@@ -125,6 +126,8 @@ impl Origin {
 pub(super) struct Head {
     pub(super) block: Base,
     pub(super) parent_slot: u64,
+    /// [`source_of`] the provider that the slot came from; 0 for one that is not known.
+    pub(super) source: u32,
     /// Bytes of the whole frame.
     pub(super) bytes: usize,
 }
@@ -137,7 +140,12 @@ impl Head {
         let (slot, parent_slot) = (header.slot.get(), header.parent_slot.get());
         let plausible = packed_bytes <= PACKED_BYTES_MAX && events <= EVENTS_MAX && parent_slot < slot;
         let block = Base { slot, blockhash: header.blockhash };
-        plausible.then_some(Self { block, parent_slot, bytes: FRAME_HEADER_BYTES + packed_bytes })
+        plausible.then_some(Self {
+            block,
+            parent_slot,
+            source: header.source.get(),
+            bytes: FRAME_HEADER_BYTES + packed_bytes,
+        })
     }
 
     /// Whether the slot is the child of `parent`, as far as the numbers tell.
@@ -146,11 +154,17 @@ impl Head {
     }
 }
 
-/// Encodes a slot into `out`, replacing its content. Returns `false` if it has more events than a frame can hold.
+/// Returns the number by which a frame names a provider. Their order in the configuration may change.
+pub fn source_of(provider: &str) -> u32 {
+    crc32c::crc32c(provider.as_bytes())
+}
+
+/// Encodes a slot that came from `source` into `out`, replacing its content. Returns `false` if it has more events than
+/// a frame can hold.
 ///
 /// # Errors
 /// zstd has failed.
-pub(super) fn encode(slot: &WholeSlot, out: &mut Vec<u8>) -> std::io::Result<bool> {
+pub(super) fn encode(slot: &WholeSlot, source: u32, out: &mut Vec<u8>) -> std::io::Result<bool> {
     out.clear();
     if slot.events.len() > EVENTS_MAX {
         return Ok(false);
@@ -171,7 +185,7 @@ pub(super) fn encode(slot: &WholeSlot, out: &mut Vec<u8>) -> std::io::Result<boo
         crc: U32::ZERO,
         packed_bytes: (packed.len() as u32).into(),
         events: (slot.events.len() as u32).into(),
-        reserved: U32::ZERO,
+        source: source.into(),
         slot: slot.slot.into(),
         parent_slot: slot.parent_slot.into(),
         created_unix_ms: slot.created_unix_ms.into(),

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 
 use super::fuzzing::slot;
-use super::{FILE, Figures, Origin, Reader, Writer, look, remove};
+use super::{FILE, Figures, Origin, Reader, Writer, look, remove, source_of};
 use crate::chain::{Base, WholeSlot};
 
 const ROOM: u64 = 1 << 30;
@@ -66,6 +66,23 @@ fn a_slot_that_is_no_child_of_the_last_one_and_one_without_room_are_refused() {
     writer.flush().unwrap();
     assert!(figures.flushed_bytes() <= 1000);
     assert_eq!(read(temp.path(), figures.flushed_bytes()).last().unwrap().slot, number);
+}
+
+#[test]
+fn the_provider_of_each_slot_is_kept() {
+    let temp = tempdir().unwrap();
+    let (mut writer, figures) = open(temp.path());
+    for (number, source) in [(11, 0), (12, source_of("http://a")), (13, source_of("http://b"))] {
+        writer.set_source(source);
+        writer.append(&slot(number, number - 1)).unwrap();
+    }
+    writer.flush().unwrap();
+    let mut reader = Reader::open(temp.path()).unwrap();
+    let mut sources = Vec::new();
+    while reader.next(figures.flushed_bytes()).unwrap().is_some() {
+        sources.push(reader.source());
+    }
+    assert_eq!(sources, [0, source_of("http://a"), source_of("http://b")]);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub struct Writer {
     bytes_max: u64,
     slots: u64,
     last: Base,
+    source: u32,
     frame: Vec<u8>,
     figures: Arc<Figures>,
 }
@@ -81,12 +82,17 @@ impl Writer {
         // Bytes that were found may still be in the page cache alone.
         file.sync_all().with_context(|| format!("cannot flush file={shown}"))?;
         figures.flushed(bytes, slots, last.slot);
-        Ok(Self { file, path, bytes, bytes_max, slots, last, frame: Vec::new(), figures })
+        Ok(Self { file, path, bytes, bytes_max, slots, last, source: 0, frame: Vec::new(), figures })
     }
 
     /// The newest slot, or the block that the spool follows.
     pub fn last(&self) -> Base {
         self.last
+    }
+
+    /// Notes that the next slots come from the provider that [`source_of`](super::source_of) is this number.
+    pub fn set_source(&mut self, source: u32) {
+        self.source = source;
     }
 
     /// Appends the child of [`Self::last`]. A reader sees it after the next [`Self::flush`].
@@ -101,7 +107,7 @@ impl Writer {
                 slot.slot, slot.parent_slot, self.last.slot
             )));
         }
-        let fits = record::encode(slot, &mut self.frame)
+        let fits = record::encode(slot, self.source, &mut self.frame)
             .map_err(|error| Full(format!("cannot pack slot={}: reason={error}", slot.slot)))?;
         if !fits {
             return Err(Full(format!(

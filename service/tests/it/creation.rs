@@ -5,17 +5,23 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use engines::EngineOptions;
 use loadgen::stream::Stream;
+use proto::v1::subscribe_request::Start;
 use tempfile::TempDir;
+use workload::{Digest, Pairs};
 
+use crate::disk::Disk;
+use crate::feed::{Follower, UNKNOWN};
 use crate::support::{BASE_SLOT, Service, columns, digest, end, stream, wait_for};
 
-const STORY: &str = "--pairs 4000 --events 30000 --events-per-slot 200 --unknown-share 0.05 --change-share 0.3 \
+const PAIRS: u64 = 4000;
+const SEED: u64 = 1;
+const STORY: &str = "--pairs 4000 --seed 1 --events 30000 --events-per-slot 200 --unknown-share 0.05 --change-share 0.3 \
                      --close-share 0.05 --skip-every 11";
 /// Slots of the story that are not skipped, at least.
 const SLOTS: f64 = 150.0;
@@ -74,33 +80,64 @@ struct Run {
     dir: PathBuf,
     stream: Stream,
     archive: Server,
+    /// Options that name the incremental archive, if there is one.
+    incremental: Vec<String>,
     options: EngineOptions,
+    follower: Option<(Arc<AtomicU64>, JoinHandle<Follower>)>,
 }
 
 impl Run {
     fn new(options: EngineOptions, delivery: &str) -> Self {
+        Self::with_archives(options, "", delivery)
+    }
+
+    /// Writes the archives that `more` asks for as well.
+    fn with_archives(options: EngineOptions, more: &str, delivery: &str) -> Self {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (dir, archives) = (temp.path().join("store"), temp.path().join("archives"));
         fs::create_dir(&dir).unwrap();
-        let plan = loadgen::archive::options(&format!("{STORY} --without large")).unwrap();
+        let plan = loadgen::archive::options(&format!("{STORY} --without large {more}")).unwrap();
         let written = loadgen::archive::write(&plan, &archives, &mut ()).unwrap();
         assert_eq!(written[0].slot, BASE_SLOT);
         let archive = Server::start(&written[0].file);
+        let incremental =
+            written.get(1).map(|made| ["--incremental".to_owned(), made.file.to_str().unwrap().to_owned()]);
+        let incremental = incremental.into_iter().flatten().collect();
         let (stream, _) = stream(&format!("{STORY} {delivery}"));
-        Self { temp, dir, stream, archive, options }
+        Self { temp, dir, stream, archive, incremental, options, follower: None }
     }
 
     fn start(&self, more: &[&str]) -> Service {
         let geyser = format!("http://{}", self.stream.address());
+        let uds = self.temp.path().join("kv.sock");
         let create = ["--create", "--snapshot", &self.archive.url, "--extract", "account-owner"];
-        Service::start(&self.dir, &self.options, &geyser, &[&create[..], more].concat())
+        let incremental: Vec<&str> = self.incremental.iter().map(String::as_str).collect();
+        let socket = ["--uds", uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+        Service::start(&self.dir, &self.options, &geyser, &[&create, &incremental[..], &socket, more].concat())
+    }
+
+    /// Has a subscriber follow from the first change after the archive, across all lives of the service.
+    fn follow(&mut self) {
+        let pairs = Pairs::new(SEED);
+        let base = (0..PAIRS).map(|n| (pairs.key(n).to_vec(), pairs.value(n, 0).to_vec())).collect();
+        let (uds, last_seq) = (self.temp.path().join("kv.sock"), Arc::new(AtomicU64::new(UNKNOWN)));
+        let follower = Follower::new(&uds, 1, Start::FromSeq(PAIRS + 1), (base, PAIRS));
+        self.follower = Some((Arc::clone(&last_seq), follower.follow(last_seq)));
     }
 
     /// Waits for the stream's end in the store, and compares the maps.
-    fn finish(self, mut service: Service) {
+    fn finish(mut self, mut service: Service) {
         let end = end(&self.stream);
         service.wait_for_slot(end.slot);
         wait_for("the end of the spool", || (!self.dir.join("spool").exists()).then_some(()));
+        if let Some((last_seq, follower)) = self.follower.take() {
+            // ORDERING: Relaxed: a number that is set once.
+            last_seq.store(service.metric("solkv_checkpoint_seq").unwrap() as u64, Ordering::Relaxed);
+            let map = follower.join().unwrap().map;
+            let mut sum = Digest::default();
+            map.iter().for_each(|(key, value)| sum.add(key[..].try_into().unwrap(), value[..].try_into().unwrap()));
+            assert_eq!(sum.to_string(), end.digest, "the subscriber's map: {:?}", self.options);
+        }
         assert!(service.terminate().success());
         assert_eq!(digest(&self.dir, &self.options), end.digest, "{:?}", self.options);
         self.stream.stop().unwrap();
@@ -134,7 +171,8 @@ fn slots_that_the_server_has_forgotten_come_from_the_spool() {
 #[test]
 fn killed_at_every_stage_it_goes_on() {
     for options in columns() {
-        let run = Run::new(options, "--rate 4000 --replay-slots 100000");
+        let mut run = Run::new(options, "--rate 4000 --replay-slots 100000");
+        run.follow();
         for (slots, part) in [(5.0, 2), (25.0, 3), (50.0, 1)] {
             let mut service = run.start(&[]);
             wait_for_spooled(&mut service, slots);
@@ -189,4 +227,70 @@ fn a_stream_without_the_archives_slots_is_refused_with_their_range() {
     let log = service.log();
     assert!(log.contains("archive_slot=999 missing_first_slot=1000"), "{log}");
     assert_eq!(code, Some(1));
+}
+
+#[test]
+fn an_incremental_archive_is_loaded_with_its_full_one() {
+    for options in columns() {
+        // A stream that waits for its first subscriber has no slot of the archive's height to send.
+        let delivery = "--no-wait --rate 4000 --replay-slots 100000";
+        let run = Run::with_archives(options, "--incremental-slots 20", delivery);
+        let mut service = run.start(&[]);
+        let (_, reason) = wait_for("the reason", || {
+            service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("archive of slot="))
+        });
+        assert!(!reason.contains("slot=999"), "the slot is the incremental archive's: {reason}");
+        wait_for_spooled(&mut service, 20.0);
+        run.archive.allow(run.archive.bytes);
+        run.finish(service);
+    }
+}
+
+#[test]
+fn a_disk_without_room_for_the_spools_bound_is_refused_with_numbers() {
+    let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
+    let Some(disk) = Disk::mount(run.temp.path().join("disk")) else { return };
+    run.dir = disk.0.join("store");
+    fs::create_dir(&run.dir).unwrap();
+    run.archive.allow(run.archive.bytes);
+    let mut service = run.start(&["--spool-max-bytes", "10GiB"]);
+    wait_for("the end", || service.ended());
+    let log = service.log();
+    assert!(log.contains("not enough disk for the load and the spool beside it"), "{log}");
+    assert!(log.contains("spool_max_bytes=10737418240"), "{log}");
+    let service = run.start(&["--spool-max-bytes", "10MiB"]);
+    run.finish(service);
+}
+
+#[test]
+fn a_disk_that_fills_during_the_load_ends_it_and_the_next_start_goes_on() {
+    let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
+    let Some(disk) = Disk::mount(run.temp.path().join("disk")) else { return };
+    run.dir = disk.0.join("store");
+    fs::create_dir(&run.dir).unwrap();
+    let (small, ballast) = (["--spool-max-bytes", "10MiB"], disk.0.join("ballast"));
+    let mut service = run.start(&small);
+    wait_for_spooled(&mut service, 5.0);
+    disk.fill(&ballast);
+    wait_for("a spool that has stopped", || service.metric("solkv_spool_stopped").filter(|stopped| *stopped == 1.0));
+    run.archive.allow(run.archive.bytes);
+    wait_for("the end", || service.ended());
+    let log = service.log();
+    assert!(log.contains("the spool takes no more slots") && log.to_lowercase().contains("space"), "{log}");
+    fs::remove_file(&ballast).unwrap();
+    let service = run.start(&small);
+    run.finish(service);
+}
+
+#[test]
+fn the_lines_of_the_load_are_lines_of_the_log() {
+    let run = Run::new(columns().remove(0), "--rate 20000 --replay-slots 100000");
+    run.archive.allow(run.archive.bytes);
+    let mut service = run.start(&["--log-format", "json"]);
+    service.wait_for_slot(BASE_SLOT + 1);
+    let log = service.log();
+    let lines: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect();
+    assert!(lines.iter().any(|line| line["target"] == "bootstrap"), "{log}");
+    run.finish(service);
 }

@@ -16,10 +16,10 @@ use crate::support::{Service, columns, digest, end, load, stream, wait_for};
 const DISK_MIB: u64 = 400;
 
 /// A file system of its own in memory, unmounted when dropped.
-struct Disk(PathBuf);
+pub(crate) struct Disk(pub(crate) PathBuf);
 
 impl Disk {
-    fn mount(path: PathBuf) -> Option<Self> {
+    pub(crate) fn mount(path: PathBuf) -> Option<Self> {
         std::fs::create_dir(&path).unwrap();
         let size = format!("size={DISK_MIB}m");
         let output = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&path).output().unwrap();
@@ -31,7 +31,7 @@ impl Disk {
     }
 
     /// Fills all free space of the disk.
-    fn fill(&self, path: &Path) {
+    pub(crate) fn fill(&self, path: &Path) {
         let mut file = File::create(path).unwrap();
         let block = vec![0; 1 << 16];
         while file.write_all(&block).is_ok() {}

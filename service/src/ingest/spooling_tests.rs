@@ -1,0 +1,85 @@
+//! Tests of the replay: whose word a contradiction is.
+//!
+//! Owns: nothing. Threads: `spool` takes the place of ingest-apply, which has the same standing and assembler.
+
+use std::thread;
+
+use tempfile::tempdir;
+
+use super::*;
+
+const PROVIDERS: [&str; 2] = ["http://followed", "http://spooled"];
+
+fn slot(number: u64, parent_blockhash: [u8; 32]) -> WholeSlot {
+    WholeSlot {
+        slot: number,
+        blockhash: [number as u8; 32],
+        parent_slot: number - 1,
+        parent_blockhash,
+        created_unix_ms: 0,
+        events: Vec::new(),
+    }
+}
+
+/// Writes a spool after slot 10 whose first slot names another parent than `[10; 32]`.
+fn contradicting(dir: &Path, source: u32, figures: &Arc<Figures>) {
+    let base = Base { slot: 10, blockhash: [0; 32] };
+    let origin = Origin { base, meaning: "account-owner all".to_owned() };
+    let mut writer = Writer::open(dir, &origin, 1 << 20, Arc::clone(figures)).unwrap();
+    writer.set_source(source);
+    for whole in [slot(11, [77; 32]), slot(12, [11; 32])] {
+        writer.append(&whole).unwrap();
+    }
+    writer.flush().unwrap();
+}
+
+/// Replays such a spool of `source` to the end. Returns the state of the one that took the slots.
+async fn replayed(source: u32) -> State {
+    let temp = tempdir().unwrap();
+    let (dir, taken) = (temp.path().join("spool"), temp.path().join("taken"));
+    let figures = Arc::<Figures>::default();
+    contradicting(&dir, source, &figures);
+    let checkpoint = ChainCheckpoint { slot: Some(10), blockhash: [10; 32], ..ChainCheckpoint::default() };
+    let state = State::at(checkpoint).with_providers(PROVIDERS.map(str::to_owned));
+    let last = Base { slot: 10, blockhash: [10; 32] };
+    let origin = Origin { base: last, meaning: "account-owner all".to_owned() };
+    let taker = Spooler {
+        writer: Writer::open(&taken, &origin, 1 << 20, Arc::default()).unwrap(),
+        figures: Arc::default(),
+        assembler: Assembler::new(Some(last), Limits::within(1 << 30)),
+        standing: Standing::new(state.clone()),
+        state: state.clone(),
+        gap_timeout: Duration::from_secs(3600),
+        waiting_since: None,
+    };
+    let (messages, received) = mpsc::channel(8);
+    let taking = thread::spawn(move || taker.run(received));
+    let spooling = Spooling {
+        dir: dir.clone(),
+        figures,
+        state: state.clone(),
+        base: 10,
+        stop: watch::channel(false).0,
+        receiver: tokio::spawn(async {}),
+        writer: tokio::spawn(async {}),
+    };
+    Replay::of(spooling, &checkpoint).await.unwrap().unwrap().run(&messages, &state).await;
+    assert!(!dir.exists(), "a spool that contradicts the chain is of no use");
+    drop(messages);
+    taking.join().unwrap();
+    assert_eq!(state.resume.slot(), Some(10), "no slot of it was taken");
+    state
+}
+
+#[tokio::test]
+async fn a_contradiction_counts_against_the_provider_that_the_slot_came_from() {
+    let state = replayed(source_of(PROVIDERS[1])).await;
+    assert!(state.providers.is_distrusted(1) && !state.providers.is_distrusted(0));
+    assert!(!state.resume.is_given_up(state.resume.announce()), "the stream's first connection is none of the replay");
+}
+
+#[tokio::test]
+async fn nobody_is_distrusted_for_a_slot_of_a_provider_that_is_no_longer_configured() {
+    let state = replayed(source_of("http://gone")).await;
+    assert!(!state.providers.is_distrusted(0) && !state.providers.is_distrusted(1));
+}
