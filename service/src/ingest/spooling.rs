@@ -85,6 +85,7 @@ impl Spooling {
         let spooler = Spooler {
             place,
             writer,
+            source: 0,
             figures: Arc::clone(&figures),
             assembler: Assembler::new(last, Limits::within(engines::memory_limit().bytes)),
             standing: Standing::new(state.clone()),
@@ -159,6 +160,8 @@ struct Spooler {
     place: Place,
     /// `None` before the first slot of a spool without a base.
     writer: Option<Writer>,
+    /// The provider of the present connection, as frames name it.
+    source: u32,
     figures: Arc<Figures>,
     assembler: Assembler,
     standing: Standing,
@@ -194,7 +197,10 @@ impl Spooler {
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
                 self.waiting_since = None;
-                self.writer.set_source(source_of(self.state.providers.name(provider)));
+                self.source = source_of(self.state.providers.name(provider));
+                if let Some(writer) = &mut self.writer {
+                    writer.set_source(self.source);
+                }
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.last());
@@ -266,7 +272,9 @@ impl Spooler {
             Some(writer) => writer,
             None => {
                 let base = Base { slot: first.parent_slot, blockhash: first.parent_blockhash };
-                self.place.open(base, &self.figures).map_err(|error| Full(format!("{error:#}")))?
+                let mut writer = self.place.open(base, &self.figures).map_err(|error| Full(format!("{error:#}")))?;
+                writer.set_source(self.source);
+                writer
             }
         };
         Ok(self.writer.insert(writer))

@@ -44,7 +44,9 @@ async fn replayed(source: u32) -> State {
     let last = Base { slot: 10, blockhash: [10; 32] };
     let origin = Origin { base: last, meaning: "account-owner all".to_owned() };
     let taker = Spooler {
-        writer: Writer::open(&taken, &origin, 1 << 20, Arc::default()).unwrap(),
+        place: Place { dir: taken.clone(), meaning: origin.meaning.clone(), bytes_max: 1 << 20 },
+        writer: Some(Writer::open(&taken, &origin, 1 << 20, Arc::default()).unwrap()),
+        source: 0,
         figures: Arc::default(),
         assembler: Assembler::new(Some(last), Limits::within(1 << 30)),
         standing: Standing::new(state.clone()),
@@ -58,7 +60,6 @@ async fn replayed(source: u32) -> State {
         dir: dir.clone(),
         figures,
         state: state.clone(),
-        base: 10,
         stop: watch::channel(false).0,
         receiver: tokio::spawn(async {}),
         writer: tokio::spawn(async {}),
