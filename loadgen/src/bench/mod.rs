@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use bytesize::ByteSize;
-use probe::Baseline;
+use probe::{Baseline, Quantiles};
 
 use crate::commands::stop_flag;
 use crate::result::{Record, SCHEMA_VERSION};
@@ -174,13 +174,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     if busy > f64::from(machine.cores) {
         notes.push(format!("the machine was busy: load average {busy} on {} cores", machine.cores));
     }
-    let device_read_ns =
-        if is_cold && reads_a_store(run) { probe::random_reads(&dir, DEVICE_READS_TIME)? } else { None };
-    let device_reads_per_s = if is_cold && run.kind == Kind::Live {
-        probe::random_reads_at_depth(&dir, DEVICE_DEPTH, DEVICE_READS_TIME)?
-    } else {
-        None
-    };
+    let (device_read_ns, device_reads_per_s) = if is_cold { device(run, &dir)? } else { (None, None) };
     let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
@@ -227,8 +221,14 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     Ok(record)
 }
 
-fn reads_a_store(run: &Run) -> bool {
-    matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany | Kind::Live)
+/// Measures the device on the store: one read at a time where the run reads, and as many at once as the service keeps in
+/// flight where it runs.
+fn device(run: &Run, dir: &Path) -> Result<(Option<Quantiles>, Option<f64>)> {
+    let is_live = run.kind == Kind::Live;
+    let reads = is_live || matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany);
+    let one = if reads { probe::random_reads(dir, DEVICE_READS_TIME)? } else { None };
+    let many = if is_live { probe::random_reads_at_depth(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
+    Ok((one, many))
 }
 
 /// Keys of the runs that a result file has.

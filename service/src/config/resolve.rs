@@ -36,7 +36,8 @@ impl Settings {
         };
         let limits = Limits::default();
         let max_connections = self.max_connections.unwrap_or(1024);
-        let config = Config {
+        let per_address = ConnectionLimits::default_per_source(max_connections);
+        checked(Config {
             engine,
             dir,
             create_empty: self.create_empty.unwrap_or(false),
@@ -86,9 +87,7 @@ impl Settings {
             bearer_token_file: self.bearer_token_file,
             insecure: self.insecure.unwrap_or(false),
             max_connections,
-            max_connections_per_address: self
-                .max_connections_per_address
-                .unwrap_or(ConnectionLimits::default_per_source(max_connections)),
+            max_connections_per_address: self.max_connections_per_address.unwrap_or(per_address),
             idle_connection_timeout: self.idle_connection_timeout.unwrap_or(Duration::from_secs(600)),
             request_timeout: self.request_timeout.unwrap_or(Duration::from_secs(10)),
             slow_request: self.slow_request.unwrap_or(Duration::from_millis(10)),
@@ -96,9 +95,7 @@ impl Settings {
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
             geyser,
-        };
-        check(&config)?;
-        Ok(config)
+        })
     }
 
     fn engine_options(&self, dir: &Path) -> Result<EngineOptions> {
@@ -114,12 +111,13 @@ impl Settings {
     }
 }
 
-fn check(config: &Config) -> Result<()> {
+fn checked(config: Config) -> Result<Config> {
     config.check_stream()?;
     config.check_creation()?;
     config.check_hosts()?;
     config.check_following()?;
-    bounds::check(config)
+    bounds::check(&config)?;
+    Ok(config)
 }
 
 impl Config {

@@ -288,7 +288,7 @@ mod tests {
                 let mut asked = 0;
                 while let Some(first) = rest.first() {
                     // Every seventh key needs no lookup.
-                    let is_known = |key: &Key| key[1] % 7 == 0;
+                    let is_known = |key: &Key| key[1].is_multiple_of(7);
                     let stored = reads.stored(&mut reader, rest, is_known).unwrap();
                     assert!(!stored.is_empty() && stored.len() <= rest.len(), "{first:?}");
                     let (now, later) = rest.split_at(stored.len());
