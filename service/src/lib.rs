@@ -38,3 +38,4 @@ pub mod stop;
 mod store;
 pub mod systemd;
 pub mod views;
+mod warmth;

@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn};
+use engine_api::{
+    BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn,
+};
 
 use crate::{Latency, Op, Recorder};
 
