@@ -28,7 +28,7 @@ use crate::readiness::Limits;
 use crate::store::StoreSettings;
 pub use geyser::Geyser;
 pub use paths::Moment;
-pub use settings::{DurabilityArg, LogFormat, Settings};
+pub use settings::{DurabilityArg, LogFormat, Settings, WarmUpArg};
 
 /// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -73,6 +73,7 @@ pub struct Config {
     #[serde(with = "humantime_serde")]
     pub commit_interval: Duration,
     pub ingest_depth: u32,
+    pub warm_up: WarmUpArg,
     pub durability: DurabilityArg,
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,

@@ -40,3 +40,4 @@ pub mod stop;
 mod store;
 pub mod systemd;
 pub mod views;
+mod warmth;

@@ -2,7 +2,7 @@
 //!
 //! Owns: threads and the order in which they stop. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
 //! writer), `lookup-N` and `shm-lookup` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's
-//! history), and the feed's threads (see [`Workers`]).
+//! history), `warm-up` (reads the store in after the opening), and the feed's threads (see [`Workers`]).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, DurabilityArg, Moment};
+use crate::config::{Config, DurabilityArg, Moment, WarmUpArg};
 use crate::creation::{self, Shown};
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
@@ -49,6 +49,7 @@ use crate::slots::{Begin, Slots};
 use crate::stop::Stuck;
 use crate::store;
 use crate::systemd::{self, Sleepers};
+use crate::warmth::WarmUp;
 
 /// Threads of the network edge, so that one can answer while the other reads the stream.
 const NET_THREADS: usize = 2;
@@ -117,6 +118,10 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
             .context("cannot start the lookup threads")?;
+    let warm_up = (config.warm_up == WarmUpArg::Auto)
+        .then(|| WarmUp::start(Arc::clone(&engine)))
+        .transpose()
+        .context("cannot start the warm-up's thread")?;
     let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
     handles.feed = feed;
     let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
@@ -148,8 +153,13 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let deadline = Instant::now() + JOIN_LIMIT;
     let workers = workers.map_or(Ok(()), |workers| workers.stop(deadline));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    let joined =
-        [workers, lookup_threads.join(deadline), sampler.join(deadline), shm.map_or(Ok(()), |shm| shm.join(deadline))];
+    let joined = [
+        warm_up.map_or(Ok(()), |warm_up| warm_up.join(deadline)),
+        workers,
+        lookup_threads.join(deadline),
+        sampler.join(deadline),
+        shm.map_or(Ok(()), |shm| shm.join(deadline)),
+    ];
     admin.wait_for_snapshot();
     close(engine, outcome, joined)
 }
@@ -210,7 +220,7 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
 }
 
 /// Closes the store after everything else has ended, and tells which threads have not.
-fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 4]) -> Result<(), Failed> {
+fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 5]) -> Result<(), Failed> {
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; a close would only make the next open quicker.

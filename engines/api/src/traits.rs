@@ -48,6 +48,16 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Reads data that lookups will need into memory that is set aside for it, in the order of the files. Calls `go_on`
+    /// after every piece, and ends early once it returns false. Readers and the writer go on meanwhile. Drops nothing
+    /// from memory to make room.
+    ///
+    /// # Errors
+    /// Any error of a read. The store stays usable: a lookup that needs the same data reports the error itself.
+    fn warm_up(&self, _go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+        Ok(())
+    }
+
     /// Reads everything that is stored, checks it as far as the engine's format allows, and returns the number of
     /// pairs. Takes as long as reading the whole store. No reader or writer may be open meanwhile, because the data
     /// that they hold would be left out.
@@ -133,6 +143,15 @@ pub trait BulkLoad {
     /// [`ErrorKind::FixInput`] if the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
     /// allows. Nothing was loaded then.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
+}
+
+/// How far an [`Engine::warm_up`] has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Warmed {
+    /// Number of bytes read so far.
+    pub read_bytes: u64,
+    /// Number of bytes that were missing at the beginning.
+    pub missing_bytes: u64,
 }
 
 /// Figures that an engine reports about itself.

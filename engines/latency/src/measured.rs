@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, WriteTxn};
+use engine_api::{
+    BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn,
+};
 
 use crate::{Latency, Op, Recorder};
 
@@ -100,6 +102,10 @@ impl Engine for Measured {
 
     fn settle(&self) -> Result<()> {
         self.engine.settle()
+    }
+
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+        self.engine.warm_up(go_on)
     }
 
     fn scrub(&mut self) -> Result<u64> {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::lock;
 use crate::marker;
@@ -79,6 +79,10 @@ impl Engine for ReadOnly {
 
     fn settle(&self) -> Result<()> {
         Err(self.refused())
+    }
+
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+        self.engine.warm_up(go_on)
     }
 
     fn scrub(&mut self) -> Result<u64> {

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::checked;
 use crate::copy;
@@ -224,6 +224,10 @@ impl Engine for Store {
 
     fn settle(&self) -> Result<()> {
         self.engine.settle()
+    }
+
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+        self.engine.warm_up(go_on)
     }
 
     fn scrub(&mut self) -> Result<u64> {

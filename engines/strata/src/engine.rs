@@ -21,7 +21,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
+use engine_api::{
+    BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn, scrub_by_scan,
+};
 use parking_lot::{Condvar, Mutex};
 
 use crate::budget::Budget;
@@ -297,6 +299,10 @@ impl Engine for StrataEngine {
         self.shared.wait_for_batch(batch)?;
         self.shared.remove_spares();
         merge::settle(&self.shared)
+    }
+
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+        crate::read::warm::warm_up(&self.shared, go_on)
     }
 
     /// Checks every byte of every segment, including those that no scan reads: filters, directories, and records hidden

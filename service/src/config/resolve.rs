@@ -11,7 +11,7 @@ use anyhow::{Result, bail, ensure};
 use bytesize::ByteSize;
 use engines::{EngineArgs, EngineOptions};
 
-use super::{Config, DurabilityArg, Geyser, LogFormat, Settings, bounds};
+use super::{Config, DurabilityArg, Geyser, LogFormat, Settings, WarmUpArg, bounds};
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider;
@@ -60,6 +60,7 @@ impl Settings {
             commit_every: self.commit_every,
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             ingest_depth: self.ingest_depth.unwrap_or(reads::DEPTH as u32),
+            warm_up: self.warm_up.unwrap_or(WarmUpArg::Auto),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),

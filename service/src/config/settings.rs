@@ -137,6 +137,10 @@ pub struct Settings {
     /// Number of keys of the stream that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
     #[arg(long, value_name = "N")]
     pub ingest_depth: Option<u32>,
+    /// After opening, read the store in the background into the memory that the engine has for it: auto or off; only
+    /// strata does so [default: auto]
+    #[arg(long, value_enum)]
+    pub warm_up: Option<WarmUpArg>,
     /// Durability of a commit: synced survives power loss, buffered survives a killed process [default: synced]
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
@@ -264,6 +268,16 @@ pub enum DurabilityArg {
     Synced,
 }
 
+/// The setting `warm_up`, as the file and the flags spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WarmUpArg {
+    /// The store is read in as far as the engine has memory for it.
+    Auto,
+    /// A page is read when a lookup needs it.
+    Off,
+}
+
 /// The form of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -281,7 +295,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size set dir create_empty create snapshot incremental heal_from spool_max_bytes cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
-            commit_every commit_interval ingest_depth durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
+            commit_every commit_interval ingest_depth warm_up durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections

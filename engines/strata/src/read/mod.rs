@@ -1,7 +1,7 @@
 //! The reading side: versions of the runs, gets, batches of gets, scans, and the caches in memory that serve them.
 //!
-//! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, and on
-//! `strata-merge`, whose merges read through cursors.
+//! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, on
+//! `strata-merge`, whose merges read through cursors, and on the thread that warms the store up.
 
 mod among;
 pub(crate) mod batch;
@@ -19,3 +19,4 @@ mod set;
 pub(crate) mod uring;
 pub(crate) mod version;
 pub(crate) mod visible;
+pub(crate) mod warm;

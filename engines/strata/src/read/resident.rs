@@ -108,6 +108,11 @@ impl Resident {
         }
     }
 
+    /// Size of the pages that are not in memory yet, in bytes.
+    pub(crate) fn missing_bytes(&self) -> u64 {
+        self.slots.len() as u64 * PAGE_BYTES as u64 - self.filled_bytes()
+    }
+
     /// Size of the pages that are in memory, in bytes.
     pub(crate) fn filled_bytes(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.

@@ -19,6 +19,7 @@ mod repair;
 mod ring;
 mod support;
 mod trouble;
+mod warm;
 mod week;
 
 use std::fs;
