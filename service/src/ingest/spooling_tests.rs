@@ -1,4 +1,4 @@
-//! Tests of the replay: whose word a contradiction is.
+//! Tests of the replay: whose word a contradiction is, and how long the spool stays.
 //!
 //! Owns: nothing. Threads: `spool` takes the place of ingest-apply, which has the same standing and assembler.
 
@@ -33,6 +33,18 @@ fn contradicting(dir: &Path, source: u32, figures: &Arc<Figures>) {
     writer.flush().unwrap();
 }
 
+/// Returns the spool of a stream that has ended.
+fn at_rest(dir: &Path, figures: Arc<Figures>, state: &State) -> Spooling {
+    Spooling {
+        dir: dir.to_owned(),
+        figures,
+        state: state.clone(),
+        stop: watch::channel(false).0,
+        receiver: tokio::spawn(async {}),
+        writer: tokio::spawn(async {}),
+    }
+}
+
 /// Replays such a spool of `source` to the end. Returns the state of the one that took the slots.
 async fn replayed(source: u32) -> State {
     let temp = tempdir().unwrap();
@@ -56,20 +68,47 @@ async fn replayed(source: u32) -> State {
     };
     let (messages, received) = mpsc::channel(8);
     let taking = thread::spawn(move || taker.run(received));
-    let spooling = Spooling {
-        dir: dir.clone(),
-        figures,
-        state: state.clone(),
-        stop: watch::channel(false).0,
-        receiver: tokio::spawn(async {}),
-        writer: tokio::spawn(async {}),
-    };
-    Replay::of(spooling, &checkpoint).await.unwrap().unwrap().run(&messages, &state).await;
+    Replay::of(at_rest(&dir, figures, &state), &checkpoint).await.unwrap().unwrap().run(&messages, &state).await;
     assert!(!dir.exists(), "a spool that contradicts the chain is of no use");
     drop(messages);
     taking.join().unwrap();
     assert_eq!(state.resume.slot(), Some(10), "no slot of it was taken");
     state
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_spool_stays_until_its_last_slot_is_committed() {
+    let temp = tempdir().unwrap();
+    let dir = temp.path().join("spool");
+    let figures = Arc::<Figures>::default();
+    let base = Base { slot: 10, blockhash: [10; 32] };
+    let mut writer =
+        Writer::open(&dir, &Origin { base, meaning: "account-owner all".to_owned() }, 1 << 20, Arc::clone(&figures))
+            .unwrap();
+    for whole in [slot(11, [10; 32]), slot(12, [11; 32])] {
+        writer.append(&whole).unwrap();
+    }
+    writer.flush().unwrap();
+    let at = |slot| ChainCheckpoint { slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() };
+    let state = State::at(at(10));
+    let replay = Replay::of(at_rest(&dir, figures, &state), &at(10)).await.unwrap().unwrap();
+    let (messages, mut received) = mpsc::channel(8);
+    let replaying = tokio::spawn({
+        let (messages, state) = (messages.clone(), state.clone());
+        async move { replay.run(&messages, &state).await }
+    });
+    // All slots leave the queue, and none or only the first is committed.
+    let taking = tokio::spawn(async move { while received.recv().await.is_some() {} });
+    for committed in [10, 11] {
+        state.published.publish(at(committed));
+        tokio::time::sleep(LOOK_EVERY * 10).await;
+        assert!(dir.exists() && !replaying.is_finished(), "removed at slot={committed}");
+    }
+    state.published.publish(at(12));
+    replaying.await.unwrap();
+    assert!(!dir.exists());
+    drop(messages);
+    taking.await.unwrap();
 }
 
 #[tokio::test]
