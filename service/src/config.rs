@@ -249,6 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn a_store_is_made_of_an_archive_only_for_values_that_were_named() {
+        let resolve = |more: &str| {
+            let text = format!("dir = \"/a\"\ngeyser = \"http://h:1\"\ncreate = true\nsnapshot = \"/b\"\n{more}");
+            toml::from_str::<Settings>(&text).unwrap().resolve()
+        };
+        let error = resolve("").unwrap_err().to_string();
+        assert!(error.contains("--extract token-owner"), "{error}");
+        assert_eq!(resolve("extract = \"token-mint\"").unwrap().extract.to_string(), "token-mint");
+    }
+
+    #[test]
     fn unknown_keys_and_missing_values_are_named() {
         assert!(toml::from_str::<Settings>("comit_every = 1").unwrap_err().to_string().contains("comit_every"));
         assert!(Settings::default().resolve().unwrap_err().to_string().contains("--dir"));

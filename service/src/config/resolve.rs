@@ -30,7 +30,7 @@ impl Settings {
     pub fn resolve(self) -> Result<Config> {
         let Some(dir) = self.dir.clone() else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
         let engine = self.engine_options(&dir)?;
-        let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };
+        let extract = self.known_extract(&dir)?;
         let Some(geyser) = self.geyser.filter(|all| !all.is_empty()) else {
             bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
         };
@@ -53,7 +53,7 @@ impl Settings {
             geyser_cert: self.geyser_cert,
             geyser_key: self.geyser_key,
             geyser_compression: self.geyser_compression.unwrap_or_default(),
-            extract: self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner),
+            extract: extract.unwrap_or(Extract::AccountOwner),
             follow: self.follow.unwrap_or_default(),
             commitment: self.commitment.unwrap_or(Commitment::Confirmed),
             processed: self.processed.unwrap_or(false),
@@ -97,6 +97,20 @@ impl Settings {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
             geyser,
         })
+    }
+
+    /// Returns the extraction that was asked for, or else the one that the store keeps; `None` if there is neither.
+    ///
+    /// # Errors
+    /// A store is to be made of an archive, and nobody has said of which values.
+    fn known_extract(&self, dir: &Path) -> Result<Option<Extract>> {
+        let extract = if self.extract.is_none() { store::extract_of(dir)? } else { self.extract };
+        ensure!(
+            extract.is_some() || self.create != Some(true),
+            "create = true needs extract, because an archive holds whole accounts: give --extract token-owner for the \
+             wallets of token accounts, token-mint or account-owner"
+        );
+        Ok(extract)
     }
 
     fn engine_options(&self, dir: &Path) -> Result<EngineOptions> {
