@@ -39,8 +39,8 @@ pub const GET_MANY_QUEUE: usize = 32;
 /// Number of threads by default. From memory two answer all requests that the network threads can bring.
 const THREADS: usize = 2;
 
-/// Number of threads by default for a store that is larger than the memory. Nearly every get waits for the device then,
-/// which needs several reads at once to deliver its rate.
+/// Number of threads by default for a store that is larger than the memory, on an engine whose `get_many` waits for one
+/// read of the device after another. ARCHITECTURE.md has the rates.
 const THREADS_WAITING: usize = 16;
 
 /// How often an idle reader is moved to the newest commit. While it holds its snapshot, LMDB and redb keep every page
@@ -63,9 +63,11 @@ pub struct Origin {
     pub slot_wait_ns: u64,
 }
 
-/// Returns the default number of threads for a store of this size in a process with this memory.
-pub fn default_threads(store_bytes: u64, memory_bytes: u64) -> usize {
-    if store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
+/// Returns the default number of threads for a store of this size in a process with this memory. `in_turn` says that
+/// the engine's `get_many` waits for one read of the device after another.
+pub fn default_threads(in_turn: bool, store_bytes: u64, memory_bytes: u64) -> usize {
+    if in_turn && store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
+}
 }
 
 /// Handle to the pool. Clones share the pool.

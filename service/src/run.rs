@@ -436,7 +436,8 @@ fn durability(config: &Config) -> Durability {
 
 /// Returns the number of lookup threads: that of the settings, or the default for a store of this size.
 fn lookup_thread_count(config: &Config) -> usize {
-    let default = || lookups::default_threads(probe::disk_bytes(&config.dir), memory_limit().bytes);
+    let in_turn = config.engine.engine.descriptor().get_many_waits_in_turn;
+    let default = || lookups::default_threads(in_turn, probe::disk_bytes(&config.dir), memory_limit().bytes);
     config.lookup_threads.map_or_else(default, |threads| threads as usize)
 }
 

@@ -246,7 +246,7 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub slow_request: Option<Duration>,
-    /// Threads that read the engine for lookups [default: 2, or 16 for a store that is larger than the memory]
+    /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
     #[arg(long, value_name = "N")]
     pub lookup_threads: Option<u32>,
     /// Format of the log: text or json [default: text]
