@@ -68,7 +68,6 @@ pub struct Origin {
 pub fn default_threads(in_turn: bool, store_bytes: u64, memory_bytes: u64) -> usize {
     if in_turn && store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
 }
-}
 
 /// Handle to the pool. Clones share the pool.
 #[derive(Clone)]
