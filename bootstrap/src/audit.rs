@@ -12,6 +12,7 @@ use engine_api::Engine;
 use solana::Extract;
 
 use crate::info::open_to_scan;
+use crate::order::spilled_records;
 use crate::paths::{WorkDir, beside};
 use crate::seen::Seen;
 use crate::served;
@@ -20,6 +21,7 @@ use crate::sides::{Counts, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::{Archives, Source};
 pub use crate::undo::{TooManyKeys, Undo};
+use crate::verify;
 
 /// Archives that were opened, of a slot that is known.
 pub struct Archived {
@@ -49,6 +51,11 @@ pub struct Store<'a> {
 /// Returns the default working directory of an audit of the store in `dir`, which is next to the store.
 pub fn work_dir(dir: &Path) -> PathBuf {
     beside(dir, ".audit")
+}
+
+/// Says how the next comparison with the same archives begins, after one that sorted them in `sort_dir` was stopped.
+pub fn next_start(sort_dir: &Path) -> &'static str {
+    verify::next_start(spilled_records(sort_dir).is_some())
 }
 
 /// Returns seq and slot of the store that a running service has open in `dir`; `None` if no service runs.
@@ -90,6 +97,13 @@ impl Audited {
     /// Whether the store holds exactly the pairs of the archive, and the changes after it.
     pub fn is_equal(&self) -> bool {
         self.different + self.missing + self.only_in_store + self.lost_changes == 0
+    }
+
+    /// Names the usual cause where store and archive have no key in common.
+    pub fn hint(&self) -> Option<&'static str> {
+        let Self { expected_pairs, stored_pairs, different, missing, only_in_store, .. } = *self;
+        let (pairs, other_pairs) = (expected_pairs, stored_pairs);
+        Counts { pairs, other_pairs, only_here: missing, only_there: only_in_store, different }.hint()
     }
 }
 

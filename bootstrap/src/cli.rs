@@ -41,7 +41,7 @@ Exit codes:
   2         wrong arguments or engine options, archives that do not fit together, or a
             memory limit that is too small for a load: the same command fails each time
   3         a memory fault in an LMDB store whose file is cut or damaged: stderr names it
-  130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume continues";
+  130, 143  stopped by Ctrl-C or SIGTERM: stderr says whether --resume continues or the load begins again";
 
 /// Exit code when a memory fault in a damaged LMDB file has ended the process.
 const FAULT: u8 = 3;

@@ -77,6 +77,7 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
         hlog: None,
         seen: seen.clone(),
         beside_bytes,
+        is_part: true,
     };
     match load::run_until(&args, stop)? {
         0 => Ok(true),

@@ -62,7 +62,8 @@ pub(crate) fn check_after_reading(args: &LoadArgs, setup: &Setup, ordered: &Orde
     if now.share && ordered.gives_back() {
         bytes = bytes.saturating_sub(now.spill_bytes).saturating_add(limits::twice_bytes(store_bytes));
     }
-    check_store(args, setup, &now, bytes).context("the source has been read, and its spill is kept: --resume continues")
+    check_store(args, setup, &now, bytes)
+        .with_context(|| format!("the source has been read, and its spill is kept: {}", args.way_on()))
 }
 
 /// Refuses to let the store's directory grow to `bytes` and the bytes beside the load where the disk has no room for

@@ -183,7 +183,8 @@ impl<'a> Fill<'a> {
     /// Context for an engine's error, because engines do not know their directory.
     fn failed(&self) -> String {
         let (dir, seq) = (self.args.dir.display(), self.checkpoint.seq);
-        format!("the load has stopped: dir={dir} committed_pairs={seq}: fix the cause, then --resume continues")
+        let way_on = self.args.way_on();
+        format!("the load has stopped: dir={dir} committed_pairs={seq}: fix the cause, then {way_on}")
     }
 
     /// Makes the last commit: it is flushed, and it alone carries the slot and says that the map is whole.

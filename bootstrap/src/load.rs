@@ -18,7 +18,7 @@ use crate::disk;
 use crate::fill::Fill;
 use crate::limits::{self, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
-use crate::order::{OnDuplicate, Order, Ordered, Tally, is_given_back};
+use crate::order::{OnDuplicate, Order, Ordered, Tally, is_given_back, spilled_records};
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
@@ -103,6 +103,16 @@ pub(crate) struct LoadArgs {
     /// Bytes on the store's disk that such a program may take in the store's directory during the load.
     #[arg(skip)]
     pub(crate) beside_bytes: u64,
+    /// Whether such a program runs the load. Its next start continues an interrupted load, without an option.
+    #[arg(skip)]
+    pub(crate) is_part: bool,
+}
+
+impl LoadArgs {
+    /// Returns the words that say how an interrupted load is continued.
+    pub(crate) fn way_on(&self) -> &'static str {
+        if self.is_part { "the next start continues" } else { "the same command with --resume continues" }
+    }
 }
 
 /// Everything about a load that is decided before its source is read.
@@ -137,13 +147,16 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let started = Instant::now();
     let mut ordered = match order(args, &setup, stored, stop) {
         Err(error) if Stopped::is_cause_of(&error) => {
-            tell!(
-                "stopped while the source was being read, nothing more was loaded; the same command with \
-                 --resume continues"
-            );
+            tell!("stopped while the source was being read: {}", left_by_reading(args, &setup)?);
             return Ok(stop.asked().unwrap_or(1));
         }
-        ordered => ordered?,
+        Err(error) => {
+            if spilled_records(&setup.work.path).is_some() {
+                tell!("once the cause below is gone, {}", args.way_on());
+            }
+            return Err(error);
+        }
+        Ok(ordered) => ordered,
     };
     args.source.check_records(ordered.records)?;
     begin_giving_back(&mut ordered, &setup)?;
@@ -170,7 +183,7 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     if let Some(code) = stop.asked() {
         let seq = fill.end();
         close(args, engine)?;
-        tell!("stopped with {seq} pairs committed; the same command with --resume continues");
+        tell!("stopped with {seq} pairs committed; {}", args.way_on());
         return Ok(code);
     }
     fill.finish(tally)?;
@@ -195,6 +208,13 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
 fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
     let known = if args.resume { Known::of(&args.dir, &work.path) } else { Known::default() };
     let meaning = MeaningArgs { extract: args.meaning.extract.or(known.extract), ..args.meaning.clone() };
+    if args.resume && !known.is_begun && meaning.extract.is_none() && args.source.is_of_archives() {
+        let dir = args.dir.display();
+        return Err(Wrong::error(format!(
+            "there is nothing to resume, because no load was begun or nothing of it was kept: dir={dir}: leave --resume out \
+             and say with --extract which value is taken from each account, such as --extract token-owner"
+        )));
+    }
     let mut source = Source::new(&args.source, meaning.extract)?;
     let slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
     Ok((LoadArgs { slot, meaning, ..args.clone() }, source))
@@ -300,6 +320,16 @@ fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ord
     });
     reading.clear();
     ordered
+}
+
+/// Says how the next start begins after a stop before the end of the source.
+fn left_by_reading(args: &LoadArgs, setup: &Setup) -> Result<String> {
+    let is_kept = spilled_records(&setup.work.path).is_some() || engines::inspect(&args.dir)?.is_some();
+    Ok(match (is_kept, args.is_part) {
+        (true, _) => format!("nothing more was loaded; {}", args.way_on()),
+        (false, true) => "nothing of it is kept; the next start reads it from its beginning".to_owned(),
+        (false, false) => "nothing of it is kept; the same command begins again".to_owned(),
+    })
 }
 
 fn close(args: &LoadArgs, engine: Measured) -> Result<()> {

@@ -244,7 +244,7 @@ impl Ordered {
         ensure!(
             !whole || tally.records() == records,
             "the spill gives other records than were read: records={records} pairs={pairs} duplicates={duplicates}: \
-             remove dir={} and start again with --resume",
+             remove dir={} and start again, a load of bootstrap with --resume",
             self.work.dir().display()
         );
         Ok(tally)

@@ -36,6 +36,8 @@ pub(crate) enum Found {
 #[derive(Default)]
 pub(crate) struct Known {
     pub(crate) extract: Option<Extract>,
+    /// Whether there is a store, or a spill of one.
+    pub(crate) is_begun: bool,
     state: Option<State>,
 }
 
@@ -43,10 +45,13 @@ impl Known {
     /// Takes the extraction from the marker of the store in `dir`, or from the spill in `work` before there is a store. A
     /// file that cannot be read counts as missing here, because a later step refuses it with the way out.
     pub(crate) fn of(dir: &Path, work: &Path) -> Self {
-        let marked = engines::inspect(dir).ok().flatten().and_then(|known| known.holds.extract);
+        // A marker that cannot be read is a store all the same.
+        let (marker, spilled) = (engines::inspect(dir), spilled_source(work));
+        let is_begun = spilled.is_some() || !matches!(marker, Ok(None));
+        let marked = marker.ok().flatten().and_then(|known| known.holds.extract);
         let marked = marked.and_then(|name| name.parse().ok());
-        let extract = marked.or_else(|| Archives::extract_of(&spilled_source(work)?));
-        Self { extract, state: State::read(dir).ok().flatten() }
+        let extract = marked.or_else(|| Archives::extract_of(&spilled?));
+        Self { extract, is_begun, state: State::read(dir).ok().flatten() }
     }
 
     /// Returns the slot of the load that was begun. `None` if `source` is called otherwise than the source of that load,

@@ -97,8 +97,8 @@ pub(crate) fn warn_of_part(dir: &Path) -> Result<()> {
     let load = engines::inspect(dir)?.and_then(|known| known.load);
     if load.is_some_and(|load| load.state == LoadState::Loading) {
         tell!(
-            "the load of this store was interrupted, so that it holds a part of its source: dir={}: the load's command \
-             with --resume continues",
+            "the load of this store was interrupted, so that it holds a part of its source: dir={}: finish it by the load's \
+             command with --resume",
             dir.display()
         );
     }

@@ -78,6 +78,14 @@ impl Counts {
     pub(crate) fn unequal(&self) -> u64 {
         self.only_here + self.only_there + self.different
     }
+
+    /// Names the usual cause where both sides have pairs, but no key in common.
+    pub(crate) fn hint(&self) -> Option<&'static str> {
+        let has_no_common_key = self.only_here == self.pairs && self.only_there == self.other_pairs;
+        (has_no_common_key && self.pairs > 0 && self.other_pairs > 0).then_some(
+            "store and source have no key in common: the source is probably of another chain, or of another --extract",
+        )
+    }
 }
 
 /// Merges this side, which is pushed pair by pair, with the other side, which is received in chunks.

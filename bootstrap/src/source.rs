@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
+use solana::archive::is_url;
 use workload::{Pairs, Values};
 
 use crate::signal::{self, Stopped};
@@ -90,6 +91,15 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
+    /// Whether the input is a snapshot archive, by its format or its name.
+    pub(crate) fn is_of_archives(&self) -> bool {
+        let by_name = |path: &PathBuf| self.incremental.is_some() || Archives::are_at(path);
+        match self.format {
+            Some(format) => format == Format::Archive,
+            None => self.input.as_ref().is_some_and(by_name),
+        }
+    }
+
     /// Checks the number of records against --expect-pairs, if it was given.
     ///
     /// # Errors
@@ -129,12 +139,9 @@ impl Source {
     /// # Errors
     /// [`Wrong`] for arguments that contradict each other; an archive that cannot be opened.
     pub(crate) fn new(args: &SourceArgs, extract: Option<Extract>) -> Result<Self> {
-        let is_archive = |path: &Path| match args.format {
-            Some(format) => format == Format::Archive,
-            None => args.incremental.is_some() || Archives::are_at(path),
-        };
+        refuse_scheme(args)?;
         match (&args.pairs, &args.input) {
-            (None, Some(path)) if is_archive(path) => {
+            (None, Some(path)) if args.is_of_archives() => {
                 Ok(Self::Archives(Archives::new(path, args.incremental.as_deref(), extract)?))
             }
             _ if args.incremental.is_some() => {
@@ -179,6 +186,14 @@ impl Source {
         }
     }
 
+    /// Returns the slot that the names of archives tell; `None` for other sources.
+    pub(crate) fn slot(&self) -> Option<u64> {
+        match self {
+            Self::Archives(archives) => archives.named_slot(),
+            _ => None,
+        }
+    }
+
     /// Returns the files that the source is read from; `None` if it is not, or not only, read from files.
     pub(crate) fn files(&self) -> Option<Vec<PathBuf>> {
         match self {
@@ -212,7 +227,10 @@ impl Source {
         };
         let shown = path.display();
         let meta = std::fs::metadata(path).with_context(|| format!("cannot open file={shown}"))?;
-        ensure!(!meta.is_dir(), "the input is a directory: file={shown}: name a file of pairs");
+        ensure!(
+            !meta.is_dir(),
+            "the input is a directory, and no unpacked archive: file={shown}: name a file of pairs, or an archive in it"
+        );
         if !meta.is_file() {
             // A pipe may be opened only once, for the actual reading: when this end is closed, the writer thinks that
             // its reader is gone.
@@ -279,6 +297,22 @@ impl Source {
             }
         }
     }
+}
+
+/// Refuses a URL whose scheme is not supported, which would be taken for a file.
+fn refuse_scheme(args: &SourceArgs) -> Result<()> {
+    for path in [&args.input, &args.incremental].into_iter().flatten() {
+        let location = path.to_string_lossy();
+        let is_scheme = |text: &str| text.starts_with(|c: char| c.is_ascii_alphabetic()) && !text.contains(['/', '.']);
+        let scheme = location.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| is_scheme(scheme));
+        if let Some(scheme) = scheme.filter(|_| !is_url(&location)) {
+            return Err(Wrong::error(format!(
+                "the URL's scheme is not supported: scheme={scheme}: give an http:// or https:// URL, or download the file \
+                 and name it"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Reads the pairs of a file or a pipe, from `from` on.

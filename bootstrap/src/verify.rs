@@ -17,15 +17,17 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Engine};
 use engines::EngineKind;
-use solana::Extract;
+use solana::{ChainCheckpoint, Extract};
 use workload::Digest;
 
 use crate::info::open_to_scan;
 use crate::meaning::extraction;
+use crate::order::spilled_records;
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::running::warn_of_part;
+use crate::served;
 use crate::side_by_side::SideBySide;
 use crate::sides::Counts;
 use crate::signal::Stop;
@@ -74,17 +76,31 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let records = source.count_hint()?;
     source.check_records_before(&args.source)?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".verify", &args.source)?;
+    if served::ask(&args.dir)?.is_some() {
+        bail!(
+            "a running service has the store open: dir={}: compare it with a snapshot archive by `service audit`, which does \
+             not stop it, or verify a snapshot of the store",
+            args.dir.display()
+        );
+    }
     let engine = open_to_scan(&args.dir, args.engine, args.memory)?;
     warn_of_part(&args.dir)?;
+    let kept_in = work.path.clone();
     let verify = Verify { args, source: &source, records, work, engine: &*engine, stop: &stop };
     let outcome = verify.run();
     if let Some(code) = stop.asked() {
-        tell!("stopped; the store was not changed, and the same command goes on with what is sorted");
+        let kept = spilled_records(&kept_in);
+        tell!("stopped; the store was not changed, and the same command {}", next_start(kept.is_some()));
         return Ok(code);
     }
     let code = outcome?;
     engine.close()?;
     Ok(code)
+}
+
+/// Says how the next comparison with the same source begins, after this one was stopped.
+pub(crate) fn next_start(is_kept: bool) -> &'static str {
+    if is_kept { "goes on with the sorted part of the source" } else { "begins again" }
 }
 
 /// Returns the asked extraction, or that of the store.
@@ -116,6 +132,7 @@ struct Verify<'a> {
 impl Verify<'_> {
     fn run(&self) -> Result<u8> {
         let followed = self.followed()?;
+        self.warn_of_slot()?;
         // Compare digests only if the source can be read twice and may be equal. Otherwise sort it right away.
         // The versions of accounts have to be sorted before any of them counts.
         if followed.is_none() && !self.source.is_read_once() && !self.source.has_versions() {
@@ -138,6 +155,9 @@ impl Verify<'_> {
             "not equal: records={records} expected_pairs={pairs} stored_pairs={other_pairs} different={different} \
              missing={only_here} only_in_store={only_there}"
         );
+        if let Some(hint) = counts.hint() {
+            say!("{hint}");
+        }
         if let Some(Followed { loaded_pairs, checkpoint }) = followed {
             let shown = solana::shown(&checkpoint);
             say!(
@@ -147,6 +167,20 @@ impl Verify<'_> {
             );
         }
         Ok(1)
+    }
+
+    /// Warns before the source is read that it is of another slot than the store, where both slots are known.
+    fn warn_of_slot(&self) -> Result<()> {
+        let stored = ChainCheckpoint::read(&self.engine.checkpoint()?).ok().and_then(|checkpoint| checkpoint.slot);
+        if let Some((store, source)) = stored.zip(self.source.slot()).filter(|(store, source)| store != source) {
+            let lacks_incremental = store > source && self.args.source.incremental.is_none();
+            tell!(
+                "the store is at slot={store}, the source at slot={source}: only a source of that slot of the store can be \
+                 equal{}",
+                if lacks_incremental { "; was the store loaded with --incremental?" } else { "" }
+            );
+        }
+        Ok(())
     }
 
     /// Tells whether the store has changed since its load. A load ends with `seq` equal to its number of pairs, and

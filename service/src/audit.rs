@@ -82,9 +82,11 @@ pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
     }
     let place = Workplace::open(&work_dir)?;
     let outcome = in_place(args, &archived, &place, &stop);
+    let sort_dir = place.sort_dir();
     place.clean();
     if let Some(code) = stop.asked() {
-        out::tell("stopped; the store was not changed, and the same command goes on with what is sorted");
+        let next = audit::next_start(&sort_dir);
+        out::tell(&format!("stopped; the store was not changed, and the same command {next}"));
         return Ok(code);
     }
     let (said, code) = outcome?;
@@ -205,5 +207,6 @@ fn report(said: &mut String, at: &str, audited: &Audited) -> std::fmt::Result {
         said,
         "not equal: {at} records={records} expected_pairs={expected_pairs} stored_pairs={stored_pairs} \
          different={different} missing={missing} only_in_store={only_in_store} lost_changes={lost_changes}"
-    )
+    )?;
+    audited.hint().map_or(Ok(()), |hint| writeln!(said, "{hint}"))
 }

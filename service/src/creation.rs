@@ -102,7 +102,7 @@ pub(crate) async fn load(
                     stop.ask();
                     deadline = Some(Instant::now() + config.shutdown_timeout);
                 }
-                // A load that waits for the archive's bytes does not see the stop. The end of the process ends it.
+                // A load that opens an archive on a server does not see the stop. The end of the process ends it.
                 if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     break Ok(false);
                 }

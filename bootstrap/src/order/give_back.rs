@@ -63,7 +63,7 @@ impl Ordered {
         ensure!(
             pairs <= skip,
             "another process has changed the store while this one began: work_dir={dir} given_back_pairs={pairs} \
-             stored_pairs={skip}: start again with --resume"
+             stored_pairs={skip}: start again, a load of bootstrap with --resume"
         );
         ensure!(
             replaced == 0 || on_duplicate == OnDuplicate::Last,

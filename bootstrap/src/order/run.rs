@@ -115,8 +115,8 @@ impl Run {
 /// Error for a damaged file of a spill, with the file and the way out.
 pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
     anyhow!(
-        "a file of the spill is damaged: file={} reason={reason}: remove dir={}, and the same command with --resume \
-         makes the spill again; what the store holds stays",
+        "a file of the spill is damaged: file={} reason={reason}: remove dir={}, and the next start (a load of \
+         bootstrap with --resume) makes the spill again; the store's content stays",
         path.display(),
         path.parent().unwrap_or(Path::new("")).display()
     )

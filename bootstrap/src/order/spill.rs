@@ -303,8 +303,8 @@ fn leave(work: &mut Work) -> Result<()> {
     let Some(manifest) = work.manifest()? else { return work.remove() };
     work.keep(&manifest.runs)?;
     tell!(
-        "the part of the source that was read and flushed is kept: dir={} records={}: --resume continues from there; if you do not \
-         need it, remove the directory",
+        "the part of the source that was read and flushed is kept for the next start: dir={} records={}: if you do not need \
+         it, remove the directory",
         work.dir().display(),
         manifest.records
     );

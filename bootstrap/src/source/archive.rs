@@ -75,7 +75,7 @@ impl Archives {
             let archive = Archive::open(&location)?;
             all.check(archive.name(), archive.shown())?;
             all.shown.push(archive.shown().to_owned());
-            all.slots.push(archive.name().map(|name| name.slot));
+            all.slots.push(archive.name().map(|name| name.slot).or_else(|| slot_of_both(path)));
             all.packed_bytes = all.packed_bytes.zip(archive.packed_bytes()).map(|(sum, bytes)| sum + bytes);
             all.versions_max = all.versions_max.zip(versions_max(&archive)).map(|(sum, versions)| sum + versions);
             all.locations.push(location);
@@ -115,16 +115,29 @@ impl Archives {
     /// # Errors
     /// [`Wrong`] if the archive is of another slot than the one asked for, or if neither is known.
     fn slot(&self, asked: Option<u64>) -> Result<u64> {
-        match (self.slots.last().copied().flatten(), asked) {
+        match (self.named_slot(), asked) {
             (Some(slot), Some(asked)) if slot != asked => Err(Wrong::error(format!(
                 "the archive is of another slot: slot={slot} asked_slot={asked}: leave --slot out"
             ))),
             (Some(slot), _) | (None, Some(slot)) => Ok(slot),
-            (None, None) => Err(Wrong::error(
-                "the slot is not known, because the archive has no name: give it with --slot, as it stands in the name of \
-                 the archive",
-            )),
+            (None, None) => Err(Wrong::error(self.unnamed())),
         }
+    }
+
+    /// Describes an archive whose name does not tell its slot, with the ways out.
+    fn unnamed(&self) -> String {
+        let (shown, location) = match (self.shown.last(), self.locations.last()) {
+            (Some(shown), Some(location)) => (shown.as_str(), Path::new(location)),
+            _ => ("", Path::new("")),
+        };
+        let kind = if location.is_dir() { "snapshot-SLOT-HASH" } else { "snapshot-SLOT-HASH.tar.zst" };
+        let found = match slot_inside(location) {
+            Some(slot) => format!("--slot {slot}, which its files name, unless it is incremental"),
+            None => "--slot SLOT".to_owned(),
+        };
+        format!(
+            "the slot is not known, because the archive has another name than {kind}: archive={shown}: rename it, or give {found}"
+        )
     }
 
     /// Returns the slot of the map. Reading refuses an archive of another slot from now on, even if its name does not
@@ -140,6 +153,11 @@ impl Archives {
             *shown = format!("{shown} slot={slot}");
         }
         Ok(slot)
+    }
+
+    /// Returns the slot of the newest archive, if its name tells it.
+    pub(super) fn named_slot(&self) -> Option<u64> {
+        self.slots.last().copied().flatten()
     }
 
     /// Whether the archives can be read only once.
@@ -191,7 +209,16 @@ impl Archives {
                     shown.into()
                 })
             };
+            let mut failures = 0;
             let mut tell = |now: solana::archive::Progress| {
+                if now.failures > failures {
+                    tell!(
+                        "the archive's server does not answer as it should, and is asked again, for ten minutes in all: \
+                         archive={shown} failures={}",
+                        now.failures
+                    );
+                }
+                failures = now.failures;
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
                 // Here too, because `take` is not called while versions before `from` are skipped.
@@ -218,6 +245,20 @@ impl Archives {
         }
         Ok(numbers.files())
     }
+}
+
+/// Returns the slot that the files of an unpacked archive name, in `snapshots/SLOT`; `None` if they name none or several.
+fn slot_inside(directory: &Path) -> Option<u64> {
+    let names = std::fs::read_dir(directory.join("snapshots")).ok()?.flatten().map(|entry| entry.file_name());
+    let mut slots = names.filter_map(|name| name.to_str()?.parse::<u64>().ok());
+    slots.next().filter(|_| slots.next().is_none())
+}
+
+/// Returns the slot of a directory that is called `snapshot-SLOT`, if its files name the same slot. Any other name may be
+/// that of an incremental archive, which would be a part of a map only.
+fn slot_of_both(directory: &Path) -> Option<u64> {
+    let named = directory.file_name()?.to_str()?.strip_prefix("snapshot-")?;
+    slot_inside(directory).filter(|slot| named == slot.to_string())
 }
 
 /// Returns the largest number of versions that the archive can be expected to have. Without a name its packing is not

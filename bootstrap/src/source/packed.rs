@@ -20,6 +20,9 @@ const LOOK_BYTES: u64 = 4096;
 /// Beginning of the mark in the first header of a tar archive, and its place.
 const TAR_MAGIC: &[u8] = b"ustar";
 const TAR_MAGIC_AT: usize = 257;
+/// Way to read a snapshot archive that no name tells, as the end of a message. `verify` takes no slot.
+const ARCHIVE_WAY_OUT: &str =
+    "; a snapshot archive is read with --format archive, to which a load adds --slot SLOT; it need not be unpacked";
 /// First bytes of every gzip file.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 /// First bytes of every zstd file.
@@ -105,19 +108,20 @@ pub(super) fn checked(
     input.by_ref().take(LOOK_BYTES).read_to_end(&mut first).context("cannot read: offset=0")?;
     let found = if named == Packing::None { Packing::of_bytes(&first)? } else { Packing::None };
     let way_out = match (found, pipe::is_stdin(path)) {
-        (Packing::Gzip, true) => Some("gzip: unpack it on the way, as with: gzip -dc FILE | PROGRAM --input -"),
+        (Packing::Gzip, true) => Some("gzip: unpack pairs on the way, as with: gzip -dc FILE | PROGRAM --input -"),
         (Packing::Gzip, false) => Some("gzip: give the file a name that ends in .gz"),
-        (Packing::Zstd, true) => Some("zstd: unpack it on the way, as with: zstd -dc FILE | PROGRAM --input -"),
+        (Packing::Zstd, true) => Some("zstd: unpack pairs on the way, as with: zstd -dc FILE | PROGRAM --input -"),
         (Packing::Zstd, false) => Some("zstd: give the file a name that ends in .zst"),
         (Packing::None, _) => None,
     };
     if let Some(way_out) = way_out {
-        bail!("packed by {way_out}");
+        let of_archive = if pipe::is_stdin(path) { ARCHIVE_WAY_OUT } else { "" };
+        bail!("packed by {way_out}{of_archive}");
     }
     if first.get(TAR_MAGIC_AT..).is_some_and(|rest| rest.starts_with(TAR_MAGIC)) {
         bail!(
-            "a tar archive, not pairs: a snapshot archive is known by its name, snapshot-SLOT-HASH.tar.zst: under another \
-             one, or from a pipe, load it with --format archive --slot SLOT"
+            "a tar archive, not pairs: a snapshot archive is known by its name, snapshot-SLOT-HASH.tar.zst: rename it\
+             {ARCHIVE_WAY_OUT}"
         );
     }
     if format == Format::Raw && is_text(&first) {

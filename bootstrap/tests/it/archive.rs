@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -86,6 +86,28 @@ fn archives_of_agave_hold_what_the_bank_lists() {
             }
         }
     }
+}
+
+/// A comparison with another slot or another chain names that before anybody looks for lost keys.
+#[test]
+fn a_source_of_another_slot_or_chain_is_called_that() {
+    let engine = engines().next().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let (full, incremental) = (home.path().join(format!("{FULL}.zst")), home.path().join(format!("{INCREMENTAL}.zst")));
+    fs::write(&full, data(&format!("{FULL}.zst"))).unwrap();
+    fs::write(&incremental, data(&format!("{INCREMENTAL}.zst"))).unwrap();
+    let store = home.path().join("store");
+    let load = ["--engine", engine, "--dir", str(&store), "--extract", "token-owner", "--input", str(&full)];
+    ok(&[&load[..], &["--incremental", str(&incremental)]].concat());
+    let said = fails(1, &["verify", "--dir", str(&store), "--input", str(&full)]);
+    let warned = "the store is at slot=351000368, the source at slot=351000355";
+    assert!(said.contains(warned) && said.contains("with --incremental?"), "{said}");
+    assert!(!said.contains("no key in common"), "{said}");
+    let made = Made::open(9, [7; 32], [8; 32]);
+    let other = write_archive(home.path(), 351_000_368, &[made]);
+    let said = fails(1, &["verify", "--dir", str(&store), "--input", str(&other)]);
+    assert!(said.contains("no key in common: the source is probably of another chain"), "{said}");
+    assert!(!said.contains("the source at slot="), "{said}");
 }
 
 /// One version of an account.
@@ -321,9 +343,35 @@ fn archives_that_do_not_fit_together_are_refused() {
         fails(1, &[&["--dir", str(&store), "--input", str(&unnamed)][..], more].concat())
     };
     let pairs = load_unnamed(&[]);
-    assert!(pairs.contains("a tar archive, not pairs") && pairs.contains("--format archive --slot SLOT"), "{pairs}");
+    assert!(
+        pairs.contains("a tar archive, not pairs") && pairs.contains("--format archive, to which a load adds --slot"),
+        "{pairs}"
+    );
     let archive = ["--format", "archive", "--extract", "token-owner", "--slot", "7"];
     assert!(load_unnamed(&archive).contains("slot=200 expected_slot=7"));
+    // An unpacked archive that was renamed, and the directory that it lies in.
+    let unpacked = dir.join("latest");
+    assert!(Command::new("mkdir").arg(&unpacked).status().unwrap().success());
+    assert!(Command::new("tar").args(["-xf", str(&full), "-C", str(&unpacked)]).status().unwrap().success());
+    let renamed = load(&[&extract[..], &["--input", str(&unpacked)]].concat());
+    assert!(renamed.contains("snapshot-SLOT-HASH") && renamed.contains(str(&unpacked)), "{renamed}");
+    assert!(renamed.contains("--slot 200"), "{renamed}");
+    let as_named = dir.join("snapshot-200");
+    fs::rename(&unpacked, &as_named).unwrap();
+    let other = load(&[&extract[..], &["--input", str(&as_named), "--slot", "201"]].concat());
+    assert!(other.contains("slot=200 asked_slot=201"), "{other}");
+    let from_directory = dir.join("from-directory");
+    let said = ok(&[&["--dir", str(&from_directory), "--input", str(&as_named)][..], &extract].concat());
+    assert!(said.contains("slot=200"), "{said}");
+    let said = fails(1, &["--dir", str(&store), "--input", str(dir)]);
+    assert!(said.contains("or an archive in it") && !store.exists(), "{said}");
+    // An error page under an archive's name.
+    let page = dir.join(format!("{}.zst", full_name(200)));
+    fs::write(&page, "<html><body>no such file</body></html>").unwrap();
+    let said = fails(1, &[&["--dir", str(&store)][..], &extract, &["--input", str(&page)]].concat());
+    assert!(said.contains("not packed by zstd, although its name says so"), "{said}");
+    let said = load(&[&extract[..], &["--input", "ftp://host/snapshot"]].concat());
+    assert!(said.contains("scheme=ftp"), "{said}");
     // An archive that was cut leaves no store that looks whole.
     let bytes = fs::read(&full).unwrap();
     fs::write(&full, &bytes[..bytes.len() - 1024]).unwrap();
@@ -345,7 +393,7 @@ fn a_reading_that_was_interrupted_is_described_and_gone_on_with() {
     fs::write(&archive, [cut, &[0xff; 2000]].concat()).unwrap();
     let load = ["--engine", engine, "--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&archive)];
     let said = fails(1, &[&load[..], &["--extract", "token-owner"]].concat());
-    assert!(said.contains("--resume continues from there"), "{said}");
+    assert!(said.contains("is kept for the next start") && said.contains("with --resume continues"), "{said}");
     let info = ok(&["info", "--dir", str(&store)]);
     assert!(info.contains("engine=none\nopen_in=none\nload=interrupted before there was a store: "), "{info}");
     assert!(info.contains("extract=token-owner") && info.contains("with --resume continues"), "{info}");

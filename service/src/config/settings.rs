@@ -70,7 +70,7 @@ pub struct Settings {
     /// meanwhile. After a restart while differences are applied, lookups are refused until that is done.
     #[arg(long, value_name = "DIR_OR_URL")]
     pub heal_from: Option<Vec<String>>,
-    /// Disk space for slots of the stream that come while the archive is loaded or the store is healed, about 45
+    /// Disk space for slots of the stream that come while the archive is loaded or the store is healed, about 66
     /// bytes an update [default: 16GiB]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub spool_max_bytes: Option<ByteSize>,

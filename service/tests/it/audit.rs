@@ -335,7 +335,7 @@ fn what_cannot_be_compared_is_refused_with_the_way_out() {
     // An archive without a name is of the slot that was said, or it is refused.
     let unnamed = loaded.temp.path().join("archive.tar.zst");
     fs::copy(archive(FULL), &unnamed).unwrap();
-    assert!(loaded.audit_with(2, &["--archive", str(&unnamed)]).contains("give it with --slot"));
+    assert!(loaded.audit_with(2, &["--archive", str(&unnamed)]).contains("or give --slot"));
     let slot = SLOT.to_string();
     assert!(loaded.audit_with(0, &["--archive", str(&unnamed), "--slot", &slot]).contains("equal: "));
     let server = Scripted::start(vec![self::slot(SLOT + 1, &[]), self::slot(SLOT + 2, &[])]);

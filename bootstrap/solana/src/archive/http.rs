@@ -11,6 +11,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -25,9 +26,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time without a single byte. Some servers make an archive ready when it is asked for.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often and after which pauses a request is repeated.
+/// How often and after which pauses a request is repeated. The pauses last ten minutes in all, because a download of
+/// hours should outlive the restart of a server or a router.
 const PATIENCE: Patience =
-    Patience { tries: 8, first_pause: Duration::from_millis(250), longest_pause: Duration::from_secs(15) };
+    Patience { tries: 27, first_pause: Duration::from_millis(250), longest_pause: Duration::from_secs(30) };
 
 /// A download that has been asked about, but not begun.
 pub(super) struct Opened {
@@ -47,16 +49,15 @@ pub(super) struct Download {
     at: u64,
     body: Option<Box<dyn Read + Send>>,
     has_ended: bool,
-    /// Number of failures since the last byte.
-    failures: u32,
+    /// Number of failures since the last byte, which the thread of the caller reads.
+    failures: Arc<AtomicU32>,
     patience: Patience,
 }
 
 /// How often and after which pauses a request is repeated.
 #[derive(Clone, Copy)]
 struct Patience {
-    /// Number of failures in a row, without a byte in between, that end the download: half a minute of them, in which
-    /// a server restarts.
+    /// Number of failures in a row, without a byte in between, that end the download.
     tries: u32,
     /// Pause after the first failure; each further one is twice as long.
     first_pause: Duration,
@@ -121,7 +122,7 @@ pub(super) fn open(url: &str) -> io::Result<Opened> {
         at: 0,
         body: None,
         has_ended: false,
-        failures: 0,
+        failures: Arc::default(),
         patience: PATIENCE,
     };
     Ok(Opened { bytes, shown, length })
@@ -138,17 +139,27 @@ impl Read for Download {
                 Err(Failed::ForGood(error)) => return Err(error),
                 Err(Failed::ForNow(error)) => error,
             };
-            self.failures += 1;
-            if self.failures == self.patience.tries {
-                let text = format!("gave up: tries={} received_bytes={}: {error}", self.failures, self.at);
+            // ORDERING: Relaxed: the number is only shown.
+            let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+            if failures == self.patience.tries {
+                let text = format!(
+                    "gave up: tries={failures} received_bytes={}: {error}: try again later, or download the file by other \
+                     means, such as wget -c, and name it",
+                    self.at
+                );
                 return Err(io::Error::new(error.kind(), text));
             }
-            thread::sleep(self.patience.pause(self.failures));
+            thread::sleep(self.patience.pause(failures));
         }
     }
 }
 
 impl Download {
+    /// Returns the number of failures since the last byte, which is kept up to date.
+    pub(super) fn failures(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.failures)
+    }
+
     /// Reads from the connection, or from a new one after a failure.
     fn attempt(&mut self, out: &mut [u8]) -> Result<usize, Failed> {
         if self.length == Some(self.at) {
@@ -168,7 +179,8 @@ impl Download {
             Some(_) if read == 0 => return Err(for_now("the connection was closed early".to_owned())),
             _ => self.has_ended = read == 0,
         }
-        self.failures = 0;
+        // ORDERING: Relaxed: the number is only shown.
+        self.failures.store(0, Ordering::Relaxed);
         self.body = Some(body);
         Ok(read)
     }
@@ -327,7 +339,12 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Failed> {
 
 fn status_failed(answer: &Response<Body>) -> Failed {
     let status = answer.status().as_u16();
-    let text = format!("the server refuses: status={status}");
+    let way_out = match status {
+        404 | 410 => ": check the name in the URL, and list the files of the server: it may have newer ones only",
+        401 | 403 => ": check the URL's user, password and query",
+        _ => "",
+    };
+    let text = format!("the server refuses: status={status}{way_out}");
     // Time-outs, limits of rate, and errors of the server's own pass.
     if matches!(status, 408 | 425 | 429 | 500..) { for_now(text) } else { for_good(text) }
 }
@@ -422,6 +439,13 @@ mod tests {
     }
 
     #[test]
+    fn a_server_may_stay_away_for_ten_minutes() {
+        let pauses: Duration = (1..PATIENCE.tries).map(|failures| PATIENCE.pause(failures)).sum();
+        assert!(pauses >= Duration::from_secs(600), "{pauses:?}");
+        assert_eq!(PATIENCE.pause(PATIENCE.tries), Duration::from_secs(30));
+    }
+
+    #[test]
     fn a_server_that_stays_away_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://user:secret@{}/x?secret", listener.local_addr().unwrap());
@@ -436,7 +460,7 @@ mod tests {
             at: 0,
             body: None,
             has_ended: false,
-            failures: 0,
+            failures: Arc::default(),
             patience: Patience { tries: 4, first_pause: pause, longest_pause: 2 * pause },
         };
         let started = Instant::now();

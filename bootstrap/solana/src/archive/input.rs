@@ -6,6 +6,8 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use super::error::Error;
 use super::name::Name;
@@ -22,6 +24,8 @@ pub(super) struct Input {
     pub(super) shown: String,
     /// Number of the archive's packed bytes, where it is known.
     pub(super) packed_bytes: Option<u64>,
+    /// Number of a server's failures since its last byte.
+    pub(super) failures: Arc<AtomicU32>,
 }
 
 /// Source of an archive's bytes.
@@ -38,7 +42,13 @@ impl Input {
     pub(super) fn open(location: &str) -> Result<Self, Error> {
         if location == STDIN {
             let source = Source::Stream(Box::new(io::stdin()));
-            return Ok(Self { source, name: None, shown: "standard input".to_owned(), packed_bytes: None });
+            return Ok(Self {
+                source,
+                name: None,
+                shown: "standard input".to_owned(),
+                packed_bytes: None,
+                failures: Arc::default(),
+            });
         }
         if http::is_url(location) { Self::open_url(location) } else { Self::open_path(Path::new(location)) }
     }
@@ -49,8 +59,9 @@ impl Input {
         // A server may lead from a fixed name to that of its newest archive.
         let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));
         let name = names.into_iter().flatten().next().transpose()?;
+        let failures = opened.bytes.failures();
         let source = Source::Stream(Box::new(opened.bytes));
-        Ok(Self { source, name, shown: opened.shown, packed_bytes: opened.length })
+        Ok(Self { source, name, shown: opened.shown, packed_bytes: opened.length, failures })
     }
 
     fn open_path(path: &Path) -> Result<Self, Error> {
@@ -62,11 +73,17 @@ impl Input {
             let full = fs::canonicalize(path).map_err(failed)?;
             let name = full.file_name().and_then(|name| name.to_str()).and_then(Name::of_directory);
             let packed_bytes = Some(directory::bytes(path));
-            return Ok(Self { source: Source::Directory(path.to_owned()), name, shown, packed_bytes });
+            return Ok(Self {
+                source: Source::Directory(path.to_owned()),
+                name,
+                shown,
+                packed_bytes,
+                failures: Arc::default(),
+            });
         }
         let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse).transpose()?;
         let file = File::open(path).map_err(failed)?;
         let packed_bytes = metadata.is_file().then_some(metadata.len());
-        Ok(Self { source: Source::Stream(Box::new(file)), name, shown, packed_bytes })
+        Ok(Self { source: Source::Stream(Box::new(file)), name, shown, packed_bytes, failures: Arc::default() })
     }
 }

@@ -80,6 +80,9 @@ pub struct Progress {
     pub unpacked_bytes: u64,
     /// Number of versions that were taken.
     pub versions: u64,
+    /// Number of failures of the archive's server since its last byte. It is asked again until it has failed for ten
+    /// minutes.
+    pub failures: u32,
 }
 
 /// The numbers of an archive that was read to its end.
@@ -116,7 +119,7 @@ impl Archive {
     /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.
     pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
         let source = Source::Stream(Box::new(bytes));
-        Self { input: Input { source, name, shown: shown.to_owned(), packed_bytes: None } }
+        Self { input: Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() } }
     }
 
     /// Returns the parts of the archive's name. Standard input has none, nor does a file of another name.
@@ -140,16 +143,17 @@ impl Archive {
     }
 
     /// Reads the whole archive in one pass. `take` gets every version of every account, in the archive's order;
-    /// `progress` is called after every few megabytes and at the end.
+    /// `progress` is called after every few megabytes, several times a second while a stream brings no
+    /// bytes, and at the end.
     ///
     /// # Errors
     /// [`Error::Io`] and [`Error::Unpack`] while the bytes come, [`Error::Archive`] and [`Error::Entry`] when they are
     /// no snapshot or only a part of one, [`Error::Stopped`] with the error of `progress` or `take`. Versions taken
     /// before an error prove nothing: the archive was not whole.
     pub fn read(self, progress: &mut Tell<'_>, take: &mut Take<'_>) -> Result<Summary, Error> {
-        let Input { source, name, shown, .. } = self.input;
+        let Input { source, name, shown, failures, .. } = self.input;
         let packed = Arc::new(AtomicU64::new(0));
-        let mut reading = Reading::new(&shown, name.as_ref(), Arc::clone(&packed), progress, take);
+        let mut reading = Reading::new(&shown, name.as_ref(), (Arc::clone(&packed), failures), progress, take);
         match source {
             Source::Directory(path) => directory::read(&path, &packed, &mut reading)?,
             Source::Stream(bytes) => {

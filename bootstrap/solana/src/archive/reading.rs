@@ -4,7 +4,7 @@
 //! Runs on the thread that reads the archive.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::append_vec::{AppendVec, Refusal};
 use super::contents::{Contents, Part, VERSION_BYTES_MAX};
@@ -26,6 +26,7 @@ pub(super) struct Reading<'a> {
     contents: Contents,
     entry: Entry,
     packed: Arc<AtomicU64>,
+    failures: Arc<AtomicU32>,
     unpacked: u64,
     /// Number of unpacked bytes at which the caller is told the progress.
     tell_at: u64,
@@ -52,11 +53,11 @@ enum Bytes {
 
 impl<'a> Reading<'a> {
     /// Begins the archive `archive`, whose name is `name` if it has one. `packed` is the number of its bytes that were
-    /// read so far, kept up to date by the source.
+    /// read so far, and `failures` that of its server's failures, both kept up to date by the source.
     pub(super) fn new(
         archive: &'a str,
         name: Option<&Name>,
-        packed: Arc<AtomicU64>,
+        (packed, failures): (Arc<AtomicU64>, Arc<AtomicU32>),
         tell: &'a mut Tell<'a>,
         take: &'a mut Take<'a>,
     ) -> Self {
@@ -65,6 +66,7 @@ impl<'a> Reading<'a> {
             contents: Contents::new(name),
             entry: Entry { name: String::new(), at: 0, bytes: Bytes::Ignored },
             packed,
+            failures,
             unpacked: 0,
             tell_at: 0,
             versions: 0,
@@ -153,11 +155,13 @@ impl<'a> Reading<'a> {
         Within(Some((self.entry.name.clone(), self.entry.at)))
     }
 
-    fn tell_progress(&mut self) -> Result<(), Error> {
+    /// Tells the caller the progress, and learns whether the caller wants to stop.
+    pub(super) fn tell_progress(&mut self) -> Result<(), Error> {
         let progress = Progress {
             packed_bytes: self.packed.load(Ordering::Relaxed),
             unpacked_bytes: self.unpacked,
             versions: self.versions,
+            failures: self.failures.load(Ordering::Relaxed),
         };
         (self.tell)(progress).map_err(Error::Stopped)
     }

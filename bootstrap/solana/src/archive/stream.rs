@@ -15,7 +15,7 @@ pub(super) fn read(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result
         entry(unpacked, &header, reading).map_err(|error| error.in_entry(reading.within()))?;
     }
     loop {
-        let bytes = unpacked.fill()?;
+        let bytes = unpacked.fill(&mut || reading.tell_progress())?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -31,7 +31,7 @@ pub(super) fn read(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result
 /// Returns the header of the next entry; `None` after the last one.
 fn next_header(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result<Option<Header>, Error> {
     let mut block = [0; BLOCK_BYTES];
-    match fill_from(unpacked, &mut block)? {
+    match fill_from(unpacked, reading, &mut block)? {
         0 => return Err(reading.archive_error(Fault::Cut("before its end marker"))),
         BLOCK_BYTES => (),
         _ => return Err(reading.archive_error(Fault::Cut("within a header"))),
@@ -39,7 +39,7 @@ fn next_header(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result<Opt
     let header = Header::parse(&block).map_err(|fault| reading.archive_error(fault))?;
     reading.advance(BLOCK_BYTES)?;
     if header.is_none() {
-        if fill_from(unpacked, &mut block)? < BLOCK_BYTES {
+        if fill_from(unpacked, reading, &mut block)? < BLOCK_BYTES {
             return Err(reading.archive_error(Fault::Cut("within its end marker")));
         }
         if block.iter().any(|byte| *byte != 0) {
@@ -54,7 +54,7 @@ fn entry(unpacked: &mut Unpacked, header: &Header, reading: &mut Reading<'_>) ->
     reading.begin(header)?;
     let mut left = header.size;
     while left > 0 {
-        let bytes = unpacked.fill()?;
+        let bytes = unpacked.fill(&mut || reading.tell_progress())?;
         if bytes.is_empty() {
             return Err(reading.cut());
         }
@@ -68,17 +68,17 @@ fn entry(unpacked: &mut Unpacked, header: &Header, reading: &mut Reading<'_>) ->
     let mut block = [0; BLOCK_BYTES];
     let padding = &mut block[..header.padding()];
     let length = padding.len();
-    if fill_from(unpacked, padding)? < length {
+    if fill_from(unpacked, reading, padding)? < length {
         return Err(reading.cut());
     }
     reading.advance(length)
 }
 
 /// Copies the bytes that come next, and returns their number: less than asked for only at the end of the stream.
-fn fill_from(unpacked: &mut Unpacked, out: &mut [u8]) -> Result<usize, Error> {
+fn fill_from(unpacked: &mut Unpacked, reading: &mut Reading<'_>, out: &mut [u8]) -> Result<usize, Error> {
     let mut filled = 0;
     while filled < out.len() {
-        let bytes = unpacked.fill()?;
+        let bytes = unpacked.fill(&mut || reading.tell_progress())?;
         if bytes.is_empty() {
             break;
         }

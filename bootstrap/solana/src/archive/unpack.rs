@@ -9,8 +9,9 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 
@@ -25,6 +26,9 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Number of buffers: one is filled and one is read, and two in between even out the difference of single megabytes.
 const BUFFERS: usize = 4;
+
+/// Time between two calls of the function that is told about waiting, so that a signal is seen soon.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// An archive's unpacked bytes, in order.
 pub(super) struct Unpacked {
@@ -80,13 +84,15 @@ impl Unpacked {
         })
     }
 
-    /// Returns the bytes that come next, at least one, unless the stream has ended.
+    /// Returns the bytes that come next, at least one, unless the stream has ended. Calls `waiting` every
+    /// [`LOOK_EVERY`] until they come.
     ///
     /// # Errors
-    /// The packed bytes cannot be read or unpacked.
-    pub(super) fn fill(&mut self) -> Result<&[u8], Error> {
+    /// The packed bytes cannot be read or unpacked; errors of `waiting`.
+    pub(super) fn fill(&mut self, waiting: &mut dyn FnMut() -> Result<(), Error>) -> Result<&[u8], Error> {
         while self.from == self.to && !self.has_ended {
-            match self.full.recv() {
+            match self.full.recv_timeout(LOOK_EVERY) {
+                Err(RecvTimeoutError::Timeout) => waiting()?,
                 Ok(Message::Bytes(buffer, filled)) => {
                     let used = std::mem::replace(&mut self.buffer, buffer);
                     (self.from, self.to) = (0, filled);
@@ -103,7 +109,7 @@ impl Unpacked {
                     self.has_ended = true;
                     return Err(error);
                 }
-                Err(_) => {
+                Err(RecvTimeoutError::Disconnected) => {
                     self.has_ended = true;
                     self.join()?;
                 }
@@ -142,8 +148,8 @@ impl Work {
     /// Unpacks the whole stream. A failed send means that nobody reads any more.
     fn run(self, mut feed: Feed, packing: Option<Packing>) {
         let state = feed.state();
-        let packing = match packing.map_or_else(|| feed.packing(), Ok) {
-            Ok(packing) => packing,
+        let (packing, is_other) = match feed.packing() {
+            Ok(found) => (packing.unwrap_or(found), packing.is_some_and(|named| named != found)),
             Err(source) => {
                 let (archive, within) = (self.archive.clone(), Within::default());
                 let error = Error::Io { archive, offset: state.offset(), within, source };
@@ -156,6 +162,7 @@ impl Work {
             if state.has_failed() {
                 Error::Io { archive, offset, within, source }
             } else {
+                let source = if is_other { other_bytes(packing, &source) } else { source };
                 Error::Unpack { archive, packing, offset, within, source }
             }
         };
@@ -188,6 +195,15 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// Explains an error of unpacking where the first bytes are not of the packing that the archive's name says.
+fn other_bytes(packing: Packing, source: &io::Error) -> io::Error {
+    let text = format!(
+        "the file is not packed by {packing}, although its name says so, and may be an error page of a server: look at it, and \
+         download it again: {source}"
+    );
+    io::Error::new(source.kind(), text)
 }
 
 fn decoder(feed: Feed, packing: Packing) -> io::Result<Box<dyn Read>> {

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::{fs, thread};
 
-use solana::archive::{Archive, Error};
+use solana::archive::{Archive, Error, Progress};
 
 use crate::support::{FULL, chain, data, rows};
 
@@ -255,13 +255,26 @@ fn lies_are_errors() {
     }
 }
 
+/// While the server stays away, the reader is told the failures, and can stop without waiting for it.
+#[test]
+fn a_reader_that_waits_for_a_server_can_stop() {
+    let server = Server::start(|request, number| match number {
+        0 | 1 => serve(request, &file(), ETAG).cut(CUT),
+        _ => Answer::new("503 Busy", b""),
+    });
+    let mut progress = |now: Progress| if now.failures > 0 { Err("asked to stop".into()) } else { Ok(()) };
+    let read = Archive::open(&server.url()).unwrap().read(&mut progress, &mut |_| Ok(()));
+    assert!(matches!(read, Err(Error::Stopped(_))), "{read:?}");
+}
+
 #[test]
 fn a_server_that_refuses_is_told_by_its_status() {
     for (status, number) in [("404 Not Found", 404), ("401 Unauthorized", 401), ("500 Broken", 500)] {
         let server = Server::start(move |_, _| Answer::new(status, b"secret"));
         let text = error(&server);
         let expected = format!("the server refuses: status={number}");
-        assert!(text.starts_with("cannot open the archive: ") && text.ends_with(&expected), "{text}");
+        assert!(text.starts_with("cannot open the archive: ") && text.contains(&expected), "{text}");
+        assert_eq!(text.contains("check the name in the URL"), number == 404, "{text}");
     }
     // Nobody listens.
     let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
