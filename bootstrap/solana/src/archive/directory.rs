@@ -75,11 +75,13 @@ fn read_file(
     reading: &mut Reading<'_>,
 ) -> Result<(), Error> {
     let failed = |source| open_error(root, name, source);
-    let mut file = File::open(root.join(name)).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
+    let path = root.join(name);
+    // Before the opening, which waits for a writer where the file is a named pipe.
+    let metadata = fs::metadata(&path).map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")));
     }
+    let mut file = File::open(&path).map_err(failed)?;
     reading.begin(&Header { path: name.to_owned(), kind: Kind::File, size: metadata.len() })?;
     let mut left = metadata.len();
     while left > 0 {

@@ -168,6 +168,17 @@ fn an_unpacked_archive_is_read_from_its_directory() {
 }
 
 #[test]
+fn a_named_pipe_in_an_unpacked_archive_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger");
+    untar(&unpacked(FULL), &path);
+    let pipe = path.join("accounts/999.99");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let said = chain(&rows(open(&path)).unwrap_err());
+    assert!(said.contains("999.99") && said.contains("it is not a regular file"), "{said}");
+}
+
+#[test]
 fn a_pipe_is_read_as_it_comes() {
     let expected = rows(open(&data(FULL))).unwrap();
     let packed = fs::read(data(FULL)).unwrap();
