@@ -3,7 +3,7 @@
 //! Owns: how many keys are looked up at once, and the threads that do it for an engine whose `get_many` waits for one
 //! read of the device after another. Must not: hold a snapshot of the engine between two calls, because a snapshot
 //! keeps replaced pages; decide anything by a value.
-//! Runs on the ingest-apply thread, and on up to [`THREADS_MAX`] threads `ingest-read-N`, which start when they are
+//! Runs on the ingest-apply thread, and on up to `THREADS_MAX` threads `ingest-read-N`, which start when they are
 //! first needed and end with [`Reads`].
 //!
 //! # Why the threads see the newest commit
