@@ -35,8 +35,10 @@
 //!   index into the cache, and keeps them there for good where they take at most seven eighths of it at the opening. Where they
 //!   do not fit, a get may read a whole filter first, which is a warning at the opening; partitions
 //!   (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are charged to the
-//!   cache. Files have 256 MiB, and reads are direct where the directory exceeds the memory limit at opening, because the page
-//!   cache would hold a second copy of the block cache's blocks.
+//!   cache. Files have 256 MiB. With less than 1 GiB beside the cache the files and a compaction's read-ahead are smaller,
+//!   because both take memory outside of the cache: a filter while it is made, and a buffer for each file that is read. Reads
+//!   are direct where the directory exceeds the memory limit at opening, because the page cache would hold a second copy of
+//!   the block cache's blocks.
 //! - **[`RocksdbOptions::set`]** comes after the profile.
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
 //! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then it is half of

@@ -17,6 +17,10 @@ use crate::settings::{FILE_BYTES_A_PAIR, INDEX_CENTIBYTES_A_PAIR, PINNED_EIGHTHS
 /// its connections.
 const REST_BYTES: u64 = 256 << 20;
 
+/// Memory of the tuned profile in addition to its cache: 50 MiB for the program, and the rest for a compaction. 20M pairs
+/// with a cache of 64 MiB took 92 MiB in addition.
+const REST_TUNED_BYTES: u64 = 96 << 20;
+
 /// Returns the notes about the store in `dir`, which may be missing.
 pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {
     let files = Files::of(dir);
@@ -27,8 +31,8 @@ pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {
         limit_bytes: settings.limit_bytes,
     };
     let is_tuned = Profile::of(settings.profile) == Profile::Tuned;
-    let memory = if is_tuned { tables.inside() } else { tables.outside() };
-    memory.into_iter().chain(too_few_readers(files.count, getrlimit(Resource::Nofile).maximum)).collect()
+    let memory = if is_tuned { [tables.inside(), tables.beside()] } else { [tables.outside(), None] };
+    memory.into_iter().flatten().chain(too_few_readers(files.count, getrlimit(Resource::Nofile).maximum)).collect()
 }
 
 /// Number and size of RocksDB's files of pairs.
@@ -112,6 +116,19 @@ impl Tables {
         );
         (needed_bytes > self.cache_bytes).then_some(Note { text, is_warning: true })
     }
+
+    /// Returns the warning about a limit that leaves a compaction too little beside the tuned profile's cache. Without
+    /// pairs nothing is compacted yet.
+    fn beside(&self) -> Option<Note> {
+        let needed_bytes = self.cache_bytes.saturating_add(REST_TUNED_BYTES);
+        let (cache, rest) = (ByteSize::b(self.cache_bytes), ByteSize::b(REST_TUNED_BYTES));
+        let (needed, limit) = (ByteSize::b(needed_bytes), ByteSize::b(self.limit_bytes));
+        let text = format!(
+            "rocksdb tuned needs about {rest} beside its cache of {cache} while it compacts, together a memory limit of \
+             {needed}: it has {limit}, and the kernel may kill it: raise the limit or lower --memory"
+        );
+        (self.pairs > 0 && needed_bytes > self.limit_bytes).then_some(Note { text, is_warning: true })
+    }
 }
 
 /// Builds the note about more files than RocksDB can keep open, which is half of the process's limit.
@@ -165,6 +182,19 @@ mod tests {
             note.text
         );
         assert_eq!(Tables { pairs: 0, cache_bytes: 0, ..tables }.inside(), None);
+    }
+
+    #[test]
+    fn a_limit_without_room_for_a_compaction_is_said() {
+        let tables = Tables { bloom_bits: 10, pairs: 20_000_000, cache_bytes: 160 << 20, limit_bytes: 256 << 20 };
+        assert_eq!(tables.beside(), None);
+        let note = Tables { cache_bytes: 80 << 20, limit_bytes: 128 << 20, ..tables }.beside().unwrap();
+        assert!(
+            note.is_warning && note.text.contains("a memory limit of 176.0 MiB: it has 128.0 MiB"),
+            "{}",
+            note.text
+        );
+        assert_eq!(Tables { pairs: 0, limit_bytes: 0, ..tables }.beside(), None);
     }
 
     #[test]

@@ -26,6 +26,16 @@ const MEMTABLE_FILTER_SHARE: f64 = 0.02;
 /// Limit of background jobs in the tuned profile. More compactions of one store would only compete for the device.
 const BACKGROUND_JOBS_MAX: usize = 4;
 const MIB: usize = 1 << 20;
+/// Largest size of a file in the tuned profile, and part of the memory beside the cache that a file may have. A file's
+/// Ribbon filter takes some half of the file's size while it is made.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+const FILE_BYTES_MIN: u64 = 16 << 20;
+const FILE_PART_OF_REST: u64 = 4;
+/// RocksDB's own read-ahead of a compaction, and part of the memory beside the cache that it may have. A compaction of
+/// level 0 has one for each of its files, of which there may be 20 and more.
+const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
+const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
+const READ_AHEAD_PART_OF_REST: u64 = 384;
 /// Number of keys in a data block's hash index divided by its slots: RocksDB's own value for lookups of single keys.
 const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
 /// Bytes of RocksDB's files per pair on a settled store, filters and index included. 50M pairs took 3.8 GB.
@@ -71,6 +81,9 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             let store_bytes = disk_bytes(dir)?;
             tuned_tables(&mut out, &cache, options, is_pinned(store_bytes, options));
             tuned_tree(&mut out, &cache, cache_bytes);
+            let work = CompactionBytes::of(options.memory_limit_bytes.saturating_sub(options.cache_bytes));
+            out.set_target_file_size_base(work.file);
+            out.set_compaction_readahead_size(work.read_ahead);
             out.set_use_direct_reads(store_bytes > options.memory_limit_bytes);
             set::interpolate(out)?
         }
@@ -135,11 +148,28 @@ fn tuned_tree(out: &mut Options, cache: &Cache, cache_bytes: usize) {
         cache.clone(),
     ));
     out.set_level_compaction_dynamic_level_bytes(true);
-    out.set_target_file_size_base(256 << 20);
     out.set_wal_bytes_per_sync(1 << 20);
     out.set_bytes_per_sync(1 << 20);
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     out.set_max_background_jobs(if cores >= BACKGROUND_JOBS_MAX { 4 } else { 2 });
+}
+
+/// Sizes that decide how much memory a compaction takes outside of the cache.
+#[derive(Debug, PartialEq, Eq)]
+struct CompactionBytes {
+    file: u64,
+    read_ahead: usize,
+}
+
+impl CompactionBytes {
+    /// Returns the sizes for `rest_bytes` of memory beside the cache. With 1 GiB or more they are the largest.
+    fn of(rest_bytes: u64) -> Self {
+        let read_ahead = (rest_bytes / READ_AHEAD_PART_OF_REST).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX);
+        Self {
+            file: (rest_bytes / FILE_PART_OF_REST).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX),
+            read_ahead: usize::try_from(read_ahead).unwrap_or(usize::MAX),
+        }
+    }
 }
 
 fn memtables(out: &mut Options, memtable_bytes: usize) {
@@ -157,5 +187,21 @@ fn max_open_files() -> i32 {
     match getrlimit(Resource::Nofile).current {
         Some(files) if files / 2 < OPEN_FILES_ENOUGH => i32::try_from(files / 2).unwrap_or(-1).max(64),
         _ => -1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compaction_takes_less_where_little_memory_is_beside_the_cache() {
+        let largest = CompactionBytes { file: FILE_BYTES_MAX, read_ahead: 2 * MIB };
+        assert_eq!(
+            [CompactionBytes::of(u64::MAX), CompactionBytes::of(1 << 30)],
+            [largest, CompactionBytes::of(2 << 30)]
+        );
+        assert_eq!(CompactionBytes::of(96 << 20), CompactionBytes { file: 24 << 20, read_ahead: MIB / 4 });
+        assert_eq!(CompactionBytes::of(0), CompactionBytes { file: FILE_BYTES_MIN, read_ahead: MIB / 16 });
     }
 }
