@@ -66,7 +66,8 @@ fn answer(mut stream: &TcpStream, body: &[u8], allowed: &AtomicUsize) -> std::io
     }
     let mut sent = 0;
     while sent < body.len() {
-        let until = allowed.load(Ordering::SeqCst).min(body.len());
+        // A connection keeps the bytes that it was allowed before the number became smaller.
+        let until = allowed.load(Ordering::SeqCst).clamp(sent, body.len());
         stream.write_all(&body[sent..until])?;
         sent = until;
         thread::sleep(Duration::from_millis(5));
@@ -169,7 +170,6 @@ fn slots_that_the_server_has_forgotten_come_from_the_spool() {
 }
 
 #[test]
-#[ignore = "fails in some runs beside other tests, for a reason that is not known yet; make torture-create kills alike"]
 fn killed_at_every_stage_it_goes_on() {
     for options in columns() {
         let mut run = Run::new(options, "--rate 4000 --replay-slots 100000");
