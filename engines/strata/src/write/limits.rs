@@ -143,7 +143,7 @@ impl Shared {
 
     fn may_hope(&self, work: &Work, since: Instant) -> Result<()> {
         work.check_alive()?;
-        self.refuse_if_poisoned()?;
+        self.poison.check()?;
         match &work.merge_failed {
             Some((kind, why)) if *kind == ErrorKind::FreeSpace || since.elapsed() >= PATIENCE => {
                 Err(Error::new(*kind, why.clone()))
