@@ -183,7 +183,7 @@ const SCAN_MEMORY_MIN: u64 = 16 << 20;
 
 /// Returns the memory for an engine that scans a store: `memory`, or the default share.
 pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
-    let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
+    let share = (probe::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
     memory.unwrap_or(ByteSize::b(share))
 }
 

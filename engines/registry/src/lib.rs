@@ -42,7 +42,7 @@ pub use kinds::{check_before_copy, explain_faults};
 pub use list::{EngineKind, compiled};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
-pub use memory::{Division, MEMORY_MIN, MemoryLimit, memory_limit};
+pub use memory::{Division, MEMORY_MIN};
 pub use notes::notes;
 pub use options::{EngineArgs, EngineOptions, Profile, setting, size};
 pub use process::file_size_limit_is_an_error;
