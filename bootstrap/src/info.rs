@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{EngineKind, EngineOptions, Holds, OpenMode, Terms};
+use engines::{Digest, EngineKind, EngineOptions, Holds, OpenMode, Terms};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
-use workload::Digest;
 
 use crate::out::say;
 use crate::resume::is_complete;

@@ -10,11 +10,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{EngineOptions, OpenMode};
+use engines::{Digest, EngineOptions, OpenMode};
 use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
-use workload::Digest;
 
 use crate::{admin, out};
 

@@ -19,6 +19,7 @@
 
 pub mod checked;
 mod copy;
+mod digest;
 mod hold;
 mod kinds;
 mod list;
@@ -36,6 +37,7 @@ mod store;
 mod terms;
 
 pub use copy::refuse_nested;
+pub use digest::{Digest, source_id};
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};
