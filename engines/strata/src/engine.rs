@@ -82,13 +82,13 @@ pub(crate) struct Shared {
     pub(crate) balancing: Mutex<()>,
     pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
-    /// How strongly commits are slowed because merges lag behind, measured at the newest change of the runs: see
+    /// How strongly commits are slowed because merges lag, measured at the newest change of the runs: see
     /// `write/limits.rs`.
     pub(crate) pressure: AtomicU32,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the merging thread.
+    /// Wakes the thread `strata-merge`, which otherwise looks around after `LOOK_AROUND`.
     pub(crate) wake: Condvar,
-    /// Wakes the flushing thread.
+    /// Wakes the thread `strata-flush` for a frozen memtable, or for a WAL file that is needed soon.
     pub(crate) flush_wake: Condvar,
     /// Wakes the threads that wait for a flush or a merge.
     pub(crate) done: Condvar,
@@ -104,7 +104,7 @@ pub(crate) struct Writer {
     pub(crate) wal: Wal,
     /// Number of the last batch.
     pub(crate) batch: u64,
-    /// Delay that commits still have to take, because merges lag behind.
+    /// Delay that commits still have to take, because merges lag.
     pub(crate) owed: Duration,
     /// Number of bytes of the present WAL file that the device was asked to write.
     pub(crate) written_out: u64,

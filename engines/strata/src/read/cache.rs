@@ -88,7 +88,7 @@ unsafe impl Send for Table {}
 // SAFETY: as for `Send` above.
 unsafe impl Sync for Table {}
 
-/// Answer of a [`RecordCache`].
+/// Answer of a [`RecordCache`] for a key of a segment.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Cached {
     Value(Value),

@@ -14,7 +14,7 @@ use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 
-/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag behind.
+/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag.
 const RUNS_TOGETHER: usize = 16;
 
 /// Segments with disjoint ranges, in ascending order.
