@@ -10,8 +10,8 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use engine_api::{BulkLoad, Durability, Engine as _, Key, Value};
 use engine_latency::Measured;
+use engines::Digest;
 use solana::{ChainCheckpoint, MapPhase};
-use workload::Digest;
 
 use crate::limits::BATCH_PAIRS;
 use crate::load::{LoadArgs, Setup};

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{EngineKind, EngineOptions, Holds, OpenMode, Terms};
+use engines::{Digest, EngineKind, EngineOptions, Holds, OpenMode, Terms};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
-use workload::Digest;
 
 use crate::out::say;
 use crate::resume::is_complete;
@@ -183,7 +182,7 @@ const SCAN_MEMORY_MIN: u64 = 16 << 20;
 
 /// Returns the memory for an engine that scans a store: `memory`, or the default share.
 pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
-    let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
+    let share = (probe::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
     memory.unwrap_or(ByteSize::b(share))
 }
 

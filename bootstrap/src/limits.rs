@@ -5,7 +5,8 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use engines::{EngineKind, EngineOptions, MemoryLimit};
+use engines::{EngineKind, EngineOptions};
+use probe::MemoryLimit;
 
 use crate::identity::BORDER_RECORDS;
 use crate::order::{BLOCK_BYTES, Order};
@@ -144,7 +145,7 @@ impl Buffers {
     /// [`Wrong`], with the maximum, if more is asked for than the process may use.
     pub(crate) fn with_sort_memory(self, bytes: Option<ByteSize>, options: &EngineOptions) -> Result<Self> {
         let Some(asked) = bytes else { return Ok(self) };
-        let limit = engines::memory_limit();
+        let limit = probe::memory_limit();
         let cache_bytes = options.division_of(limit.clone()).cache_bytes;
         let bytes = asked.as_u64();
         // All of it is used while the engine is not open yet, and half of it while the engine is open.
@@ -176,7 +177,7 @@ impl Default for Buffers {
 /// # Errors
 /// [`Wrong`] if the limit is too small, with the limit, its origin, the memory needed, and the way out.
 pub(crate) fn divide(options: &EngineOptions, order: Order, others_bytes: u64) -> Result<(EngineOptions, Buffers)> {
-    divide_limit(options, order, others_bytes, &engines::memory_limit())
+    divide_limit(options, order, others_bytes, &probe::memory_limit())
 }
 
 fn divide_limit(

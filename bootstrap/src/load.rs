@@ -10,9 +10,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
 use engine_latency::{Latency, Measured};
-use engines::{EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, Loaded, OpenMode, Terms};
+use engines::{Digest, EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, Loaded, OpenMode, Terms};
 use solana::ChainCheckpoint;
-use workload::Digest;
 
 use crate::disk;
 use crate::fill::Fill;

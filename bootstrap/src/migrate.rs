@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
-use engines::{EngineArgs, EngineKind, Identity, Load, LoadState, LoadTerm, Loaded, OpenMode, Terms};
+use engines::{
+    Digest, EngineArgs, EngineKind, Identity, Load, LoadState, LoadTerm, Loaded, OpenMode, Terms, source_id,
+};
 use solana::{ChainCheckpoint, MapPhase};
-use workload::{Digest, source_id};
 
 use crate::info;
 use crate::limits::{self, Buffers, CHUNK_PAIRS};

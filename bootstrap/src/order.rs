@@ -23,8 +23,8 @@ use std::sync::mpsc::sync_channel;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use engine_api::Key;
+use engines::source_id;
 use serde::{Deserialize, Serialize};
-use workload::source_id;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::identity::Stamp;
@@ -155,7 +155,7 @@ impl Ordered {
         let mut work = Work::open(work)?;
         let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
-            let (source_id, kind) = (pairs.source_id(*count), Kind::Synthetic(source.clone()));
+            let (source_id, kind) = (source_id(pairs.describe(*count).as_bytes()), Kind::Synthetic(source.clone()));
             let (content, records, stamp, versions) = (None, *count, None, None);
             return Ok(Self { source_id, content, records, stamp, versions, kind, rank, work, chunks, mark_every });
         }

@@ -249,7 +249,7 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
     let by_order = |order| file_id(read.digest(), order, args.source.seed);
     let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
     if let Source::Synthetic { pairs, count } = source {
-        numbers.push(pairs.source_id(*count));
+        numbers.push(engines::source_id(pairs.describe(*count).as_bytes()));
     }
     ensure!(
         numbers.into_iter().any(|number| hex(number) == load.source),

@@ -16,9 +16,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Engine};
-use engines::EngineKind;
+use engines::{Digest, EngineKind};
 use solana::{ChainCheckpoint, Extract};
-use workload::Digest;
 
 use crate::info::open_to_scan;
 use crate::meaning::extraction;

@@ -118,7 +118,7 @@ fn at_rest(
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
     checkpoint.refuse_unless_whole()?;
     let undo = match history(args, archived, &checkpoint)? {
-        Some(history) => undo(&history, engines::memory_limit().bytes / UNDO_SHARE)?,
+        Some(history) => undo(&history, probe::memory_limit().bytes / UNDO_SHARE)?,
         None => Undo::nothing(),
     };
     let (archive_slot, store_slot) = (archived.slot(), checkpoint.slot.unwrap_or(0));

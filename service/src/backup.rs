@@ -10,11 +10,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{EngineOptions, OpenMode};
+use engines::{Digest, open_existing};
 use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
-use workload::Digest;
 
 use crate::{admin, out};
 
@@ -78,7 +77,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
 
 /// Opens and checks a copy, and returns the report to print.
 fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result<String> {
-    let copy = open(to, args.memory)?;
+    let copy = open_existing(to, Some(args.memory))?;
     let (label, checkpoint) = (copy.label(), solana::shown(&copy.checkpoint()?).to_string());
     let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
     let mut said = format!("{made}\ncheckpoint {checkpoint}\n");
@@ -107,7 +106,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
 
 /// Opens and checks a restored store, and returns the report to print.
 fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<String> {
-    let store = open(&args.dir, args.memory)?;
+    let store = open_existing(&args.dir, Some(args.memory))?;
     let checkpoint = store.checkpoint()?;
     ensure!(
         checkpoint == from.checkpoint()?,
@@ -207,18 +206,9 @@ fn words(status: &Status) -> String {
     words
 }
 
-/// Opens the store in `dir` with the engine that its marker names.
-fn open(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
-    let identity = engines::inspect(dir)?
-        .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
-    let options =
-        EngineOptions { profile: identity.profile, memory: Some(memory), ..EngineOptions::new(identity.engine) };
-    Ok(engines::open(dir, &options, OpenMode::Existing)?)
-}
-
 /// Opens a store that is to be copied, and runs the checks that copying it would not make.
 fn open_whole(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
-    let mut store = open(dir, memory)?;
+    let mut store = open_existing(dir, Some(memory))?;
     if let Some(known) = engines::inspect(dir)? {
         engines::check_before_copy(known.engine, &mut *store)
             .with_context(|| format!("the store to copy is damaged: dir={}", dir.display()))?;

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use engine_api::{Durability, Engine, ErrorKind};
 use engine_latency::{Latency, Measured};
-use engines::memory_limit;
 use solana::ChainCheckpoint;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -437,14 +436,14 @@ fn durability(config: &Config) -> Durability {
 /// Returns the number of lookup threads: that of the settings, or the default for a store of this size.
 fn lookup_thread_count(config: &Config) -> usize {
     let in_turn = config.engine.engine.descriptor().get_many_waits_in_turn;
-    let default = || lookups::default_threads(in_turn, probe::disk_bytes(&config.dir), memory_limit().bytes);
+    let default = || lookups::default_threads(in_turn, probe::disk_bytes(&config.dir), probe::memory_limit().bytes);
     config.lookup_threads.map_or_else(default, |threads| threads as usize)
 }
 
 fn apply_config(config: &Config) -> ApplyConfig {
     ApplyConfig {
         batch: batch::Limits::within(
-            memory_limit().bytes,
+            probe::memory_limit().bytes,
             config.engine.engine,
             config.commit_every.map(|changes| changes as usize),
         ),

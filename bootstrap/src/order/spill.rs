@@ -283,7 +283,7 @@ impl Spill<'_> {
     fn nothing(&self) -> Begun {
         let (now, words) = (SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos()), self.source);
         // A number unlike that of any other spill, of another source or of this one at another time.
-        let spill = workload::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
+        let spill = engines::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
         let manifest = Manifest::new(spill, words.to_string(), words.format(), self.order, self.seed());
         Begun { manifest, compare: false }
     }

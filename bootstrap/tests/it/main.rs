@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use engines::Digest;
 use rustix::process::{Pid, Signal, kill_process};
-use workload::{Digest, Pairs, Rng};
+use workload::{Pairs, Rng};
 
 mod archive;
 mod limits;

@@ -14,6 +14,7 @@ pub mod files;
 pub mod full;
 pub mod identity;
 pub mod model;
+pub mod numbered;
 pub mod readers;
 pub mod scrub;
 mod support;

@@ -8,9 +8,9 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
+use engine_kit::{Commits, Poison, allocated_bytes, check_space, copy_to_new, create_dir, free_bytes, sync_dir};
 use lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, RwTransaction, Transaction};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -40,8 +40,8 @@ pub struct LmdbEngine {
     map: Map,
     readahead: Readahead,
     writer: Mutex<()>,
-    commits: AtomicU64,
-    poisoned: AtomicBool,
+    pub(crate) commits: Commits,
+    poison: Poison,
     options: LmdbOptions,
     dir: PathBuf,
     // Last field: the directory is released once the environment is closed.
@@ -55,9 +55,7 @@ impl LmdbEngine {
     /// `FixInput` if the process has the store open already, the file is not LMDB's or has other tables, or the map
     /// does not fit into the address space.
     pub fn open(dir: &Path, options: &LmdbOptions) -> Result<Self> {
-        let shown = dir.display();
-        fs::create_dir_all(dir)
-            .map_err(|e| Error::io(format!("cannot create the store's directory: dir={shown} reason={e}"), e))?;
+        create_dir(dir)?;
         let engine = Self::open_with(dir, options, EnvironmentFlags::empty())?;
         sync_dir(dir)?;
         Ok(engine)
@@ -94,8 +92,8 @@ impl LmdbEngine {
             map,
             readahead: Readahead::new(options.readahead_bytes_max),
             writer: Mutex::new(()),
-            commits: AtomicU64::new(0),
-            poisoned: AtomicBool::new(false),
+            commits: Commits::default(),
+            poison: Poison::new("LMDB", dir.display()),
             options: *options,
             dir: dir.to_owned(),
             _opened: opened,
@@ -141,35 +139,10 @@ impl LmdbEngine {
         self.options.sort_batches
     }
 
-    /// Number of commits since opening.
-    pub(crate) fn commits(&self) -> u64 {
-        // ORDERING: Acquire pairs with the Release in `count_commit`: a thread that sees the count takes a snapshot
-        // that holds the commit.
-        self.commits.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn count_commit(&self) {
-        // ORDERING: Release, after LMDB's commit has returned; pairs with `commits`.
-        self.commits.fetch_add(1, Ordering::Release);
-    }
-
     /// Refuses a write on a poisoned engine or a nearly full disk.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        self.check_poisoned()?;
-        let dir = self.dir.display();
-        let space = rustix::fs::statvfs(&self.dir)
-            .map_err(|e| Error::io(format!("cannot ask for the free disk space: dir={dir}"), e.into()))?;
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        let reserve_bytes = self.options.disk_reserve_bytes;
-        if free_bytes < reserve_bytes {
-            return Err(Error::new(
-                ErrorKind::FreeSpace,
-                format!(
-                    "disk is nearly full: dir={dir} free_bytes={free_bytes} reserve_bytes={reserve_bytes}: free space, then go on"
-                ),
-            ));
-        }
-        Ok(())
+        self.poison.check()?;
+        check_space(self.dir.display(), free_bytes(&self.dir), self.options.disk_reserve_bytes)
     }
 
     /// Sets whether the next commit flushes its meta page. Takes the open write transaction as proof that no other
@@ -191,7 +164,7 @@ impl LmdbEngine {
         }
         let failed = error::lmdb(what, e);
         if failed.kind() == ErrorKind::Reopen {
-            self.poison();
+            self.poison.set();
         }
         failed
     }
@@ -209,7 +182,7 @@ impl LmdbEngine {
             ErrorKind::FixInput | ErrorKind::Retry => "LMDB could not write a commit: close the process and",
             _ => return failed,
         };
-        self.poison();
+        self.poison.set();
         Error::with_source(ErrorKind::Reopen, format!("{what} open again: reason={failed}"), failed)
     }
 
@@ -225,23 +198,6 @@ impl LmdbEngine {
             format!("{what}: the map is full: map_bytes={bytes} map_bytes_max={max}: {how}"),
             e,
         )
-    }
-
-    fn poison(&self) {
-        // ORDERING: Release pairs with the Acquire in `check_poisoned`; the writer's lock orders it anyway.
-        self.poisoned.store(true, Ordering::Release);
-    }
-
-    fn check_poisoned(&self) -> Result<()> {
-        // ORDERING: pairs with `poison`.
-        if !self.poisoned.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Reopen,
-            "an earlier write of this LMDB store failed, so the state of the file is unknown: close the process and \
-             open again",
-        ))
     }
 
     /// Copies the newest commit into `dir`, which must exist and be empty.
@@ -296,14 +252,11 @@ impl Engine for LmdbEngine {
         let info = self.env.info().map_err(|e| error::lmdb(WHAT, e))?;
         let txn = self.env.begin_ro_txn().map_err(|e| error::lmdb(WHAT, e))?;
         let tree = txn.stat(self.pairs).map_err(|e| error::lmdb(WHAT, e))?;
-        let path = self.dir.join(FILE_NAME);
-        let file = fs::metadata(&path)
-            .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))?;
+        let file = engine_kit::metadata(&self.dir.join(FILE_NAME))?;
         let page_bytes = u64::from(tree.page_size());
         Ok(Stats {
             pairs_estimate: tree.entries() as u64,
-            // st_blocks counts 512 bytes whatever the file system's block size is.
-            disk_bytes: file.blocks() * 512,
+            disk_bytes: allocated_bytes(&file),
             details: vec![
                 ("tree_depth", u64::from(tree.depth())),
                 ("branch_pages", tree.branch_pages() as u64),
@@ -315,27 +268,13 @@ impl Engine for LmdbEngine {
                 ("readers_max", u64::from(info.max_readers())),
                 ("reader_slots_used", u64::from(info.num_readers())),
                 ("file_len_bytes", file.len()),
-                ("commits_since_open", self.commits()),
+                ("commits_since_open", self.commits.count()),
             ],
         })
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        fs::create_dir(dir).map_err(|e| {
-            Error::io(
-                format!("snapshot needs a directory that does not exist yet: dir={} reason={e}", dir.display()),
-                e,
-            )
-        })?;
-        let copied = self.copy_into(dir).and_then(|()| match dir.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
-            _ => sync_dir(Path::new(".")),
-        });
-        if copied.is_err() {
-            // A partial copy is of no use. The first error is the one to report.
-            let _ = fs::remove_dir_all(dir);
-        }
-        copied
+        copy_to_new(dir, || self.copy_into(dir))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -358,7 +297,7 @@ impl Engine for LmdbEngine {
     /// Flushes the meta page that a buffered commit may have left in the page cache.
     fn close(self: Box<Self>) -> Result<()> {
         // The flush of a poisoned engine has failed before and is not repeated.
-        self.check_poisoned()?;
+        self.poison.check()?;
         self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush while closing", e))
     }
 }
@@ -422,10 +361,4 @@ fn whole_pages(bytes: u64) -> usize {
 
 fn check(rc: i32) -> lmdb::Result<()> {
     if rc == lmdb_sys::MDB_SUCCESS { Ok(()) } else { Err(lmdb::Error::from_err_code(rc)) }
-}
-
-fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|opened| opened.sync_all())
-        .map_err(|e| Error::io(format!("cannot flush the directory: dir={} reason={e}", dir.display()), e))
 }

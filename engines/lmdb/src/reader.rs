@@ -29,7 +29,7 @@ pub(crate) struct LmdbReader<'e> {
 impl<'e> LmdbReader<'e> {
     pub(crate) fn open(engine: &'e LmdbEngine) -> Result<Self> {
         let guard = engine.map().hold();
-        let commits_seen = engine.commits();
+        let commits_seen = engine.commits.count();
         let txn = engine.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
         Ok(Self { engine, commits_seen, txn: Some(txn), guard, batches: Batches::new() })
     }
@@ -75,7 +75,7 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn refresh(&mut self) -> Result<()> {
-        let commits = self.engine.commits();
+        let commits = self.engine.commits.count();
         if commits == self.commits_seen && self.txn.is_some() && !self.engine.map().growth_waits() {
             return Ok(());
         }

@@ -72,7 +72,7 @@ impl<'e> LmdbTxn<'e> {
         engine.set_meta_sync(&self.txn, durability == Durability::Synced)?;
         let Self { txn, _map, _writer, .. } = self;
         txn.commit().map_err(|e| engine.commit_failed(e))?;
-        engine.count_commit();
+        engine.commits.add();
         Ok(())
     }
 }

@@ -6,6 +6,7 @@
 
 mod cap;
 mod device;
+mod limit;
 mod machine;
 mod memory;
 mod process;
@@ -13,6 +14,7 @@ mod store;
 
 pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads, random_reads_at_depth};
+pub use limit::{MemoryLimit, memory_limit};
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes, thread_waits};

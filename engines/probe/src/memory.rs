@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CGROUP_V2: &str = "/sys/fs/cgroup";
+pub(crate) const CGROUP_V2: &str = "/sys/fs/cgroup";
 const CGROUP_V1: &str = "/sys/fs/cgroup/memory";
 
 /// Resident set of this process in bytes, in two parts whose sum is the RSS.
@@ -60,7 +60,13 @@ pub fn own_group() -> Option<PathBuf> {
 /// Returns the directories of the cgroups that the lines of `/proc/self/cgroup` name and that may account memory. The
 /// root is left out.
 fn group_of(cgroups: &str) -> Vec<PathBuf> {
-    let lines = cgroups.lines().filter_map(|line| {
+    let groups = hierarchies(cgroups).filter(|(_, group)| !group.as_os_str().is_empty());
+    groups.map(|(root, group)| Path::new(root).join(group)).collect()
+}
+
+/// Returns the hierarchies that may account memory, each with the path of this process's group below its root.
+pub(crate) fn hierarchies(cgroups: &str) -> impl Iterator<Item = (&'static str, &Path)> {
+    cgroups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, group) = (fields.next()?, fields.next()?.trim_start_matches('/'));
         let root = match controllers {
@@ -68,9 +74,8 @@ fn group_of(cgroups: &str) -> Vec<PathBuf> {
             _ if controllers.split(',').any(|controller| controller == "memory") => CGROUP_V1,
             _ => return None,
         };
-        (!group.is_empty()).then(|| Path::new(root).join(group))
-    });
-    lines.collect()
+        Some((root, Path::new(group)))
+    })
 }
 
 /// Returns the number that follows `name` at the start of a line.

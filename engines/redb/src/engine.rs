@@ -2,26 +2,25 @@
 //!
 //! Shared between threads by reference.
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
+use engine_kit::{Commits, Poison, allocated_bytes, check_space, copy_to_new, create_dir, free_bytes, sync_dir};
 use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
 use crate::damage::caught;
 use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
 use crate::shadow::Shadow;
 use crate::write::{RedbTxn, begin};
-use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error, poisoned};
+use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error};
 
 pub struct RedbEngine {
     db: Db,
     dir: PathBuf,
     options: RedbOptions,
-    commits: AtomicU64,
-    poisoned: AtomicBool,
+    pub(crate) commits: Commits,
+    pub(crate) poison: Poison,
 }
 
 /// The open file, in one of three modes.
@@ -38,9 +37,7 @@ impl RedbEngine {
     /// # Errors
     /// `FixInput` if the file is open elsewhere, is not redb's, or has an older format or other tables.
     pub fn open(dir: &Path, options: &RedbOptions) -> Result<Self> {
-        fs::create_dir_all(dir).map_err(|e| {
-            Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
-        })?;
+        create_dir(dir)?;
         let path = dir.join(FILE_NAME);
         let db = if path.try_exists().map_err(|e| Error::io(format!("cannot look at file={}", path.display()), e))? {
             open_file(&path, options.cache_bytes)?
@@ -73,8 +70,8 @@ impl RedbEngine {
             db,
             dir: dir.to_owned(),
             options: *options,
-            commits: AtomicU64::new(0),
-            poisoned: AtomicBool::new(false),
+            commits: Commits::default(),
+            poison: Poison::new("redb", dir.display()),
         };
         engine.checkpoint()?;
         caught("redb cannot open the pairs table", || open_snapshot(&engine))?;
@@ -102,54 +99,17 @@ impl RedbEngine {
         &self.options
     }
 
-    /// Number of commits since opening.
-    pub(crate) fn commits(&self) -> u64 {
-        // ORDERING: Acquire pairs with the Release in `count_commit`: a thread that sees the count takes a snapshot
-        // that holds the commit.
-        self.commits.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn count_commit(&self) {
-        // ORDERING: Release, after redb's commit has returned; pairs with `commits`.
-        self.commits.fetch_add(1, Ordering::Release);
-    }
-
-    pub(crate) fn poison(&self) {
-        // ORDERING: Release pairs with the Acquire in `check_poisoned`. A `begin` that races past the check is refused
-        // by redb, which has latched the failure before this call.
-        self.poisoned.store(true, Ordering::Release);
-    }
-
     /// Poisons the engine if a write ran into damage, because the state of redb's memory is unknown then.
     pub(crate) fn poison_if_damaged(&self, error: &Error) {
         if error.kind() == ErrorKind::DataDamaged {
-            self.poison();
+            self.poison.set();
         }
-    }
-
-    fn check_poisoned(&self) -> Result<()> {
-        // ORDERING: pairs with `poison`.
-        if self.poisoned.load(Ordering::Acquire) { Err(poisoned()) } else { Ok(()) }
     }
 
     /// Refuses a write on a poisoned engine or a nearly full disk.
     pub(crate) fn check_writable(&self) -> Result<()> {
-        self.check_poisoned()?;
-        let at = || format!("dir={}", self.dir.display());
-        let space = rustix::fs::statvfs(&self.dir)
-            .map_err(|e| Error::io(format!("cannot ask for the free disk space: {}", at()), e.into()))?;
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        if free_bytes < self.options.disk_reserve_bytes {
-            return Err(Error::new(
-                ErrorKind::FreeSpace,
-                format!(
-                    "disk is nearly full: {} free_bytes={free_bytes} reserve_bytes={}: free space, then go on",
-                    at(),
-                    self.options.disk_reserve_bytes
-                ),
-            ));
-        }
-        Ok(())
+        self.poison.check()?;
+        check_space(self.dir.display(), free_bytes(&self.dir), self.options.disk_reserve_bytes)
     }
 }
 
@@ -166,7 +126,7 @@ impl Engine for RedbEngine {
         self.check_writable()?;
         let txn = caught("redb cannot begin a write", || RedbTxn::begin(self));
         // The writer that this call waited for may have failed.
-        self.check_poisoned()?;
+        self.poison.check()?;
         Ok(Box::new(txn?))
     }
 
@@ -179,38 +139,21 @@ impl Engine for RedbEngine {
             let (_txn, pairs) = open_snapshot(self)?;
             pairs.len().map_err(|e| error::storage("redb cannot count the pairs", e))
         };
-        let path = self.dir.join(FILE_NAME);
-        let file = fs::metadata(&path)
-            .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))?;
+        let file = engine_kit::metadata(&self.dir.join(FILE_NAME))?;
         Ok(Stats {
             pairs_estimate: caught("redb cannot count the pairs", count)?,
-            // st_blocks counts 512 bytes whatever the file system's block size is.
-            disk_bytes: file.blocks() * 512,
+            disk_bytes: allocated_bytes(&file),
             // redb's own page statistics are left out, because they walk the whole tree.
             details: vec![
                 ("cache_capacity_bytes", self.options.cache_bytes),
                 ("file_len_bytes", file.len()),
-                ("commits_since_open", self.commits()),
+                ("commits_since_open", self.commits.count()),
             ],
         })
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        fs::create_dir(dir).map_err(|e| {
-            Error::io(
-                format!("snapshot needs a directory that does not exist yet: dir={} reason={e}", dir.display()),
-                e,
-            )
-        })?;
-        let copied = caught("redb snapshot failed", || copy::copy_to(self, dir)).and_then(|()| match dir.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
-            _ => sync_dir(Path::new(".")),
-        });
-        if copied.is_err() {
-            // A partial copy is of no use. The first error is the one to report.
-            let _ = fs::remove_dir_all(dir);
-        }
-        copied
+        copy_to_new(dir, || caught("redb snapshot failed", || copy::copy_to(self, dir)))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -242,7 +185,7 @@ impl Engine for RedbEngine {
 
     /// Every commit is flushed already. Dropping the database records the allocator's state.
     fn close(self: Box<Self>) -> Result<()> {
-        self.check_poisoned()
+        self.poison.check()
     }
 }
 
@@ -294,10 +237,4 @@ fn builder(cache_bytes: u64) -> redb::Builder {
     let mut builder = redb::Builder::new();
     builder.set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX));
     builder
-}
-
-fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|opened| opened.sync_all())
-        .map_err(|e| Error::io(format!("cannot flush the directory: dir={} reason={e}", dir.display()), e))
 }

@@ -142,11 +142,3 @@ const PAIRS: TableDefinition<'static, Bytes32, Bytes32> = TableDefinition::new("
 const META: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("meta");
 /// Key of the encoded checkpoint in `meta`.
 const CHECKPOINT: &str = "checkpoint";
-
-/// Builds the error of an engine whose commit has failed.
-fn poisoned() -> Error {
-    Error::new(
-        ErrorKind::Reopen,
-        "an earlier commit of this redb store failed, so what is on disk is not known: close the process and open again",
-    )
-}

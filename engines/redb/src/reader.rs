@@ -24,7 +24,7 @@ pub(crate) struct RedbReader<'e> {
 
 impl<'e> RedbReader<'e> {
     pub(crate) fn open(engine: &'e RedbEngine) -> Result<Self> {
-        let commits_seen = engine.commits();
+        let commits_seen = engine.commits.count();
         let (txn, pairs) = open_snapshot(engine)?;
         Ok(Self { engine, commits_seen, txn, pairs, order: Vec::new() })
     }
@@ -86,7 +86,7 @@ impl Reader for RedbReader<'_> {
     fn refresh(&mut self) -> Result<()> {
         // Taking a snapshot costs a lock and a walk of the table catalogue. Between commits it would return the same
         // one again.
-        let commits = self.engine.commits();
+        let commits = self.engine.commits.count();
         if commits != self.commits_seen {
             (self.txn, self.pairs) = caught("redb cannot begin a read", || open_snapshot(self.engine))?;
             self.commits_seen = commits;

@@ -143,15 +143,15 @@ pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) ->
 /// Commits `txn` with `checkpoint`. A failed commit poisons the engine, unless redb has rolled the transaction back.
 fn commit(engine: &RedbEngine, mut txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     put_checkpoint(&txn, checkpoint)?;
-    txn.set_quick_repair(engine.options().repairs_quickly(engine.commits() + 1));
+    txn.set_quick_repair(engine.options().repairs_quickly(engine.commits.count() + 1));
     match txn.commit() {
         Ok(()) => {
-            engine.count_commit();
+            engine.commits.add();
             Ok(())
         }
         Err(rolled_back @ redb::CommitError::TransactionPoisoned) => Err(error::commit(rolled_back)),
         Err(failed) => {
-            engine.poison();
+            engine.poison.set();
             Err(error::commit(failed))
         }
     }

@@ -19,6 +19,7 @@
 
 pub mod checked;
 mod copy;
+mod digest;
 mod hold;
 mod kinds;
 mod list;
@@ -36,13 +37,14 @@ mod store;
 mod terms;
 
 pub use copy::refuse_nested;
+pub use digest::{Digest, source_id};
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};
 pub use list::{EngineKind, compiled};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
-pub use memory::{Division, MEMORY_MIN, MemoryLimit, memory_limit};
+pub use memory::{Division, MEMORY_MIN};
 pub use notes::notes;
 pub use options::{EngineArgs, EngineOptions, Profile, setting, size};
 pub use process::file_size_limit_is_an_error;

@@ -89,7 +89,7 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
     options.set_move_files(true);
     engine.db().ingest_external_file_opts(&options, files).map_err(|e| {
         // The manifest may or may not name the files, and RocksDB has removed them.
-        engine.poison();
+        engine.poison.set();
         error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it again", e)
     })?;
     // RocksDB has moved every file out of the directory. If it stays, the next opening for writing removes it.

@@ -2,14 +2,11 @@
 //!
 //! Shared between threads by reference.
 
-use std::fs;
-use std::io::ErrorKind as Io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
+use engine_kit::{Poison, check_space, create_dir, free_bytes};
 use parking_lot::{Mutex, MutexGuard};
 use rocksdb::{
     DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, WaitForCompactOptions, properties,
@@ -33,7 +30,7 @@ pub struct RocksdbEngine {
     /// Keeper of the manifest's length; `None` if the store is open for reading alone.
     manifest: Option<Arc<Keeper>>,
     writer: Mutex<()>,
-    poisoned: AtomicBool,
+    pub(crate) poison: Poison,
 }
 
 impl RocksdbEngine {
@@ -43,9 +40,7 @@ impl RocksdbEngine {
     /// `FixInput` if the store is open elsewhere or was made with settings that this build does not know; `DataDamaged`
     /// if its files contradict each other.
     pub fn open(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
-        fs::create_dir_all(dir).map_err(|e| {
-            Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
-        })?;
+        create_dir(dir)?;
         let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
         let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
@@ -96,7 +91,7 @@ impl RocksdbEngine {
             filter_bytes,
             manifest,
             writer: Mutex::new(()),
-            poisoned: AtomicBool::new(false),
+            poison: Poison::new("RocksDB", dir.display()),
         };
         engine.checkpoint()?;
         Ok(engine)
@@ -117,44 +112,14 @@ impl RocksdbEngine {
     /// Waits for the previous writer and takes its lock. Refuses if the engine is poisoned or the disk is nearly full.
     pub(crate) fn lock_writer(&self) -> Result<MutexGuard<'_, ()>> {
         let writer = self.writer.lock();
-        self.check_writable()?;
+        self.poison.check()?;
+        check_space(self.dir.display(), free_bytes(&self.dir), self.options.disk_reserve_bytes)?;
         Ok(writer)
     }
 
     /// Records the present length of the manifest.
     pub(crate) fn keep_manifest(&self) -> Result<()> {
         self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.keep())
-    }
-
-    pub(crate) fn poison(&self) {
-        // ORDERING: Relaxed: set and read by writers under their lock, and by `close`, which runs alone.
-        self.poisoned.store(true, Ordering::Relaxed);
-    }
-
-    fn is_poisoned(&self) -> bool {
-        // ORDERING: see `poison`.
-        self.poisoned.load(Ordering::Relaxed)
-    }
-
-    fn check_writable(&self) -> Result<()> {
-        if self.is_poisoned() {
-            return Err(error::poisoned());
-        }
-        let dir = self.dir.display();
-        let space = rustix::fs::statvfs(&self.dir)
-            .map_err(|e| Error::io(format!("cannot ask for the free disk space: dir={dir}"), e.into()))?;
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        let reserve_bytes = self.options.disk_reserve_bytes;
-        if free_bytes < reserve_bytes {
-            return Err(Error::new(
-                ErrorKind::FreeSpace,
-                format!(
-                    "disk is nearly full: dir={dir} free_bytes={free_bytes} reserve_bytes={reserve_bytes}: free \
-                     space, then go on"
-                ),
-            ));
-        }
-        Ok(())
     }
 
     fn property(&self, name: &properties::PropName) -> Result<u64> {
@@ -274,9 +239,7 @@ impl Engine for RocksdbEngine {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        if self.is_poisoned() {
-            return Err(error::poisoned());
-        }
+        self.poison.check()?;
         self.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
         self.db.cancel_all_background_work(true);
         // The length at the last flush is recorded already, so a failure here is ignored.
@@ -312,19 +275,6 @@ fn filter_bytes(db: &DB) -> Result<Option<u64>> {
 
 /// Returns the allocated bytes of the files in `dir` and below.
 pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
-    let failed =
-        |e: std::io::Error| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e);
-    let mut bytes = 0;
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        match entry.metadata() {
-            Ok(meta) if meta.is_dir() => bytes += disk_bytes(&entry.path())?,
-            // st_blocks counts 512 bytes whatever the file system's block size is.
-            Ok(meta) => bytes += meta.blocks() * 512,
-            // A compaction has removed the file since it was listed.
-            Err(e) if e.kind() == Io::NotFound => {}
-            Err(e) => return Err(failed(e)),
-        }
-    }
-    Ok(bytes)
+    engine_kit::disk_bytes(dir)
+        .map_err(|e| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e))
 }

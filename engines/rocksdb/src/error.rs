@@ -18,15 +18,6 @@ pub(crate) fn write(what: &str, error: rocksdb::Error) -> Error {
     Error::with_source(kind, format!("{what}: reason={error}: close the process and open again"), error)
 }
 
-/// Builds the error of an engine whose write has failed.
-pub(crate) fn poisoned() -> Error {
-    Error::new(
-        ErrorKind::Reopen,
-        "an earlier write to this RocksDB store failed, so what is on disk is not known: close the process and open \
-         again",
-    )
-}
-
 /// Returns the stored 32 bytes of a key or value.
 pub(crate) fn bytes32(bytes: &[u8], what: &str) -> Result<[u8; 32]> {
     bytes.try_into().map_err(|_| {

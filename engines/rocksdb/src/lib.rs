@@ -55,7 +55,7 @@
 //! | no limit on open files | 10M pairs in memory: absent 1.03 (0.77 to 1.03), present 1.10 (0.99 to 1.21); an earlier trial with 46 files had absent 0.76 | yes: it is RocksDB's default |
 //! | hash index in data blocks, HyperClockCache and interpolation together, against a limit on open files | present 0.87 (0.82 to 1.05), absent 1.06 (1.01 to 1.31) | in both profiles |
 //! | blocks of 2 KiB | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) | no |
-//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within what repeats differ by, two repeats or one | no |
+//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within the spread of the repeats, two or one of them | no |
 //! | Ribbon filter of 20 bits in memory | absent 1.11 (0.91 to 1.32) | no |
 //! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.4 to 1.7 times | no |
 //! | eight of them, four flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB; the whole profiles, whose memtables have filters as well, took some 0.8 in the few runs there were | in both profiles |
@@ -65,7 +65,7 @@
 //! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
 //! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
 //! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |
-//! | tuned before, with a two-level index and partitioned Bloom filters: pinned or not | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within what repeats differ by | pinned, where they fit |
+//! | tuned before, with a two-level index and partitioned Bloom filters: pinned or not | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within the spread of the repeats | pinned, where they fit |
 //! | one-level index and whole filters, pinned, against partitions that are not | 4%: present p50 0.68, absent mean 0.39, p50 0.38; 18%: present p50 0.93, absent mean 0.63, p50 0.43 | yes |
 //! | the same with Ribbon filters | 4%: present p50 0.66, absent mean 0.38, p99 0.06; 18%: present p50 0.93, absent mean 0.58, p99 0.24 | yes |
 //! | tuned: filters and index outside of the cache | killed by the 4% cap | no |
@@ -87,7 +87,7 @@
 //! - jemalloc, huge pages for the cache's blocks, and a build for the processor at hand;
 //! - LZ4, RocksDB's default, and zstd: no codec is compiled in. With keys of 32 random bytes only values that repeat gain.
 //!
-//! Not tried on purpose: `unordered_write` and `manual_wal_flush` (they change what a commit survives), loads without a log (a
+//! Not tried on purpose: `unordered_write` and `manual_wal_flush` (they change which failures a commit survives), loads without a log (a
 //! killed load would begin again), `async_io` (needs coroutines, which the crate does not build).
 //!
 //! # A manifest that is cut or damaged

@@ -68,7 +68,7 @@ pub(crate) fn write(engine: &RocksdbEngine, batch: WriteBatch, durability: Durab
     let mut options = WriteOptions::default();
     options.set_sync(durability == Durability::Synced);
     engine.db().write_opt(batch, &options).map_err(|e| {
-        engine.poison();
+        engine.poison.set();
         error::write("RocksDB cannot commit", e)
     })
 }

@@ -28,7 +28,7 @@ const DELTAS: [u64; 8] = [1 << 18, 1 << 18, 1 << 18, 1 << 16, 1 << 16, 1 << 16, 
 const MEM_RECORDS: usize = 1 << 14;
 const LINE_WORDS: usize = 8;
 
-/// What gets cost while everything is in memory.
+/// Measures the cost of gets while everything is in memory.
 #[derive(Parser)]
 struct Args {
     /// Pairs of the base: at least 4,000,000, or delta runs are merged into it.
@@ -37,7 +37,7 @@ struct Args {
     /// Numbers of delta runs, ascending, 8 at most.
     #[arg(long, value_delimiter = ',', default_value = "0,1,3,8")]
     runs: Vec<u64>,
-    /// Turns of each kind.
+    /// Number of turns of each kind of get.
     #[arg(long, default_value_t = 15)]
     rounds: u64,
     /// Only the rows whose names begin so, for a profile.

@@ -24,6 +24,7 @@ use arc_swap::ArcSwap;
 use engine_api::{
     BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn, scrub_by_scan,
 };
+use engine_kit::Poison;
 use parking_lot::{Condvar, Mutex};
 
 use crate::budget::Budget;
@@ -66,7 +67,7 @@ pub(crate) struct Shared {
     pub(crate) writer: Mutex<Writer>,
     pub(crate) install: Mutex<Manifest>,
     pub(crate) publish: Mutex<()>,
-    pub(crate) poisoned: AtomicBool,
+    pub(crate) poison: Poison,
     pub(crate) wal_key: WalKey,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
@@ -81,13 +82,13 @@ pub(crate) struct Shared {
     pub(crate) balancing: Mutex<()>,
     pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
-    /// How strongly commits are slowed because merges lag behind, measured at the newest change of the runs: see
+    /// How strongly commits are slowed because merges lag, measured at the newest change of the runs: see
     /// `write/limits.rs`.
     pub(crate) pressure: AtomicU32,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the merging thread.
+    /// Wakes the thread `strata-merge`, which otherwise looks around after `LOOK_AROUND`.
     pub(crate) wake: Condvar,
-    /// Wakes the flushing thread.
+    /// Wakes the thread `strata-flush` for a frozen memtable, or for a WAL file that is needed soon.
     pub(crate) flush_wake: Condvar,
     /// Wakes the threads that wait for a flush or a merge.
     pub(crate) done: Condvar,
@@ -103,7 +104,7 @@ pub(crate) struct Writer {
     pub(crate) wal: Wal,
     /// Number of the last batch.
     pub(crate) batch: u64,
-    /// Delay that commits still have to take, because merges lag behind.
+    /// Delay that commits still have to take, because merges lag.
     pub(crate) owed: Duration,
     /// Number of bytes of the present WAL file that the device was asked to write.
     pub(crate) written_out: u64,
@@ -285,7 +286,7 @@ impl Engine for StrataEngine {
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        crate::write::bulk::snapshot(&self.shared, dir)
+        engine_kit::copy_to_new(dir, || crate::write::bulk::snapshot(&self.shared, dir))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -315,7 +316,7 @@ impl Engine for StrataEngine {
     fn close(mut self: Box<Self>) -> Result<()> {
         let mut writer = self.shared.writer.lock();
         // A failed flush is never tried again.
-        let synced = self.shared.refuse_if_poisoned().and_then(|()| writer.wal.sync());
+        let synced = self.shared.poison.check().and_then(|()| writer.wal.sync());
         drop(writer);
         self.stop();
         synced
@@ -327,13 +328,13 @@ impl Shared {
         let Recovered { visible, wal, batch, manifest, budget, reads, next_id } = found;
         let pressure = AtomicU32::new(pressure_of(&visible));
         Self {
+            poison: Poison::new("strata", storage.shown()),
             storage,
             visible: ArcSwap::from_pointee(visible),
             writer: Mutex::new(Writer::new(wal, batch)),
             wal_key: manifest.wal_key,
             install: Mutex::new(manifest),
             publish: Mutex::new(()),
-            poisoned: AtomicBool::new(false),
             budget,
             reads,
             work_bytes: work_bytes(options, sizes),

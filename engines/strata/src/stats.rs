@@ -79,7 +79,7 @@ impl Counters {
         self.stall_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// Counts a commit that was slowed because merges lag behind.
+    /// Counts a commit that was slowed because merges lag.
     pub(crate) fn slowed(&self, time: Duration) {
         self.slowed.fetch_add(1, Ordering::Relaxed);
         self.slowed_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);

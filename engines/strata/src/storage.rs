@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -133,22 +133,11 @@ impl Storage for DirStorage {
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        let space = rustix::fs::statvfs(&self.dir)?;
-        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+        engine_kit::free_bytes(&self.dir)
     }
 
     fn used_bytes(&self) -> io::Result<u64> {
-        let mut sum = 0;
-        for entry in fs::read_dir(&self.dir)? {
-            match entry?.metadata() {
-                // `st_blocks` counts units of 512 bytes, whatever the filesystem's block size is.
-                Ok(metadata) => sum += metadata.blocks() * 512,
-                // A merge has removed the file since the listing.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(sum)
+        engine_kit::disk_bytes(&self.dir)
     }
 
     fn share(&self, name: &str, dir: &Path) -> io::Result<()> {

@@ -42,7 +42,7 @@ pub struct Task {
     /// The directory of this life.
     #[arg(long)]
     pub dir: PathBuf,
-    /// The engine.
+    /// The engine, and the options that it is opened with.
     #[arg(long)]
     pub engine: Column,
     /// The seed of this life.

@@ -15,17 +15,14 @@ const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Column {
-    /// RocksDB's defaults.
+    /// RocksDB with its own defaults, without filters.
     Rocksdb,
     /// The same with a Bloom filter of 20 bits a key.
     RocksdbBloom,
     /// Its tuned profile with the smallest memtables: several logs are alive at any time, and files come and go.
     RocksdbTuned,
-    /// LMDB.
     Lmdb,
-    /// redb.
     Redb,
-    /// strata.
     Strata,
 }
 

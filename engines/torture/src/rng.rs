@@ -12,9 +12,9 @@ impl Rng {
         Self(seed)
     }
 
-    /// Builds a generator that follows from `seed` and `what`, unrelated to those of other seeds and other `what`.
-    pub fn of(seed: u64, what: u64) -> Self {
-        Self(Self(seed ^ what.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
+    /// Builds a generator that follows from `seed` and `purpose`, unrelated to those of other seeds and purposes.
+    pub fn of(seed: u64, purpose: u64) -> Self {
+        Self(Self(seed ^ purpose.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
     }
 
     /// Returns the next number of the sequence.

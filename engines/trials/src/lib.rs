@@ -23,7 +23,6 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +30,6 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// The next key.
     pub fn key(&mut self) -> Bytes32 {
         let mut key = [0; 32];
         key.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&self.number().to_be_bytes()));

@@ -24,7 +24,7 @@ const CACHE_BYTES: usize = 1 << 30;
 const SECONDS: f64 = 2.0;
 /// Keys of a batch of gets.
 const MANY: usize = 100;
-/// Puts of a commit.
+/// Number of puts in one commit.
 const BATCH: usize = 1000;
 /// Largest difference that is accepted, as a share.
 const TOLERANCE: f64 = 0.1;

@@ -1,6 +1,6 @@
 //! Minimal programs, one an engine: its crate's own calls with the processor's clock around each.
 //!
-//! Owns: what is called, and the clock. Must not: use histograms, readers or transactions of ours; only the layout of the
+//! Owns: the calls, and the clock. Must not: use histograms, readers or transactions of ours; only the layout of the
 //! files is known here, and strata's own crate, which has no other interface. Runs on the main thread.
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,17 +28,17 @@ pub(crate) enum Op {
     ReadPositive,
     ReadNegative,
     GetMany,
-    /// Into an open batch.
+    /// A put into an open batch.
     Put,
-    /// Of a batch, flushed.
+    /// The commit of a batch, with its flush.
     Commit,
 }
 
-/// In ns.
+/// Time of each operation in ns.
 pub(crate) type Figures = BTreeMap<Op, f64>;
 
 impl Op {
-    /// As `loadgen` records it.
+    /// Returns the name that `loadgen` records the operation by.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ReadPositive => "read_positive",
@@ -329,7 +329,6 @@ impl Clock {
         Self { started: Instant::now(), first: ticks() }
     }
 
-    /// Ticks that `call` takes.
     fn time(&mut self, call: impl FnOnce()) -> u64 {
         let before = ticks();
         call();

@@ -39,7 +39,7 @@ pub(crate) fn store_name(engine: &EngineOptions) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "=.-".contains(letter) { letter } else { '_' };
     let short: String = line.replace(" --", "_").chars().map(plain).take(NAME_MAX).collect();
     // The hash covers the characters that were cut or replaced.
-    format!("{short}-{:08x}", workload::source_id(line.as_bytes()) as u32)
+    format!("{short}-{:08x}", engines::source_id(line.as_bytes()) as u32)
 }
 
 /// Adds the engine to a tool's command line, without memory, which belongs to the run and not to the load.

@@ -49,7 +49,7 @@ impl Pace {
     }
 
     /// Returns the due times before `end` of operations that nobody has begun. They count with the time that they have
-    /// waited. An open loop that left them out would look better the further it lags behind.
+    /// waited. An open loop that left them out would look better the further it lags.
     pub(crate) fn overdue(mut self, end: Instant) -> impl Iterator<Item = Instant> {
         std::iter::from_fn(move || {
             let due = self.next_due().filter(|due| *due < end)?;

@@ -9,7 +9,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use workload::{Digest, Pairs, Picker, Rng};
+use engines::Digest;
+use workload::{Pairs, Picker, Rng};
 
 use crate::stream::account::LEAVINGS;
 use crate::stream::keys::{CREATED, Keys};

@@ -1,7 +1,7 @@
 //! One subscriber: its filter, its place in the log, and the bytes sent to it.
 //!
 //! Owns: the contents and the end of a subscription's response stream. Must not: buffer more than one chunk. HTTP/2
-//! flow control holds a subscriber that does not read, and it lags behind in the log. Runs on the connection's task.
+//! flow control holds a subscriber that does not read, and it lags in the log. Runs on the connection's task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

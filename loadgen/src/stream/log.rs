@@ -20,7 +20,7 @@ use crate::stream::filter::Commitment;
 const AHEAD_ENTRIES: u64 = 24;
 /// Number of slots after which a block is final, as on the real chain.
 const FINAL_AFTER_SLOTS: usize = 32;
-/// Entries kept for subscribers that lag behind, in addition to four for each stored slot, because a slot may have two
+/// Entries kept for subscribers that lag, in addition to four for each stored slot, because a slot may have two
 /// banks.
 const SPARE_ENTRIES: usize = 256;
 /// Number of recent blockhashes that a server knows. Before it has seen so many, it does not say which are valid.

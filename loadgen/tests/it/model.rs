@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use engines::Digest;
 use futures::StreamExt;
 use loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM, is_token_account};
 use loadgen::stream::{Delivery, Final, Stream, Workload};
-use workload::{Digest, Pairs};
+use workload::Pairs;
 use yellowstone_grpc_client::GeyserGrpcClient;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
+use engines::Digest;
 use futures::StreamExt;
-use workload::{Digest, Pairs};
+use workload::Pairs;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
     CommitmentLevel, SlotStatus, SubscribeRequest, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateBlockMeta,

@@ -1,18 +1,15 @@
-//! Seeded workloads: the keys, their values and how often these repeat, the key that each event touches, and a digest
-//! to compare maps.
+//! Seeded workloads: the keys, their values and how often these repeat, and the key that each event touches.
 //!
 //! Owns: every definition on which `bootstrap`, `loadgen` and the tests must agree to the bit. `--pairs N --seed S`
 //! names the same pairs in every tool. Must not: do I/O or depend on an engine. Threads: all types are plain values,
 //! used on any thread.
 
 mod count;
-mod digest;
 mod pairs;
 mod skew;
 mod values;
 
 pub use count::count;
-pub use digest::Digest;
-pub use pairs::{Key, Pairs, Value, source_id};
+pub use pairs::{Key, Pairs, Value};
 pub use skew::{Picker, Rng, Skew};
 pub use values::Values;

@@ -1,7 +1,5 @@
 //! The synthetic map: key and value of pair `i` are computed from the seed and never stored.
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::skew::{Picker, Rng};
 use crate::values::Values;
 
@@ -57,16 +55,6 @@ impl Pairs {
         let values = if self.values == Values::Unique { String::new() } else { format!(" values={}", self.values) };
         format!("synthetic pairs={count} seed={}{values}", self.seed)
     }
-
-    /// Returns the id of the first `count` pairs of this seed as a source of checkpoints.
-    pub fn source_id(&self, count: u64) -> u64 {
-        source_id(self.describe(count).as_bytes())
-    }
-}
-
-/// Computes a source's id from its description. It is never zero, which means "no source yet".
-pub fn source_id(description: &[u8]) -> u64 {
-    xxh3_64(description).max(1)
 }
 
 /// Returns four 64-bit lanes, the first of which is a bijection of `index` for a given base.
@@ -119,9 +107,9 @@ mod tests {
 
     #[test]
     fn kinds_of_values_are_other_sources() {
-        let zipfian = |owners| Pairs::with_values(1, Values::Zipfian { exponent: 0.99, owners }).source_id(10);
-        let ids = HashSet::from([Pairs::new(1).source_id(10), zipfian(5), zipfian(6)]);
-        assert_eq!(ids.len(), 3);
+        let zipfian = |owners| Pairs::with_values(1, Values::Zipfian { exponent: 0.99, owners }).describe(10);
+        let described = HashSet::from([Pairs::new(1).describe(10), zipfian(5), zipfian(6)]);
+        assert_eq!(described.len(), 3);
         assert_eq!(Pairs::new(1).describe(10), "synthetic pairs=10 seed=1", "stores of earlier builds are known by it");
     }
 
@@ -129,6 +117,6 @@ mod tests {
     fn seeds_and_versions_differ() {
         assert_ne!(Pairs::new(1).key(0), Pairs::new(2).key(0));
         assert_ne!(Pairs::new(1).value(0, 0), Pairs::new(1).value(0, 1));
-        assert_ne!(Pairs::new(1).source_id(10), Pairs::new(1).source_id(11));
+        assert_ne!(Pairs::new(1).describe(10), Pairs::new(1).describe(11));
     }
 }

@@ -183,7 +183,7 @@ impl Reading {
     }
 
     fn newest(&self) -> Newest {
-        let limit = engines::memory_limit();
+        let limit = probe::memory_limit();
         let capped = limit.cgroup_file.as_deref().and_then(|file| file.parent()).map(ToOwned::to_owned);
         let group = capped.or_else(probe::own_group).and_then(|dir| probe::group_memory(&dir));
         Newest {

@@ -104,7 +104,7 @@ impl Apply {
             state,
             config,
             stop,
-            assembler: Assembler::new(complete, Limits::within(engines::memory_limit().bytes)),
+            assembler: Assembler::new(complete, Limits::within(probe::memory_limit().bytes)),
             committed,
             batch: Batch::new(config.batch),
             feed,

@@ -227,7 +227,7 @@ impl Settings {
     }
 
     fn endpoint(&self, secrets: &Secrets) -> Result<Endpoint> {
-        let small = engines::memory_limit().bytes < MEMORY_SMALL_BYTES;
+        let small = probe::memory_limit().bytes < MEMORY_SMALL_BYTES;
         let window = if small { WINDOW_SMALL_BYTES } else { WINDOW_BYTES };
         let endpoint = Endpoint::from_shared(self.url.clone())
             .with_context(|| format!("not a URL of a Yellowstone server: geyser={:?}", shown(&self.url)))?
@@ -432,7 +432,7 @@ mod tests {
         /// Slots of 3000 updates each, in frames of 110 bytes: 22 MB. The window under a small memory limit holds 16
         /// MiB.
         const SLOTS: u64 = 70;
-        let small = engines::memory_limit().bytes < MEMORY_SMALL_BYTES;
+        let small = probe::memory_limit().bytes < MEMORY_SMALL_BYTES;
         let waiting = if small { SLOTS / 2 } else { SLOTS };
         let server = loadgen::provider::Provider::start("127.0.0.1:0", 1000, 1).unwrap();
         server.set(Act::Small);

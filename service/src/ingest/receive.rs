@@ -50,7 +50,7 @@ pub const BATCH_INPUTS: usize = 1024;
 /// Returns the capacity of this process's channel, in batches: [`QUEUE_BATCHES_MAX`], or less under a small memory
 /// limit. Computed once.
 pub fn queue_batches() -> usize {
-    static BATCHES: LazyLock<usize> = LazyLock::new(|| batches_within(engines::memory_limit().bytes));
+    static BATCHES: LazyLock<usize> = LazyLock::new(|| batches_within(probe::memory_limit().bytes));
     *BATCHES
 }
 

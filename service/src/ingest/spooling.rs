@@ -87,7 +87,7 @@ impl Spooling {
             writer,
             source: 0,
             figures: Arc::clone(&figures),
-            assembler: Assembler::new(last, Limits::within(engines::memory_limit().bytes)),
+            assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
             standing: Standing::new(state.clone()),
             state: state.clone(),
             gap_timeout,

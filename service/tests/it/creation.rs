@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engines::EngineOptions;
+use engines::{Digest, EngineOptions};
 use loadgen::stream::Stream;
 use proto::v1::subscribe_request::Start;
 use tempfile::TempDir;
-use workload::{Digest, Pairs};
+use workload::Pairs;
 
 use crate::disk::Disk;
 use crate::feed::{Follower, UNKNOWN};

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use engines::{EngineOptions, OpenMode};
+use engines::{Digest, EngineOptions, OpenMode};
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
@@ -18,7 +18,7 @@ use proto::v1::{
     Change, Changes, DumpFrom, DumpThenTail, Filter, FromNow, SlotEnd, SubscribeRequest, SubscribeResponse,
 };
 use tonic::{Code, Status, Streaming};
-use workload::{Digest, Pairs, Rng};
+use workload::{Pairs, Rng};
 
 use crate::ring;
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};

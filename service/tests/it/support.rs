@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use engine_api::Durability;
-use engines::{EngineKind, EngineOptions, OpenMode};
+use engines::{Digest, EngineKind, EngineOptions, OpenMode};
 use loadgen::stream::{Final, Stream, Workload};
 pub(crate) use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 use solana::ChainCheckpoint;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
-use workload::{Digest, Pairs};
+use workload::Pairs;
 
 /// Slot that a loaded store stands at. A stream's first slot is 1000 unless told otherwise.
 pub(crate) const BASE_SLOT: u64 = 999;

@@ -5,10 +5,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use conformance::numbered::{all, at, commit, sorted};
 use engine_api::{BulkLoad as _, Durability, Engine, ErrorKind};
 use engine_lmdb::{FILE_NAME, LmdbEngine, explain_faults};
 
-use crate::{OPTIONS, all, at, commit, open, sorted};
+use crate::{OPTIONS, open};
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -1,4 +1,4 @@
-//! Behaviour particular to LMDB: the map and its growth, the file after a buffered commit, refused input, the copy. The
+//! Behaviour particular to LMDB: the map and its growth, the file after a buffered commit and refused input. The
 //! behaviour common to all engines is tested by the conformance suite.
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
@@ -6,11 +6,11 @@
 mod damage;
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Value};
+use conformance::numbered::{all, at, commit, key, sorted, value};
+use engine_api::{Durability, Engine, Error, ErrorKind};
 use engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
 
 const OPTIONS: LmdbOptions = LmdbOptions {
@@ -28,45 +28,6 @@ fn open_with(dir: &Path, options: LmdbOptions) -> LmdbEngine {
 
 fn open(dir: &Path) -> LmdbEngine {
     open_with(dir, OPTIONS)
-}
-
-fn key(i: u64) -> Key {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
-    key[24..].copy_from_slice(&i.to_be_bytes());
-    key
-}
-
-fn value(i: u64) -> Value {
-    key(!i)
-}
-
-fn at(seq: u64) -> Checkpoint {
-    Checkpoint::new(seq, &[seq as u8; 40])
-}
-
-fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
-    let mut txn = engine.begin().unwrap();
-    for i in from..to {
-        txn.put(&key(i), &value(i)).unwrap();
-    }
-    txn.commit(&at(to), durability).unwrap();
-}
-
-fn sorted(from: u64, to: u64) -> Vec<(Key, Value)> {
-    let mut pairs: Vec<_> = (from..to).map(|i| (key(i), value(i))).collect();
-    pairs.sort_unstable();
-    pairs
-}
-
-fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
-    let mut pairs = Vec::new();
-    let visit = &mut |key: &Key, value: &Value| {
-        pairs.push((*key, *value));
-        ControlFlow::Continue(())
-    };
-    engine.reader().unwrap().scan(visit).unwrap();
-    pairs
 }
 
 fn map_bytes(engine: &LmdbEngine) -> u64 {
@@ -284,49 +245,4 @@ fn a_terabyte_of_map_costs_no_disk() {
     commit(&engine, 0, 1000, Durability::Synced);
     assert_eq!(map_bytes(&engine), 1 << 40);
     assert!(engine.stats().unwrap().disk_bytes < 1 << 20);
-}
-
-#[test]
-fn sorted_load_refuses_disorder_and_leaves_no_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path());
-    let pairs = sorted(0, 10_000);
-    let bulk = engine.bulk().unwrap();
-    bulk.load_sorted(&pairs[..5000], &at(5000)).unwrap();
-    let swapped = [pairs[6000], pairs[5999]];
-    for wrong in [&swapped[..], &pairs[4999..6000], &[pairs[7000], pairs[7000]]] {
-        assert_eq!(bulk.load_sorted(wrong, &at(9)).unwrap_err().kind(), ErrorKind::FixInput);
-    }
-    assert_eq!(all(&engine), pairs[..5000]);
-    assert_eq!(engine.checkpoint().unwrap(), at(5000));
-    bulk.load_sorted(&pairs[5000..], &at(10_000)).unwrap();
-    assert_eq!(all(&engine), pairs);
-}
-
-#[test]
-fn a_snapshot_opens_as_a_store_and_stands_still() {
-    let dir = tempfile::tempdir().unwrap();
-    let target = dir.path().join("copy");
-    let engine = open(&dir.path().join("store"));
-    commit(&engine, 0, 3000, Durability::Synced);
-    engine.snapshot(&target).unwrap();
-    commit(&engine, 3000, 4000, Durability::Synced);
-    assert_eq!(engine.snapshot(&target).unwrap_err().kind(), ErrorKind::FixInput);
-    let copy = open(&target);
-    assert_eq!(copy.checkpoint().unwrap(), at(3000));
-    assert_eq!(all(&copy), sorted(0, 3000));
-}
-
-#[test]
-fn a_reader_moves_only_when_refreshed() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path());
-    commit(&engine, 0, 10, Durability::Synced);
-    let mut reader = engine.reader().unwrap();
-    commit(&engine, 10, 20, Durability::Buffered);
-    assert_eq!(reader.get(&key(15)).unwrap(), None);
-    assert_eq!(reader.checkpoint().unwrap(), at(10));
-    reader.refresh().unwrap();
-    assert_eq!(reader.get(&key(15)).unwrap(), Some(value(15)));
-    assert_eq!(reader.checkpoint().unwrap(), at(20));
 }

@@ -5,10 +5,11 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use conformance::numbered::{at, commit, key};
 use engine_api::{Durability, Engine, ErrorKind, Result};
 use engine_redb::{FILE_NAME, RedbEngine};
 
-use super::{OPTIONS, commit, key, open};
+use super::{OPTIONS, open};
 
 const PAIRS: u64 = 2000;
 const PAGE_BYTES: u64 = 4096;
@@ -35,7 +36,7 @@ fn live(dir: &Path) -> Result<()> {
         for index in 0..PAIRS {
             txn.put(&key(index), &key(index))?;
         }
-        txn.commit(&super::at(PAIRS + 1), Durability::Synced)
+        txn.commit(&at(PAIRS + 1), Durability::Synced)
     };
     let written = write();
     read.and(copied).and(written).and(Box::new(engine).close())

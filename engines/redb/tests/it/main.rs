@@ -1,4 +1,4 @@
-//! Behaviour particular to redb: crash recovery without a walk, refused input, the disk reserve, the copy. The
+//! Behaviour particular to redb: crash recovery without a walk, refused input, the disk reserve. The
 //! behaviour common to all engines is tested by the conformance suite.
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
@@ -6,12 +6,12 @@
 mod damage;
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use conformance::numbered::{all, at, commit, key, sorted, value};
+use engine_api::{Checkpoint, Durability, Engine, ErrorKind};
 use engine_redb::{FILE_NAME, RedbEngine, RedbOptions};
 use redb::{ReadableDatabase as _, ReadableTableMetadata as _};
 
@@ -20,45 +20,6 @@ const OPTIONS: RedbOptions =
 
 fn open(dir: &Path) -> RedbEngine {
     RedbEngine::open(dir, &OPTIONS).unwrap()
-}
-
-fn key(i: u64) -> Key {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
-    key[24..].copy_from_slice(&i.to_be_bytes());
-    key
-}
-
-fn value(i: u64) -> Value {
-    key(!i)
-}
-
-fn at(seq: u64) -> Checkpoint {
-    Checkpoint::new(seq, &[seq as u8; 40])
-}
-
-fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
-    let mut txn = engine.begin().unwrap();
-    for i in from..to {
-        txn.put(&key(i), &value(i)).unwrap();
-    }
-    txn.commit(&at(to), durability).unwrap();
-}
-
-fn sorted(from: u64, to: u64) -> Vec<(Key, Value)> {
-    let mut pairs: Vec<_> = (from..to).map(|i| (key(i), value(i))).collect();
-    pairs.sort_unstable();
-    pairs
-}
-
-fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
-    let mut pairs = Vec::new();
-    let visit = &mut |key: &Key, value: &Value| {
-        pairs.push((*key, *value));
-        ControlFlow::Continue(())
-    };
-    engine.reader().unwrap().scan(visit).unwrap();
-    pairs
 }
 
 /// A copy of the file of an open store equals the file after a kill, because every write is in the page cache. redb
@@ -205,49 +166,4 @@ fn the_disk_reserve_refuses_writes_and_leaves_reads() {
     let bulk = full.bulk().unwrap().load_sorted(&[([0xff; 32], [1; 32])], &at(11));
     assert_eq!(bulk.unwrap_err().kind(), ErrorKind::FreeSpace);
     assert_eq!(full.reader().unwrap().get(&key(3)).unwrap(), Some(value(3)));
-}
-
-#[test]
-fn sorted_load_refuses_disorder_and_leaves_no_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path());
-    let pairs = sorted(0, 10_000);
-    let bulk = engine.bulk().unwrap();
-    bulk.load_sorted(&pairs[..5000], &at(5000)).unwrap();
-    let swapped = [pairs[6000], pairs[5999]];
-    for wrong in [&swapped[..], &pairs[4999..6000], &[pairs[7000], pairs[7000]]] {
-        assert_eq!(bulk.load_sorted(wrong, &at(9)).unwrap_err().kind(), ErrorKind::FixInput);
-    }
-    assert_eq!(all(&engine), pairs[..5000]);
-    assert_eq!(engine.checkpoint().unwrap(), at(5000));
-    bulk.load_sorted(&pairs[5000..], &at(10_000)).unwrap();
-    assert_eq!(all(&engine), pairs);
-}
-
-#[test]
-fn a_snapshot_opens_as_a_store_and_stands_still() {
-    let dir = tempfile::tempdir().unwrap();
-    let target = dir.path().join("copy");
-    let engine = open(&dir.path().join("store"));
-    commit(&engine, 0, 3000, Durability::Synced);
-    engine.snapshot(&target).unwrap();
-    commit(&engine, 3000, 4000, Durability::Synced);
-    assert_eq!(engine.snapshot(&target).unwrap_err().kind(), ErrorKind::FixInput);
-    let copy = open(&target);
-    assert_eq!(copy.checkpoint().unwrap(), at(3000));
-    assert_eq!(all(&copy), sorted(0, 3000));
-}
-
-#[test]
-fn a_reader_moves_only_when_refreshed() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path());
-    commit(&engine, 0, 10, Durability::Synced);
-    let mut reader = engine.reader().unwrap();
-    commit(&engine, 10, 20, Durability::Buffered);
-    assert_eq!(reader.get(&key(15)).unwrap(), None);
-    assert_eq!(reader.checkpoint().unwrap(), at(10));
-    reader.refresh().unwrap();
-    assert_eq!(reader.get(&key(15)).unwrap(), Some(value(15)));
-    assert_eq!(reader.checkpoint().unwrap(), at(20));
 }

@@ -10,6 +10,13 @@ pub(crate) mod page;
 pub(crate) mod secret;
 pub(crate) mod wal;
 
+use engine_api::Value;
+
+/// The newest record of a key in a part of the store: its value, or `None` for a deletion. A part that has no record of
+/// the key leaves the answer to older parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record(pub(crate) Option<Value>);
+
 /// Upper bound on numbers of files and batches. They count up one by one from 0 or 1, so no store gets this far.
 /// Decoding refuses larger numbers, so that arithmetic on an accepted number cannot overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;

@@ -9,6 +9,7 @@
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 
+use crate::format::Record;
 use crate::format::filter::Spot;
 use crate::format::page::PAGE_BYTES;
 use crate::read::find::{Aim, Looked, Probe};
@@ -103,7 +104,7 @@ impl<'a> Batch<'a> {
         }
         if !visible.memtables_are_empty() {
             open.retain(|asked| match visible.in_memtables(&self.keys[asked.index], asked.hash) {
-                Some(found) => {
+                Some(Record(found)) => {
                     self.values[asked.index] = found;
                     false
                 }

@@ -88,6 +88,15 @@ unsafe impl Send for Table {}
 // SAFETY: as for `Send` above.
 unsafe impl Sync for Table {}
 
+/// Answer of a [`RecordCache`] for a key of a segment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Cached {
+    Value(Value),
+    /// The cache does not have the key, so the pair is worth caching once it is read.
+    Missing,
+    NoMemory,
+}
+
 /// A cache of pairs by key and segment.
 pub(crate) struct RecordCache {
     table: ArcSwap<Table>,
@@ -236,10 +245,12 @@ impl RecordCache {
         }
     }
 
-    /// Returns the value of `key` if the cache has it for segment `source`. The outer `None` means that the cache has
-    /// no memory. Takes no lock.
-    pub(crate) fn get(&self, key: &Key, hash: u64, source: Source) -> Option<Option<Value>> {
-        Some(self.table.load().set(hash)?.get(key, hash, source))
+    /// Looks `key` up among the pairs that were cached for segment `source`. Takes no lock.
+    pub(crate) fn get(&self, key: &Key, hash: u64, source: Source) -> Cached {
+        match self.table.load().set(hash) {
+            Some(set) => set.get(key, hash, source).map_or(Cached::Missing, Cached::Value),
+            None => Cached::NoMemory,
+        }
     }
 
     /// Caches a pair of a segment in place of one that was not asked for recently.
@@ -285,7 +296,7 @@ mod tests {
 
     /// Returns the number of the first 4000 keys that are found.
     fn found(cache: &RecordCache) -> usize {
-        (0..4000).filter(|n| cache.get(&key(*n), hash(&key(*n)), SOURCE) == Some(Some(key(*n)))).count()
+        (0..4000).filter(|n| cache.get(&key(*n), hash(&key(*n)), SOURCE) == Cached::Value(key(*n))).count()
     }
 
     #[test]
@@ -315,7 +326,7 @@ mod tests {
     #[test]
     fn a_smaller_one_keeps_what_the_other_chunks_hold_and_gives_its_memory_back() {
         let (cache, budget) = (RecordCache::new(Seed::fixed(), 0), Budget::new(9 * CHUNK));
-        assert_eq!(cache.get(&key(1), hash(&key(1)), SOURCE), None);
+        assert_eq!(cache.get(&key(1), hash(&key(1)), SOURCE), Cached::NoMemory);
         cache.grow(20 * CHUNK, &budget);
         assert_eq!((cache.bytes(), budget.left()), (9 * CHUNK, 0));
         (0..4000).for_each(|n| put(&cache, n));

@@ -81,7 +81,7 @@ pub(crate) struct RunCursor {
     window: u32,
     /// Pages that are being consumed.
     now: Option<Chunk>,
-    /// Pages that come next.
+    /// Pages after those of `now`, which the device may still be reading.
     ahead: Option<Chunk>,
     /// Number of the next record's page.
     page: u32,

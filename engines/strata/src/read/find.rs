@@ -11,9 +11,11 @@ use std::ops::Range;
 
 use engine_api::{Key, Result, Value};
 
+use crate::format::Record;
 use crate::format::filter::{PLANES, Spot};
 use crate::format::page::{Page, PageBytes, prefix};
 use crate::read::among::Among;
+use crate::read::cache::Cached;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 
@@ -121,30 +123,32 @@ impl Segment {
         if !self.pass(2..PLANES, hash) {
             return Probe::Absent;
         }
-        if self.resident().is_none()
-            && let Some(found) = self.cache().get(key, hash, self.source())
-        {
-            lookup.counts.cached(found.is_some());
-            if let Some(value) = found {
-                return Probe::Found(Some(value));
+        if self.resident().is_none() {
+            match self.cache().get(key, hash, self.source()) {
+                Cached::Value(value) => {
+                    lookup.counts.cached(true);
+                    return Probe::Found(Some(value));
+                }
+                Cached::Missing => lookup.counts.cached(false),
+                Cached::NoMemory => {}
             }
         }
         Probe::Read(aim)
     }
 
-    /// Returns the record of `key`, which plane 0 has let through; `Some(None)` is a tombstone.
-    pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Option<Value>>> {
+    /// Returns the record of `key`, which plane 0 has let through.
+    pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Record>> {
         self.fetch_rest(hash);
         let Some(aim) = self.aim(key) else { return Ok(None) };
         match self.ask(key, hash, aim, lookup) {
             Probe::Absent => Ok(None),
-            Probe::Found(value) => Ok(Some(value)),
+            Probe::Found(value) => Ok(Some(Record(value))),
             Probe::Read(aim) => self.read(key, hash, aim, lookup),
         }
     }
 
     #[cold]
-    fn read(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Result<Option<Option<Value>>> {
+    fn read(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Result<Option<Record>> {
         loop {
             // Another thread may have brought the page in meanwhile.
             let looked = match self.ready(aim.page) {
@@ -156,7 +160,7 @@ impl Segment {
             };
             match looked {
                 Looked::Absent => return Ok(None),
-                Looked::Found(value) => return Ok(Some(value)),
+                Looked::Found(value) => return Ok(Some(Record(value))),
                 Looked::Elsewhere(other) => aim = other,
             }
         }

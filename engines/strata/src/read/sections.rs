@@ -10,8 +10,10 @@ use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
 use crate::format::page::{PAGE_BYTES, prefix};
 use crate::memory::{HugeBytes, Pool};
 
-/// Reads the footer of a segment and returns it with its offset. The inner error says why it cannot be used.
-pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong>> {
+/// A footer with its offset in the file, or the reason why it cannot be used.
+pub(crate) type Stored = std::result::Result<(Footer, u64), Wrong>;
+
+pub(crate) fn read_footer(file: &ReadFile) -> Result<Stored> {
     let length = file.len()?;
     if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
         return Ok(Err(Wrong::Damaged(format!("length_bytes={length} is not whole pages"))));

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
 
+use crate::format::Record;
 use crate::format::filter::Spot;
 use crate::format::manifest::MergedBelow;
 use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 
-/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag behind.
+/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag.
 const RUNS_TOGETHER: usize = 16;
 
 /// Segments with disjoint ranges, in ascending order.
@@ -177,7 +178,7 @@ impl Version {
         key: &Key,
         hash: u64,
         lookup: &mut Lookup,
-        newer: impl FnOnce() -> Option<Option<Value>>,
+        newer: impl FnOnce() -> Option<Record>,
     ) -> Result<Option<Value>> {
         let spot = Spot::of(0, hash);
         let mut newer = Some(newer);
@@ -195,12 +196,12 @@ impl Version {
             if let Some(Some(segment)) = holders.last() {
                 segment.fetch_directory(key);
             }
-            if let Some(found) = newer.take().and_then(|newer| newer()) {
+            if let Some(Record(found)) = newer.take().and_then(|newer| newer()) {
                 return Ok(found);
             }
             for segment in holders.iter().flatten() {
                 if segment.may_hold(spot)
-                    && let Some(found) = segment.get(key, hash, lookup)?
+                    && let Some(Record(found)) = segment.get(key, hash, lookup)?
                 {
                     return Ok(found);
                 }
@@ -216,7 +217,7 @@ impl Version {
         let spot = Spot::of(0, hash);
         for segment in self.runs().skip(run).filter_map(|run| run.holder(key)) {
             if segment.may_hold(spot)
-                && let Some(found) = segment.get(key, hash, lookup)?
+                && let Some(Record(found)) = segment.get(key, hash, lookup)?
             {
                 return Ok(found);
             }

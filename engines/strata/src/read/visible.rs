@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Key, Result, Value};
 
+use crate::format::Record;
 use crate::read::cursor::Cursor;
 use crate::read::lookup::Lookup;
 use crate::read::version::Version;
@@ -55,8 +56,8 @@ impl Visible {
         self.frozen.iter().for_each(|frozen| frozen.mem.prefetch(hash));
     }
 
-    /// Returns the memtables' newest record of `key`: `Some(None)` is a deletion, `None` an unknown key.
-    pub(crate) fn in_memtables(&self, key: &Key, hash: u64) -> Option<Option<Value>> {
+    /// Returns the memtables' newest record of `key`.
+    pub(crate) fn in_memtables(&self, key: &Key, hash: u64) -> Option<Record> {
         // Skip an empty memtable, because a look at its table would miss every cache.
         let active = if self.length > 0 { self.active.get(self.length, hash, key) } else { None };
         active.or_else(|| self.frozen.iter().find_map(|frozen| frozen.mem.get(frozen.length, hash, key)))

@@ -66,12 +66,11 @@ fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], check
     Ok(())
 }
 
-/// Copies the newest state into `dir`. Segments are linked where the file system allows it, because they never change.
+/// Copies the newest state into the new directory `dir`. Segments are linked where the file system allows it, because they never change.
 /// Commits wait only for the memtable's flush, because the version that is held keeps its files while they are linked.
 pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     let copy_failed =
         |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);
-    std::fs::create_dir(dir).map_err(copy_failed)?;
     let target = DirStorage::open(dir).map_err(copy_failed)?;
     let (now, mut copy) = {
         let mut writer = shared.writer()?;

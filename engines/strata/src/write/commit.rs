@@ -4,9 +4,9 @@
 //! writer lock. `write/limits.rs` has the waits of a commit, `write/rotate.rs` the next file and memtable.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+use engine_kit::check_space;
 use parking_lot::MutexGuard;
 
 use crate::engine::{Shared, Writer};
@@ -17,40 +17,14 @@ impl Shared {
     /// Takes the writer lock, unless writing is refused.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let writer = self.writer.lock();
-        self.refuse_if_poisoned()?;
-        let shown = || self.storage.shown();
-        let free = self
-            .storage
-            .free_bytes()
-            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
-        if free < self.reserve_bytes {
-            return Err(Error::new(
-                ErrorKind::FreeSpace,
-                format!(
-                    "not enough free disk to write: dir={} free_bytes={free} reserve_bytes={}",
-                    shown(),
-                    self.reserve_bytes
-                ),
-            ));
-        }
+        self.poison.check()?;
+        check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes)?;
         Ok(writer)
-    }
-
-    pub(crate) fn refuse_if_poisoned(&self) -> Result<()> {
-        // ORDERING: Relaxed: the flag guards no other memory.
-        if self.poisoned.load(Ordering::Relaxed) {
-            return Err(Error::new(
-                ErrorKind::Reopen,
-                format!("an earlier write failed, close and open the store again: dir={}", self.storage.shown()),
-            ));
-        }
-        Ok(())
     }
 
     /// Refuses writes from now on, because the state on disk is unknown.
     pub(crate) fn poison(&self, error: Error) -> Error {
-        // ORDERING: Relaxed: see above.
-        self.poisoned.store(true, Ordering::Relaxed);
+        self.poison.set();
         match error.kind() {
             ErrorKind::Reopen => error,
             _ => Error::with_source(ErrorKind::Reopen, "a write failed: close and open the store again", error),

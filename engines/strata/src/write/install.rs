@@ -73,7 +73,7 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Measures how far merges lag behind, for commits and for the statistics.
+    /// Measures how far merges lag, for commits and for the statistics.
     fn measure(&self) {
         let now = self.visible.load();
         // ORDERING: Relaxed: a measurement, which is as good a moment later.

@@ -1,10 +1,10 @@
-//! Waits of a commit: for a flush, and for merges that lag behind.
+//! Waits of a commit: for a flush, and for merges that lag.
 //!
 //! Owns: the bounds on memtables, delta runs and debt, and the counting of every wait at them. Runs on the thread of
 //! the transaction, under the writer lock.
 //!
 //! Merges are slower than the fastest writer, because a pair is rewritten several times. So commits are slowed first,
-//! more the further merges lag behind, until both run at the same speed. At the bounds commits are held.
+//! more the further merges lag, until both run at the same speed. At the bounds commits are held.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The greatest pressure, at which commits are held.
 const FULL: f64 = 1024.0;
 
-/// Returns how far merges lag behind: from 0, not at all, to [`FULL`], where commits are held.
+/// Returns how far merges lag: from 0, not at all, to [`FULL`], where commits are held.
 pub(crate) fn pressure_of(now: &Visible) -> u32 {
     let share = |value: f64, slow: f64, most: f64| ((value - slow) / (most - slow)).clamp(0.0, 1.0);
     let runs = share(now.version.deltas.len() as f64, RUNS_SLOW as f64, RUNS_MAX as f64);
@@ -65,7 +65,7 @@ pub(crate) enum HeldBy {
 }
 
 impl Shared {
-    /// Slows a commit of so many changes, according to how far merges lag behind.
+    /// Slows a commit of so many changes, according to how far merges lag.
     pub(crate) fn slow_down(&self, writer: &mut Writer, changes: usize) {
         // ORDERING: Relaxed: a measurement, which is as good a moment later.
         let pressure = self.pressure.load(Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Shared {
 
     fn may_hope(&self, work: &Work, since: Instant) -> Result<()> {
         work.check_alive()?;
-        self.refuse_if_poisoned()?;
+        self.poison.check()?;
         match &work.merge_failed {
             Some((kind, why)) if *kind == ErrorKind::FreeSpace || since.elapsed() >= PATIENCE => {
                 Err(Error::new(*kind, why.clone()))

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
 
+use crate::format::Record;
 use crate::mapped::Mapped;
 use crate::memory;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
@@ -162,9 +163,8 @@ impl Mem {
         memory::prefetch(std::ptr::from_ref(self.head(hash)).cast());
     }
 
-    /// Returns the newest value of `key` among the first `length` entries: `Some(None)` is a deletion, `None` an
-    /// unknown key.
-    pub(crate) fn get(&self, length: usize, hash: u64, key: &Key) -> Option<Option<Value>> {
+    /// Returns the newest record of `key` among the first `length` entries.
+    pub(crate) fn get(&self, length: usize, hash: u64, key: &Key) -> Option<Record> {
         // ORDERING: Acquire: see `append`.
         let mut at = self.head(hash).load(Ordering::Acquire);
         while at != NONE {
@@ -172,7 +172,7 @@ impl Mem {
             // SAFETY: the index was acquired from a head, or from an entry written before that one.
             let entry = unsafe { self.entry(index) };
             if index < length && entry.key == *key {
-                return Some(entry.value);
+                return Some(Record(entry.value));
             }
             at = entry.previous;
         }
@@ -242,8 +242,8 @@ mod tests {
         set(2, &a, None);
         set(3, &a, Some([11; 32]));
         let get = |length, key: &Key| mem.get(length, hash(key), key);
-        assert_eq!((get(0, &a), get(1, &a), get(1, &b)), (None, Some(Some([10; 32])), None));
-        assert_eq!((get(3, &a), get(4, &a)), (Some(None), Some(Some([11; 32]))));
+        assert_eq!((get(0, &a), get(1, &a), get(1, &b)), (None, Some(Record(Some([10; 32]))), None));
+        assert_eq!((get(3, &a), get(4, &a)), (Some(Record(None)), Some(Record(Some([11; 32])))));
         assert!(mem.sorted(3).expect("memory").eq([(a, None), (b, Some([20; 32]))]));
         assert!(mem.sorted(4).expect("memory").eq([(a, Some([11; 32])), (b, Some([20; 32]))]));
     }
@@ -255,7 +255,7 @@ mod tests {
         let read = || {
             // ORDERING: Acquire pairs with the Release below, as loading `visible` does in the engine.
             let length = visible.load(Ordering::Acquire);
-            let newest = |key: u8| mem.get(length, hash(&[key; 32]), &[key; 32]).flatten();
+            let newest = |key: u8| mem.get(length, hash(&[key; 32]), &[key; 32]).and_then(|record| record.0);
             // Each batch sets both keys to its number.
             let expected = (length / BATCH).checked_sub(1).map(|batch| [batch as u8; 32]);
             assert_eq!((newest(0), newest(1)), (expected, expected), "length={length}");
@@ -295,8 +295,8 @@ mod loom_tests {
     }
 
     /// The answer that a reader of `length` entries must get.
-    fn expected(length: usize, key: &Key) -> Option<Option<Value>> {
-        entries()[..length].iter().rev().find(|(of, _)| of == key).map(|(_, value)| *value)
+    fn expected(length: usize, key: &Key) -> Option<Record> {
+        entries()[..length].iter().rev().find(|(of, _)| of == key).map(|(_, value)| Record(*value))
     }
 
     fn assert_snapshot(mem: &Mem, length: usize) {
@@ -306,7 +306,7 @@ mod loom_tests {
     }
 
     fn sorted(length: usize) -> Vec<(Key, Option<Value>)> {
-        [A, B].iter().filter_map(|key| Some((*key, expected(length, key)?))).collect()
+        [A, B].iter().filter_map(|key| Some((*key, expected(length, key)?.0))).collect()
     }
 
     /// Commits the entries from `first` on in batches of `batch`, each followed by its length.

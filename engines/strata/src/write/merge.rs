@@ -69,7 +69,7 @@ pub(crate) fn run(shared: &Shared) {
     let mut pause = Pause::new(MERGE_PAUSE);
     let mut merging = Merging::of(&shared.visible.load().version);
     let mut again = false;
-    while let Some(settle) = next_round(shared, again) {
+    while let Some(Round { settle }) = next_round(shared, again) {
         make_pages_huge(shared);
         let step = (settle.is_some() || pause.is_over()).then(|| merging.step(shared, settle));
         shared.garbage.sweep();
@@ -94,15 +94,20 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Waits for work. Returns the last request to settle that is not done, if any, or `None` when the store is closed.
-fn next_round(shared: &Shared, again: bool) -> Option<Option<u64>> {
+/// A turn of the merging thread. `settle`: the newest request to settle that is not done, if there is one.
+struct Round {
+    settle: Option<u64>,
+}
+
+/// Waits for work. Returns `None` when the store is closed.
+fn next_round(shared: &Shared, again: bool) -> Option<Round> {
     let mut work = shared.work.lock();
     let settle = |work: &Work| (work.settles_asked > work.settles_over).then_some(work.settles_asked);
     if !work.stop && !again && settle(&work).is_none() {
         let most = if shared.garbage.held() > 0 { LOOK_FOR_GARBAGE } else { LOOK_AROUND };
         shared.wake.wait_for(&mut work, most);
     }
-    (!work.stop).then(|| settle(&work))
+    (!work.stop).then(|| Round { settle: settle(&work) })
 }
 
 impl Shared {

@@ -1,7 +1,7 @@
 //! The plan of merges: sizes of delta runs, the debt to the base, groups of the base, segments that cannot be read.
 //!
 //! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`, and on the thread of a transaction
-//! that asks how far merges lag behind.
+//! that asks how far merges lag.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -100,9 +100,9 @@ struct Repair<'a> {
 fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     let mut told = Repaired::default();
     let mut aside = Vec::new();
-    let (manifest, rebuilt) = match usable(storage)? {
-        Ok(manifest) => (manifest, false),
-        Err(why) => {
+    let (manifest, rebuilt) = match stored(storage)? {
+        Stored::Usable(manifest) => (manifest, false),
+        Stored::Unusable(why) => {
             let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
             aside.extend(unused);
             (manifest, true)
@@ -119,18 +119,23 @@ fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     Ok(repair.told)
 }
 
-/// Reads the manifest. The inner error says why it cannot be used.
-fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
+/// The manifest that a store has, or the reason why it cannot be used.
+enum Stored {
+    Usable(Manifest),
+    Unusable(String),
+}
+
+fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     let manifest = match Manifest::read(&**storage) {
         Ok(Some(manifest)) => manifest,
-        Ok(None) => return Ok(Err("manifest is missing".to_owned())),
-        Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Err(error.to_string())),
+        Ok(None) => return Ok(Stored::Unusable("manifest is missing".to_owned())),
+        Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Stored::Unusable(error.to_string())),
         Err(error) => return Err(error),
     };
     if let Some(why) = is_of_another_store(&**storage, &manifest)?.or(is_superseded(&**storage, &manifest)?) {
-        return Ok(Err(why));
+        return Ok(Stored::Unusable(why));
     }
-    let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Ok(manifest)) };
+    let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Stored::Usable(manifest)) };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
     let files = repair.wal_files()?;
     let mut last = repair.manifest.batch;
@@ -140,7 +145,7 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
     })?;
     // If the WAL is damaged, a segment left by a crash may have the batches that it lacks.
     let ahead = newest.is_ahead(&**storage, last);
-    Ok(ahead.map_or(Ok(repair.manifest), Err))
+    Ok(ahead.map_or(Stored::Usable(repair.manifest), Stored::Unusable))
 }
 
 impl Repair<'_> {

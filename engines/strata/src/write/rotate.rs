@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 impl Shared {
     /// Freezes the active memtable and starts a new one with room for `records`. Waits while too many memtables are
-    /// frozen, and while merges lag too far behind.
+    /// frozen, and while merges lag too far.
     pub(crate) fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
         self.wait_for_flush(FROZEN_MAX - 1)?;
         self.hold()?;

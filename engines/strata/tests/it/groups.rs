@@ -1,5 +1,5 @@
 //! Merges into a base of many segments, which replace one group of segments after the other: killed or without power at
-//! every change of the disk. Also the files that they leave behind.
+//! every change of the disk. Also the files that they leave.
 
 use std::ops::Range;
 use std::sync::Arc;

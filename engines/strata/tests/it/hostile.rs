@@ -15,7 +15,7 @@ use crate::{SMALL, seq, wait_for};
 const HEADER_BYTES: usize = 56;
 /// Length of the checkpoint that follows the header.
 const CHECKPOINT_BYTES: usize = Checkpoint::ENCODED_MIN + OPAQUE_BYTES;
-/// Length of one operation.
+/// Length of one operation: its kind, key and value.
 const OP_BYTES: usize = 65;
 /// Number of bytes that each checkpoint here has in addition to its seq.
 const OPAQUE_BYTES: usize = 48;

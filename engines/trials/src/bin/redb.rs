@@ -1,6 +1,6 @@
 //! One turn of one setting of redb: commits, loads, or an opening after a kill, and the figures of it.
 //!
-//! Owns: what is measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
+//! Owns: the calls that are measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,7 +50,7 @@ struct Commit {
     work: PathBuf,
     #[arg(long, default_value_t = 60)]
     commits: u32,
-    /// Puts of a commit.
+    /// Number of puts in one commit.
     #[arg(long, default_value_t = 1000)]
     puts: usize,
     /// Sorts each commit's puts by key first, within the measured time.
@@ -67,7 +67,7 @@ struct Load {
     work: PathBuf,
     #[arg(long, default_value_t = 2_000_000)]
     pairs: u64,
-    /// Pairs of a transaction.
+    /// Number of pairs in one transaction.
     #[arg(long, default_value_t = 10_000)]
     batch: u64,
     #[arg(long)]

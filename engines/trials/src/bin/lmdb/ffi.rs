@@ -17,7 +17,7 @@ use trials::Bytes32;
 #[cfg(not(any(feature = "lmdb-rkv", feature = "lmdb-master", feature = "lmdb-source")))]
 compile_error!("choose an LMDB: --features lmdb-rkv, lmdb-master or lmdb-source");
 
-/// Flags of an environment.
+/// Flags of `mdb_env_open` and `mdb_env_set_flags`.
 pub(crate) const NOSYNC: c_uint = 0x1_0000;
 pub(crate) const RDONLY: c_uint = 0x2_0000;
 pub(crate) const NOMETASYNC: c_uint = 0x4_0000;
@@ -27,13 +27,13 @@ pub(crate) const NOTLS: c_uint = 0x20_0000;
 pub(crate) const NOLOCK: c_uint = 0x40_0000;
 pub(crate) const NORDAHEAD: c_uint = 0x80_0000;
 pub(crate) const NOMEMINIT: c_uint = 0x100_0000;
-/// Creates a table.
+/// Flag of `mdb_dbi_open`: creates the table if it is missing.
 const CREATE: c_uint = 0x4_0000;
-/// Flags of a put.
+/// Flags of `mdb_put` and `mdb_cursor_put`.
 const RESERVE: c_uint = 0x1_0000;
 const APPEND: c_uint = 0x2_0000;
 const NOTFOUND: c_int = -30798;
-/// Steps of a cursor.
+/// Operations of `mdb_cursor_get`.
 const FIRST: c_uint = 0;
 const NEXT: c_uint = 8;
 
@@ -99,7 +99,7 @@ pub(crate) enum How {
     Put,
     /// `mdb_put` with `MDB_RESERVE`: the value is written where it stays.
     Reserve,
-    /// `mdb_cursor_put` of one cursor.
+    /// `mdb_cursor_put` through one cursor for the whole commit.
     Cursor,
     /// `mdb_cursor_put` with `MDB_APPEND`: the keys ascend and are greater than all others.
     Append,
@@ -164,7 +164,7 @@ impl Drop for Env {
     }
 }
 
-/// An open transaction.
+/// An open transaction, which is aborted on drop.
 pub(crate) struct Txn<'e> {
     env: &'e Env,
     txn: *mut RawTxn,

@@ -1,6 +1,6 @@
 //! One turn of one setting of LMDB: gets, commits, loads or scans, and the figures of it.
 //!
-//! Owns: what is measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
+//! Owns: the calls that are measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
 
 mod ffi;
 
@@ -49,7 +49,7 @@ struct Get {
     /// A store that `bootstrap --engine lmdb` made.
     #[arg(long)]
     store: PathBuf,
-    /// Gets of each kind.
+    /// Number of gets of each kind, present and absent.
     #[arg(long, default_value_t = 500_000)]
     gets: usize,
     /// Begins without the file's pages in the page cache, and scans the store at the end of the turn as well.
@@ -72,7 +72,7 @@ struct Commit {
     work: PathBuf,
     #[arg(long, default_value_t = 60)]
     commits: usize,
-    /// Puts of a commit.
+    /// Number of puts in one commit.
     #[arg(long, default_value_t = 1000)]
     puts: usize,
     /// Sorts each commit's puts by key first, within the measured time.
@@ -93,7 +93,7 @@ struct Load {
     work: PathBuf,
     #[arg(long, default_value_t = 2_000_000)]
     pairs: u64,
-    /// Pairs of a transaction.
+    /// Number of pairs in one transaction.
     #[arg(long, default_value_t = 10_000)]
     batch: u64,
     #[arg(long)]

@@ -1,12 +1,14 @@
-//! The digest of a map. It is order-independent and incremental, so that a stream, a scan and a test reach the same
-//! digest in different ways.
+//! The identity of a store's content: the digest of its map, and the id of the source that it was loaded from.
+//!
+//! Owns: both definitions, on which every program and every store agree to the bit. Must not: do I/O. The digest is
+//! order-independent and incremental, so that a stream, a scan and a test reach the same digest in different ways. Any
+//! thread.
 
 use std::fmt;
 use std::str::FromStr;
 
-use xxhash_rust::xxh3::xxh3_128;
-
-use crate::pairs::{Key, Value};
+use engine_api::{Key, Value};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// Sum modulo 2^128 of xxh3-128(key || value) over all pairs, and their number. Equal maps have equal digests. Two
 /// different maps have the same digest with a probability of about 2^-128. It is no defence against an adversary.
@@ -33,6 +35,11 @@ impl Digest {
     pub fn pairs(&self) -> u64 {
         self.pairs
     }
+}
+
+/// Computes a source's id from its description. It is never zero, which means "no source yet".
+pub fn source_id(description: &[u8]) -> u64 {
+    xxh3_64(description).max(1)
 }
 
 fn hash(key: &Key, value: &Value) -> u128 {

@@ -1,0 +1,10 @@
+//! Parts that several engine crates would otherwise each write for themselves.
+//!
+//! Owns: the refusal of writes after a failure or on a nearly full disk, the count of commits, the size and durability
+//! of files, the frame of a copy. Must not: know an engine, or the content of a file. Runs on the caller's thread.
+
+mod files;
+mod writes;
+
+pub use files::{allocated_bytes, copy_to_new, create_dir, disk_bytes, free_bytes, metadata, sync_dir};
+pub use writes::{Commits, Poison, check_space};
