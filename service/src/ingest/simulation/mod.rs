@@ -370,13 +370,19 @@ impl Simulation {
         assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 
-    /// Asserts that a server that has contradicted the applied chain is not followed again, and that no other one is
-    /// distrusted.
+    /// Asserts that a server that has shown its contradiction of the applied chain is not followed until it shows one
+    /// again, that a distrusted one is not asked again, and that no honest one is distrusted.
     fn check_trust(&self, state: &State) {
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());
-            assert!(lies <= 1 || nature == Nature::Alone, "server={index} {nature:?} is followed again: lies={lies}");
+            let shown = server.lies_shown();
+            assert!(
+                shown <= 1 || nature == Nature::Alone,
+                "server={index} {nature:?} is followed again: shown={shown}"
+            );
             assert!(lies > 0 || !state.providers.is_distrusted(index), "server={index} {nature:?} is distrusted");
+            let asked = if state.providers.is_distrusted(index) { server.asked_since_distrust() } else { 0 };
+            assert_eq!(asked, 0, "server={index} {nature:?} is distrusted, and asked again");
         }
     }
 }
