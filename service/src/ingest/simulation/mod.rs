@@ -12,6 +12,7 @@ mod messages;
 mod oracle;
 mod script;
 mod server;
+mod spooled;
 mod store;
 mod takeover;
 
@@ -31,13 +32,14 @@ use self::chain::Chain;
 use self::fault::Nature;
 use self::oracle::Oracle;
 use self::server::Server;
+use self::spooled::Spool;
 use self::store::{Fault, KILLED, Opened, Store};
 use super::State;
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
-use super::receive::{ReceiveConfig, receive_from};
+use super::receive::ReceiveConfig;
 use super::subscribe::Commitment;
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::pulse::Pulse;
@@ -139,6 +141,8 @@ struct Simulation {
     cut: bool,
     /// Longest time without an applied slot in the last life, from its first slot to its last.
     longest_pause: Duration,
+    /// The spool that each life begins with; `None` where it begins with the stream.
+    spool: Option<Spool>,
 }
 
 /// How a life ends, unless a fault of the plan ends it earlier.
@@ -217,7 +221,18 @@ impl Simulation {
             |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
         let servers = natures.iter().map(server).collect();
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
-        Self { rng, chain, servers, store, oracle, receive, apply, cut: false, longest_pause: Duration::ZERO }
+        Self {
+            rng,
+            chain,
+            servers,
+            store,
+            oracle,
+            receive,
+            apply,
+            cut: false,
+            longest_pause: Duration::ZERO,
+            spool: None,
+        }
     }
 
     async fn run(mut self) {
@@ -253,14 +268,15 @@ impl Simulation {
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
         let checkpoint = engine.checkpoint().expect("a checkpoint");
-        let names = self.servers.iter().map(|server| format!("{:?}", server.nature()));
-        let state = State::at(ChainCheckpoint::read(&checkpoint).expect("a chain's")).with_providers(names);
+        let checkpoint = ChainCheckpoint::read(&checkpoint).expect("a chain's");
+        let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
+        let (replay, spool_written) = self.replay_for(&checkpoint).await;
         self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
-        let receiver =
-            receive_from(self.servers.clone(), self.receive.clone(), messages, state.clone(), stopped.clone());
+        let follows = Arc::new(AtomicBool::new(replay.is_none()));
+        let receiver = self.feed(replay, messages, &state, stopped.clone(), Arc::clone(&follows));
         let receiver = tokio::spawn(receiver);
         let mut apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
@@ -282,9 +298,12 @@ impl Simulation {
             }
             self.oracle.check(&*engine, &feed, Some(&state));
             self.note_pause(&mut at_slot, &mut moved_at);
-            self.check_trust(&state);
-            self.check_readiness(&state, started_at, moved_at);
-            self.check_given_up(&state, &mut gap_shown);
+            // ORDERING: Relaxed: one thread.
+            if follows.load(Ordering::Relaxed) {
+                self.check_trust(&state);
+                self.check_readiness(&state, started_at, moved_at);
+                self.check_given_up(&state, &mut gap_shown);
+            }
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
                     self.servers.iter().for_each(Server::heal);
@@ -297,6 +316,8 @@ impl Simulation {
         stop.send_replace(true);
         receiver.abort();
         receiver.await.ok();
+        drop(received);
+        spooled::gone(spool_written).await;
         if killed {
             self.oracle.follow(&feed);
             drop(apply);

@@ -120,6 +120,12 @@ impl Server {
         (world.lies, world.lies_shown, world.distrusted_after) = (0, 0, None);
     }
 
+    /// Forgets the connections of another receiver: from now on only those of the next one count.
+    pub(super) fn forget(&self) {
+        self.begin_life();
+        self.world().lost = None;
+    }
+
     /// Notes that the service distrusts the server. Returns the number of connections made since that was first noted.
     pub(super) fn asked_since_distrust(&self) -> u64 {
         let mut world = self.world();
