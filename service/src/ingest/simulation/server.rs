@@ -72,6 +72,8 @@ struct World {
     lost: Option<Lost>,
     /// The slot that the newest subscription asked for.
     asked: u64,
+    /// The oldest slot that the server still has.
+    oldest: u64,
     /// First available slots that the server has announced. The client may ask for one although it was never applied.
     begins_at: HashSet<u64>,
 }
@@ -104,6 +106,7 @@ impl Server {
             open: HashSet::new(),
             lost: None,
             asked,
+            oldest: 0,
             begins_at: HashSet::new(),
         };
         Self { world: Arc::new(Mutex::new(world)) }
@@ -118,6 +121,11 @@ impl Server {
     pub(super) fn begin_life(&self) {
         let mut world = self.world();
         (world.lies, world.lies_shown, world.distrusted_after) = (0, 0, None);
+    }
+
+    /// Drops all slots before this one.
+    pub(super) fn keep_from(&self, slot: u64) {
+        self.world().oldest = slot;
     }
 
     /// Forgets the connections of another receiver: from now on only those of the next one count.
@@ -282,6 +290,12 @@ impl Client for Connection {
         let told = world.begins_at.contains(&from_slot);
         assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
         world.asked = from_slot;
+        let oldest = world.oldest;
+        if from_slot < oldest {
+            world.begins_at.insert(oldest);
+            let text = format!("broadcast from {from_slot} is not available, last available: {oldest}");
+            return Err(Status::out_of_range(text).into());
+        }
         let script = world.script(self.fault, self.connection, from_slot, &filter)?;
         world.open.insert(self.connection);
         drop(world);
