@@ -1,7 +1,8 @@
 //! Simulates the ingest against a scripted Yellowstone server, in virtual time, from a seed.
 //!
 //! Owns: the lives of one simulated service, and which seeds are tried. Everything between the server's messages and
-//! the subscriber of the feed is the service's own code: receiver, assembler, ingest-apply, an engine, the feed's log.
+//! the subscriber of the feed is the service's own code: receiver, assembler, the spool and its replay, ingest-apply, an
+//! engine, the feed's log.
 //! Not simulated: the network under the messages, and the loop that waits for messages on a thread of its own.
 //!
 //! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and prints its log.
@@ -145,6 +146,9 @@ struct Simulation {
     spool: Option<Spool>,
 }
 
+/// When a gap was first seen, and the followed server with its newest connection at that time; `None` without a gap.
+type GapShown = Option<(Instant, usize, u64)>;
+
 /// How a life ends, unless a fault of the plan ends it earlier.
 #[derive(Clone, Copy, Debug)]
 enum Until {
@@ -267,8 +271,7 @@ impl Simulation {
         }
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
-        let checkpoint = engine.checkpoint().expect("a checkpoint");
-        let checkpoint = ChainCheckpoint::read(&checkpoint).expect("a chain's");
+        let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
         let (replay, spool_written) = self.replay_for(&checkpoint).await;
@@ -300,9 +303,7 @@ impl Simulation {
             self.note_pause(&mut at_slot, &mut moved_at);
             // ORDERING: Relaxed: one thread.
             if follows.load(Ordering::Relaxed) {
-                self.check_trust(&state);
-                self.check_readiness(&state, started_at, moved_at);
-                self.check_given_up(&state, &mut gap_shown);
+                self.check_state(&state, started_at, moved_at, &mut gap_shown);
             }
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
@@ -354,6 +355,13 @@ impl Simulation {
         }
     }
 
+    /// Checks trust, readiness and the end of useless connections of a service that follows the stream.
+    fn check_state(&self, state: &State, started_at: u64, moved_at: Option<Instant>, gap_shown: &mut GapShown) {
+        self.check_trust(state);
+        self.check_readiness(state, started_at, moved_at);
+        self.check_given_up(state, gap_shown);
+    }
+
     /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
     fn check_readiness(&self, state: &State, started_at: u64, moved_at: Option<Instant>) {
         let verdict = state.readiness.verdict();
@@ -378,7 +386,7 @@ impl Simulation {
 
     /// Asserts that a connection that has shown a gap is given up in time. `shown` holds the time at which the gap was
     /// first seen, and the followed server with its newest connection at that time.
-    fn check_given_up(&self, state: &State, shown: &mut Option<(Instant, usize, u64)>) {
+    fn check_given_up(&self, state: &State, shown: &mut GapShown) {
         if state.readiness.verdict().gap.is_none() {
             *shown = None;
             return;

@@ -38,7 +38,7 @@ pub(super) enum End {
 
 /// Checks the answers to pings: a server drops a client that leaves its pings unanswered.
 pub(super) struct Pings {
-    /// Dropped with the stream.
+    /// Mark that the client listens, dropped with the stream.
     open: Open,
     received: mpsc::Receiver<SubscribeRequest>,
     sent: u64,

@@ -1,6 +1,6 @@
 //! The start through the spool: the stream is kept on disk, then replayed into a store, then followed.
 //!
-//! Owns: the lives of the spool, how each ends, and what must be left of it. Must not: copy what the spool does. The
+//! Owns: the lives of the spool, how each ends, and the slots that must be left of it. Must not: copy the spool. The
 //! spool's thread is a task of the simulation's runtime here. The replay has its thread of the blocking pool, and the
 //! simulated time stands still while it runs.
 
