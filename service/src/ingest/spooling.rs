@@ -22,8 +22,9 @@ use tracing::{error, info, warn};
 
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
-use super::receive::{BATCH_INPUTS, Message, ReceiveConfig, queue_batches, receive};
+use super::receive::{BATCH_INPUTS, Message, ReceiveConfig, queue_batches, receive_from};
 use super::standing::Standing;
+use super::upstream::Upstream;
 use crate::chain::{Base, Gap, Phase, WholeSlot};
 use crate::overlay::Overlay;
 use crate::readiness;
@@ -67,6 +68,21 @@ impl Spooling {
         stream: ReceiveConfig,
         figures: Arc<Figures>,
     ) -> Result<Self> {
+        let names = stream.providers.iter().map(|provider| provider.shown().to_owned()).collect();
+        Self::start_from(stream.providers.clone(), names, config, base, stream, figures, on_thread)
+    }
+
+    /// Starts as [`Self::start`] does, from any upstreams with these names. `run` has the slots assembled and written;
+    /// the simulation does that on its own runtime.
+    pub(super) fn start_from<U: Upstream + 'static>(
+        upstreams: Vec<U>,
+        names: Vec<String>,
+        config: SpoolConfig,
+        base: Option<Base>,
+        stream: ReceiveConfig,
+        figures: Arc<Figures>,
+        run: impl FnOnce(Spooler, mpsc::Receiver<Message>) -> Result<JoinHandle<()>>,
+    ) -> Result<Self> {
         let SpoolConfig { dir, bytes_max, gap_timeout, limits } = config;
         figures.begin();
         let place = Place { dir: dir.clone(), meaning: stream.selection.to_string(), bytes_max };
@@ -78,7 +94,6 @@ impl Spooling {
             blockhash: last.blockhash,
             ..ChainCheckpoint::default()
         });
-        let names = stream.providers.iter().map(|provider| provider.shown().to_owned());
         let state = State::new(checkpoint, Overlay::new(&checkpoint, false, false), limits).with_providers(names);
         let (stop, stopped) = watch::channel(false);
         let (messages, received) = mpsc::channel(queue_batches());
@@ -93,16 +108,8 @@ impl Spooling {
             gap_timeout,
             waiting_since: None,
         };
-        let (ended, has_ended) = tokio::sync::oneshot::channel();
-        thread::Builder::new()
-            .name("spool".to_owned())
-            .spawn(move || {
-                spooler.run(received);
-                ended.send(()).ok();
-            })
-            .context("cannot start the thread of the spool")?;
-        let writer = tokio::spawn(async move { has_ended.await.unwrap_or_default() });
-        let receiver = tokio::spawn(receive(stream, messages, state.clone(), stopped));
+        let writer = run(spooler, received)?;
+        let receiver = tokio::spawn(receive_from(upstreams, stream, messages, state.clone(), stopped));
         Ok(Self { dir, figures, state, stop, receiver, writer })
     }
 
@@ -147,6 +154,13 @@ impl Spooling {
         remove(self).await;
     }
 
+    /// Ends the receiver and the task of the writing at once, as the end of the process does.
+    #[cfg(test)]
+    pub(super) fn abort(self) {
+        self.receiver.abort();
+        self.writer.abort();
+    }
+
     /// Ends the receiver and the thread, after the slots that were received are flushed.
     async fn end(self) {
         self.stop.send_replace(true);
@@ -155,8 +169,21 @@ impl Spooling {
     }
 }
 
+/// Starts the thread `spool`. Returns the task that ends with it.
+fn on_thread(spooler: Spooler, received: mpsc::Receiver<Message>) -> Result<JoinHandle<()>> {
+    let (ended, has_ended) = tokio::sync::oneshot::channel();
+    thread::Builder::new()
+        .name("spool".to_owned())
+        .spawn(move || {
+            spooler.run(received);
+            ended.send(()).ok();
+        })
+        .context("cannot start the thread of the spool")?;
+    Ok(tokio::spawn(async move { has_ended.await.unwrap_or_default() }))
+}
+
 /// The state of the thread `spool`, which assembles and writes.
-struct Spooler {
+pub(super) struct Spooler {
     place: Place,
     /// `None` before the first slot of a spool without a base.
     writer: Option<Writer>,
@@ -172,18 +199,34 @@ struct Spooler {
 
 impl Spooler {
     fn run(mut self, mut messages: mpsc::Receiver<Message>) {
-        self.standing.begin();
+        self.begin();
         while let Some(message) = messages.blocking_recv() {
-            if let Err(Full(why)) = self.take(message, messages.is_empty()) {
-                error!(
-                    reason = why,
-                    slot = self.last().map(|last| last.slot),
-                    "the spool takes no more slots; the work on the store goes on, and the stream is asked for the slots after it"
-                );
-                self.figures.stop(why);
+            if !self.goes_on(message, messages.is_empty()) {
                 return;
             }
         }
+        self.end();
+    }
+
+    /// Publishes the phase, before the first message.
+    pub(super) fn begin(&self) {
+        self.standing.begin();
+    }
+
+    /// Takes in one message. Returns false once the spool takes no more slots.
+    pub(super) fn goes_on(&mut self, message: Message, nothing_waits: bool) -> bool {
+        let Err(Full(why)) = self.take(message, nothing_waits) else { return true };
+        error!(
+            reason = why,
+            slot = self.last().map(|last| last.slot),
+            "the spool takes no more slots; the work on the store goes on, and the stream is asked for the slots after it"
+        );
+        self.figures.stop(why);
+        false
+    }
+
+    /// Flushes the slots after the last message.
+    pub(super) fn end(mut self) {
         if let Err(Full(why)) = self.flush() {
             error!(reason = why, "the spool's last slots are lost; the stream is asked for them");
             self.figures.stop(why);

@@ -53,7 +53,7 @@ pub(crate) trait Upstream: Send + Sync {
 /// One connection, reduced to the requests that the ingest makes.
 pub(crate) trait Client: Send {
     /// Sink that takes requests while the subscription lasts.
-    type Requests: Sink<SubscribeRequest, Error: Display> + Send + Unpin;
+    type Requests: Sink<SubscribeRequest, Error: Display + Send> + Send + Unpin;
     /// Stream of the updates that the server sends.
     type Updates: Stream<Item = Result<SubscribeUpdate, Status>> + Send + Unpin;
 

@@ -14,6 +14,7 @@ use yellowstone_grpc_proto::geyser::{
 use super::chain::{Block, Write};
 use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
 use crate::ingest::follow::{Follow, Selection};
+use crate::ingest::subscribe::Commitment;
 
 pub(super) fn update(one: UpdateOneof) -> SubscribeUpdate {
     SubscribeUpdate { update_oneof: Some(one), ..Default::default() }
@@ -25,6 +26,14 @@ pub(super) fn ping() -> SubscribeUpdate {
 
 pub(super) fn status(slot: u64, status: SlotStatus) -> SubscribeUpdate {
     update(UpdateOneof::Slot(SubscribeUpdateSlot { slot, status: status as i32, ..Default::default() }))
+}
+
+/// Status with which a client at this commitment takes a slot in.
+pub(super) fn confirmation(commitment: Commitment) -> SlotStatus {
+    match commitment {
+        Commitment::Finalized => SlotStatus::SlotFinalized,
+        Commitment::Confirmed => SlotStatus::SlotConfirmed,
+    }
 }
 
 pub(super) fn meta(block: &Block) -> SubscribeUpdate {

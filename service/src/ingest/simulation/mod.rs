@@ -1,7 +1,8 @@
 //! Simulates the ingest against a scripted Yellowstone server, in virtual time, from a seed.
 //!
 //! Owns: the lives of one simulated service, and which seeds are tried. Everything between the server's messages and
-//! the subscriber of the feed is the service's own code: receiver, assembler, ingest-apply, an engine, the feed's log.
+//! the subscriber of the feed is the service's own code: receiver, assembler, the spool and its replay, ingest-apply, an
+//! engine, the feed's log.
 //! Not simulated: the network under the messages, and the loop that waits for messages on a thread of its own.
 //!
 //! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and prints its log.
@@ -12,6 +13,7 @@ mod messages;
 mod oracle;
 mod script;
 mod server;
+mod spooled;
 mod store;
 mod takeover;
 
@@ -31,13 +33,14 @@ use self::chain::Chain;
 use self::fault::Nature;
 use self::oracle::Oracle;
 use self::server::Server;
+use self::spooled::Spool;
 use self::store::{Fault, KILLED, Opened, Store};
 use super::State;
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
-use super::receive::{ReceiveConfig, receive_from};
+use super::receive::ReceiveConfig;
 use super::subscribe::Commitment;
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::pulse::Pulse;
@@ -139,7 +142,12 @@ struct Simulation {
     cut: bool,
     /// Longest time without an applied slot in the last life, from its first slot to its last.
     longest_pause: Duration,
+    /// The spool that each life begins with; `None` where it begins with the stream.
+    spool: Option<Spool>,
 }
+
+/// When a gap was first seen, and the followed server with its newest connection at that time; `None` without a gap.
+type GapShown = Option<(Instant, usize, u64)>;
 
 /// How a life ends, unless a fault of the plan ends it earlier.
 #[derive(Clone, Copy, Debug)]
@@ -217,7 +225,18 @@ impl Simulation {
             |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
         let servers = natures.iter().map(server).collect();
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
-        Self { rng, chain, servers, store, oracle, receive, apply, cut: false, longest_pause: Duration::ZERO }
+        Self {
+            rng,
+            chain,
+            servers,
+            store,
+            oracle,
+            receive,
+            apply,
+            cut: false,
+            longest_pause: Duration::ZERO,
+            spool: None,
+        }
     }
 
     async fn run(mut self) {
@@ -252,15 +271,15 @@ impl Simulation {
         }
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
-        let checkpoint = engine.checkpoint().expect("a checkpoint");
-        let names = self.servers.iter().map(|server| format!("{:?}", server.nature()));
-        let state = State::at(ChainCheckpoint::read(&checkpoint).expect("a chain's")).with_providers(names);
+        let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
+        let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
+        let (replay, spool_written) = self.replay_for(&checkpoint).await;
         self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
-        let receiver =
-            receive_from(self.servers.clone(), self.receive.clone(), messages, state.clone(), stopped.clone());
+        let follows = Arc::new(AtomicBool::new(replay.is_none()));
+        let receiver = self.feed(replay, messages, &state, stopped.clone(), Arc::clone(&follows));
         let receiver = tokio::spawn(receiver);
         let mut apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
@@ -282,9 +301,10 @@ impl Simulation {
             }
             self.oracle.check(&*engine, &feed, Some(&state));
             self.note_pause(&mut at_slot, &mut moved_at);
-            self.check_trust(&state);
-            self.check_readiness(&state, started_at, moved_at);
-            self.check_given_up(&state, &mut gap_shown);
+            // ORDERING: Relaxed: one thread.
+            if follows.load(Ordering::Relaxed) {
+                self.check_state(&state, started_at, moved_at, &mut gap_shown);
+            }
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
                     self.servers.iter().for_each(Server::heal);
@@ -297,6 +317,8 @@ impl Simulation {
         stop.send_replace(true);
         receiver.abort();
         receiver.await.ok();
+        drop(received);
+        spooled::gone(spool_written).await;
         if killed {
             self.oracle.follow(&feed);
             drop(apply);
@@ -333,6 +355,13 @@ impl Simulation {
         }
     }
 
+    /// Checks trust, readiness and the end of useless connections of a service that follows the stream.
+    fn check_state(&self, state: &State, started_at: u64, moved_at: Option<Instant>, gap_shown: &mut GapShown) {
+        self.check_trust(state);
+        self.check_readiness(state, started_at, moved_at);
+        self.check_given_up(state, gap_shown);
+    }
+
     /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
     fn check_readiness(&self, state: &State, started_at: u64, moved_at: Option<Instant>) {
         let verdict = state.readiness.verdict();
@@ -357,7 +386,7 @@ impl Simulation {
 
     /// Asserts that a connection that has shown a gap is given up in time. `shown` holds the time at which the gap was
     /// first seen, and the followed server with its newest connection at that time.
-    fn check_given_up(&self, state: &State, shown: &mut Option<(Instant, usize, u64)>) {
+    fn check_given_up(&self, state: &State, shown: &mut GapShown) {
         if state.readiness.verdict().gap.is_none() {
             *shown = None;
             return;
@@ -370,13 +399,19 @@ impl Simulation {
         assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 
-    /// Asserts that a server that has contradicted the applied chain is not followed again, and that no other one is
-    /// distrusted.
+    /// Asserts that a server that has shown its contradiction of the applied chain is not followed until it shows one
+    /// again, that a distrusted one is not asked again, and that no honest one is distrusted.
     fn check_trust(&self, state: &State) {
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());
-            assert!(lies <= 1 || nature == Nature::Alone, "server={index} {nature:?} is followed again: lies={lies}");
+            let shown = server.lies_shown();
+            assert!(
+                shown <= 1 || nature == Nature::Alone,
+                "server={index} {nature:?} is followed again: shown={shown}"
+            );
             assert!(lies > 0 || !state.providers.is_distrusted(index), "server={index} {nature:?} is distrusted");
+            let asked = if state.providers.is_distrusted(index) { server.asked_since_distrust() } else { 0 };
+            assert_eq!(asked, 0, "server={index} {nature:?} is distrusted, and asked again");
         }
     }
 }

@@ -61,6 +61,11 @@ impl Oracle {
         }
     }
 
+    /// Whether the store knows the base's blockhash from the start.
+    pub(super) fn base_known(&self) -> bool {
+        self.base_known
+    }
+
     pub(super) fn slot(&self) -> u64 {
         self.checkpoint.and_then(|checkpoint| checkpoint.slot).unwrap_or(self.chain.base.slot)
     }

@@ -22,6 +22,9 @@ const PING_EVERY: Duration = Duration::from_secs(3);
 /// Messages of one subscription with their times, and its end.
 pub(super) struct Script {
     pub(super) items: VecDeque<(Instant, Item)>,
+    /// Number of items that are left once the client has to see that the server contradicts the applied
+    /// chain; `None` where it never does.
+    pub(super) left_after_lie: Option<usize>,
     pub(super) end: End,
 }
 
@@ -35,8 +38,8 @@ pub(super) enum End {
 
 /// Checks the answers to pings: a server drops a client that leaves its pings unanswered.
 pub(super) struct Pings {
-    /// Held only to be dropped with the stream.
-    _open: Open,
+    /// Mark that the client listens, dropped with the stream.
+    open: Open,
     received: mpsc::Receiver<SubscribeRequest>,
     sent: u64,
     answered: u64,
@@ -44,7 +47,7 @@ pub(super) struct Pings {
 
 impl Pings {
     pub(super) fn new(open: Open, received: mpsc::Receiver<SubscribeRequest>) -> Self {
-        Self { _open: open, received, sent: 0, answered: 0 }
+        Self { open, received, sent: 0, answered: 0 }
     }
 
     fn look_at(&mut self, item: &Item) {
@@ -66,6 +69,9 @@ pub(super) fn play(script: Script, pings: Pings) -> <Connection as Client>::Upda
             Some((at, item)) => {
                 if at > Instant::now() {
                     sleep_until(at).await;
+                }
+                if script.left_after_lie == Some(script.items.len()) {
+                    pings.open.shows_lie();
                 }
                 item
             }

@@ -59,6 +59,10 @@ struct World {
     healthy: bool,
     /// Number of connections of this life that contradict the applied chain.
     lies: u64,
+    /// Number of these on which the client got enough messages to see that.
+    lies_shown: u64,
+    /// Number of connections at the time at which the service was first seen to distrust the server in this life.
+    distrusted_after: Option<u64>,
     /// Slots whose failed bank was sent already; it is not sent twice.
     failed_told: HashSet<u64>,
     /// Number of connections made so far.
@@ -68,6 +72,8 @@ struct World {
     lost: Option<Lost>,
     /// The slot that the newest subscription asked for.
     asked: u64,
+    /// The oldest slot that the server still has.
+    oldest: u64,
     /// First available slots that the server has announced. The client may ask for one although it was never applied.
     begins_at: HashSet<u64>,
 }
@@ -93,11 +99,14 @@ impl Server {
             nature,
             healthy: false,
             lies: 0,
+            lies_shown: 0,
+            distrusted_after: None,
             failed_told: HashSet::new(),
             connections: 0,
             open: HashSet::new(),
             lost: None,
             asked,
+            oldest: 0,
             begins_at: HashSet::new(),
         };
         Self { world: Arc::new(Mutex::new(world)) }
@@ -110,12 +119,36 @@ impl Server {
 
     /// Begins a new life of the service, which knows nothing of the lies of earlier ones.
     pub(super) fn begin_life(&self) {
-        self.world().lies = 0;
+        let mut world = self.world();
+        (world.lies, world.lies_shown, world.distrusted_after) = (0, 0, None);
+    }
+
+    /// Drops all slots before this one.
+    pub(super) fn keep_from(&self, slot: u64) {
+        self.world().oldest = slot;
+    }
+
+    /// Forgets the connections of another receiver: from now on only those of the next one count.
+    pub(super) fn forget(&self) {
+        self.begin_life();
+        self.world().lost = None;
+    }
+
+    /// Notes that the service distrusts the server. Returns the number of connections made since that was first noted.
+    pub(super) fn asked_since_distrust(&self) -> u64 {
+        let mut world = self.world();
+        let connections = world.connections;
+        connections - *world.distrusted_after.get_or_insert(connections)
     }
 
     /// Number of connections of this life on which the server contradicts the applied chain.
     pub(super) fn lies(&self) -> u64 {
         self.world().lies
+    }
+
+    /// Number of these on which the client got enough messages to see that.
+    pub(super) fn lies_shown(&self) -> u64 {
+        self.world().lies_shown
     }
 
     pub(super) fn nature(&self) -> Nature {
@@ -179,6 +212,13 @@ impl Upstream for Server {
 pub(super) struct Open {
     server: Server,
     connection: u64,
+}
+
+impl Open {
+    /// Notes that the client has to see the contradiction once it gets the next message.
+    pub(super) fn shows_lie(&self) {
+        self.server.world().lies_shown += 1;
+    }
 }
 
 impl Drop for Open {
@@ -250,6 +290,12 @@ impl Client for Connection {
         let told = world.begins_at.contains(&from_slot);
         assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
         world.asked = from_slot;
+        let oldest = world.oldest;
+        if from_slot < oldest {
+            world.begins_at.insert(oldest);
+            let text = format!("broadcast from {from_slot} is not available, last available: {oldest}");
+            return Err(Status::out_of_range(text).into());
+        }
         let script = world.script(self.fault, self.connection, from_slot, &filter)?;
         world.open.insert(self.connection);
         drop(world);
@@ -291,11 +337,13 @@ impl World {
         // A client that begins at an announced slot has applied the slot before it.
         let applied = from_slot - u64::from(self.begins_at.contains(&from_slot));
         let knows = self.base_known || applied > self.chain.base.slot;
-        self.lies += u64::from(match fault {
-            Fault::OtherChain => knows,
-            Fault::OtherParents => knows && applied < self.chain.tip().slot,
-            _ => false,
-        });
+        let lies = knows
+            && match fault {
+                Fault::OtherChain => true,
+                Fault::OtherParents => applied < self.chain.tip().slot,
+                _ => false,
+            };
+        self.lies += u64::from(lies);
         let chain = match fault {
             // A store that knows no blockhash yet takes the first chain for its own. So does a store that resumes after
             // the slot where the fork begins: it cannot tell the fork from the chain.
@@ -325,8 +373,25 @@ impl World {
             let since = now.max(self.confirmed_at(child)) + lag;
             Some(Lost { slot, since, connection })
         });
+        let left_after_lie = lies.then(|| self.left_after_lie(&chain, from_slot, &items)).flatten();
         let end = self.end(fault, from_slot, &mut items);
-        Ok(Script { items, end })
+        Ok(Script { items, left_after_lie, end })
+    }
+
+    /// Returns the number of items that are left once a client has to see that `chain` contradicts the applied one: once
+    /// the first two blocks are whole, because it has applied the first of them or the one before. A client that gives
+    /// the connection up earlier, because no slot became whole in time, cannot know.
+    fn left_after_lie(&self, chain: &Chain, from_slot: u64, items: &VecDeque<(Instant, Item)>) -> Option<usize> {
+        let mut blocks = chain.blocks().filter(|block| block.slot >= from_slot);
+        let first = [blocks.next()?, blocks.next()?];
+        let confirmation = messages::confirmation(self.commitment);
+        let parts = |block: &Block| [messages::meta(block), messages::status(block.slot, confirmation)];
+        let mut awaited: Vec<SubscribeUpdate> = first.into_iter().flat_map(parts).collect();
+        let shown = items.iter().position(|(_, item)| {
+            awaited.retain(|awaited| item.as_ref().ok() != Some(awaited));
+            awaited.is_empty()
+        });
+        shown.map(|at| items.len() - at - 1)
     }
 
     fn confirmed_at(&self, slot: u64) -> Instant {
@@ -387,8 +452,8 @@ impl World {
             }
         }
         let finalized = self.commitment == Commitment::Finalized;
-        let confirmation = if finalized { SlotStatus::SlotFinalized } else { SlotStatus::SlotConfirmed };
-        let (mut meta, mut confirmed) = (messages::meta(block), messages::status(slot, confirmation));
+        let (mut meta, mut confirmed) =
+            (messages::meta(block), messages::status(slot, messages::confirmation(self.commitment)));
         if self.rng.chance(0.3) {
             std::mem::swap(&mut meta, &mut confirmed);
         }
