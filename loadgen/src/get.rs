@@ -16,7 +16,7 @@ Examples:
   solkv-loadgen get --address http://127.0.0.1:7400 \
 069b8857feab8184fb687f634618c035dac439dc1aeb3b5598a0f00000000001";
 
-/// Arguments of `loadgen get`.
+/// Arguments of `loadgen get`: a service and keys.
 #[derive(clap::Args, Clone, Debug)]
 pub struct GetArgs {
     /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
@@ -30,7 +30,7 @@ pub struct GetArgs {
     keys: Vec<[u8; 32]>,
 }
 
-/// Runs `loadgen get`.
+/// Looks up the keys in the running service, and prints a line for each.
 ///
 /// # Errors
 /// Those of [`lines`]; a key that is absent, after all lines were printed.

@@ -50,7 +50,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
     }
 }
 
-/// Arguments of `loadgen get`.
+/// The arguments of `loadgen get`, as its command line parses them.
 #[derive(clap::Parser)]
 struct Asked {
     #[command(flatten)]
