@@ -15,7 +15,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 # The engines to compile in: all for tests and checks, one for the demo; `ENGINES="lmdb strata" make test` tests these
 # alone. RocksDB's C++ is linked from the copy that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
 ALL_ENGINES := rocksdb lmdb redb strata
-demo: ENGINES := $(ENGINE)
+demo demo-archive: ENGINES := $(ENGINE)
 ENGINES ?= $(ALL_ENGINES)
 unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
 $(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
@@ -44,6 +44,9 @@ build: setup ## Builds bootstrap, service and loadgen (ENGINES="redb lmdb" to ch
 
 demo: build ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" BLOOM="$(BLOOM)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo.sh
+
+demo-archive: build ## Loads a snapshot archive made here, follows its stream, looks up an account by its address.
+	@BIN="$(BIN)" ENGINE="$(ENGINE)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo-archive.sh
 
 test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, without compiling RocksDB).
 	$(CARGO) build --locked --release $(WORKSPACE) --bins

@@ -47,7 +47,10 @@ impl Progress {
     /// Shows how far the reading of a source is, after so many records.
     pub(crate) fn set_read(&mut self, source: &Source, records: u64) {
         match source {
-            Source::Archives(archives) => self.set(archives.progress_bytes().1),
+            Source::Archives(archives) => {
+                self.seen.set_versions(records);
+                self.set(archives.progress_bytes().1);
+            }
             _ => self.set(records),
         }
     }

@@ -14,6 +14,7 @@ struct Numbers {
     read_bytes: AtomicU64,
     /// 0 while the length is not known.
     archive_bytes: AtomicU64,
+    versions: AtomicU64,
     pairs: AtomicU64,
 }
 
@@ -29,6 +30,11 @@ impl Seen {
         Some(self.0.archive_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 
+    /// Number of versions of accounts that were read from the archives so far.
+    pub fn versions(&self) -> u64 {
+        self.0.versions.load(Ordering::Relaxed)
+    }
+
     /// Number of pairs that were written to the store so far.
     pub fn pairs(&self) -> u64 {
         self.0.pairs.load(Ordering::Relaxed)
@@ -37,6 +43,10 @@ impl Seen {
     pub(crate) fn set_read(&self, read_bytes: u64, archive_bytes: Option<u64>) {
         self.0.read_bytes.store(read_bytes, Ordering::Relaxed);
         self.0.archive_bytes.store(archive_bytes.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_versions(&self, versions: u64) {
+        self.0.versions.store(versions, Ordering::Relaxed);
     }
 
     pub(crate) fn set_pairs(&self, pairs: u64) {

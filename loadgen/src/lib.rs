@@ -10,6 +10,7 @@ pub mod archive;
 pub mod bench;
 pub mod commands;
 pub mod follow;
+pub mod get;
 pub mod live;
 pub mod provider;
 pub mod query;

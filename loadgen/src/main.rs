@@ -9,14 +9,14 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
-use loadgen::{archive, bench, commands, follow, live, provider, query, transports};
+use loadgen::{archive, bench, commands, follow, get, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
 #[command(name = "solkv-loadgen", version, arg_required_else_help = true)]
 #[command(
-    after_help = "Exit codes:\n  0  done\n  1  a run failed, or a map differs from the stream's digest\n  2  wrong arguments"
+    after_help = "Exit codes:\n  0  done\n  1  a run failed, a key is absent, or a map differs from the stream's digest\n  2  wrong arguments"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -49,6 +49,9 @@ enum Command {
     /// Follow a service's changes, over shared memory, a Unix socket or TCP
     #[command(after_help = follow::EXAMPLES)]
     Follow(follow::FollowArgs),
+    /// Look up keys in a running service, in base58
+    #[command(after_help = get::EXAMPLES)]
+    Get(get::GetArgs),
     /// One run in its own process
     #[command(hide = true)]
     BenchRun(bench::child::ChildArgs),
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         Command::Query(args) => query::run(&args),
         Command::Transports(args) => transports::run(&args),
         Command::Follow(args) => follow::run(&args),
+        Command::Get(args) => get::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchRun(args) => bench::child::run(&args),
         Command::BenchAge(args) => bench::age::run(&args),
@@ -138,6 +142,7 @@ fn check(command: &Command) -> Result<()> {
         Command::Query(args) => args.check(),
         Command::Transports(args) => args.check(),
         Command::Follow(args) => args.check(),
+        Command::Get(args) => args.check(),
         _ => Ok(()),
     }
 }

@@ -76,15 +76,25 @@ pub(crate) async fn load(
     http: TcpListener,
     asked: impl Future<Output = &'static str>,
 ) -> Result<Option<Spooling>, Failed> {
-    let slot = archive_slot(config).await?;
+    let (stop, mut asked) = (Stop::without_handlers(), pin!(asked));
+    let mut opening = pin!(archive_slot(config));
+    let slot = tokio::select! {
+        slot = &mut opening => slot?,
+        signal = &mut asked => {
+            info!(signal, "stopping the opening of the archive");
+            stop.ask();
+            // Its end is near, because it looks at the stop while it waits for a server.
+            opening.await.ok();
+            return Ok(None);
+        }
+    };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream, shown)?;
     let pages = Pages::open(config, &spooling, shown, http)?;
-    let stop = Stop::without_handlers();
     bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
-    let (mut asked, mut looks) = (pin!(asked), interval(LOOK_EVERY));
+    let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut lacking, mut deadline) = (None, None);
     let loaded = loop {
@@ -199,7 +209,8 @@ fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
     // ORDERING: Relaxed: statistics.
     let (slots, last) = (spool.slots.load(Ordering::Relaxed), spool.last_slot.load(Ordering::Relaxed));
     let mut text = format!(
-        "archive of slot={slot}: read {read}, pairs={}; spool: slots={slots} last_slot={last} bytes={}",
+        "archive of slot={slot}: read {read}, versions={} pairs={}; spool: slots={slots} last_slot={last} bytes={}",
+        load.versions(),
         load.pairs(),
         spool.flushed_bytes()
     );

@@ -71,8 +71,13 @@ impl Archives {
         let mut all =
             Self { locations, shown, slots, extract, packed_bytes: Some(0), versions_max: Some(0), read_bytes };
         for path in [Some(full), incremental].into_iter().flatten() {
-            let location = path.to_string_lossy().into_owned();
-            let archive = Archive::open(&location)?;
+            let Some(location) = path.to_str().map(str::to_owned) else {
+                return Err(Wrong::error(format!(
+                    "the archive's path is not UTF-8: archive={}: rename it, or give a link to it",
+                    path.display()
+                )));
+            };
+            let archive = open(&location)?;
             all.check(archive.name(), archive.shown())?;
             all.shown.push(archive.shown().to_owned());
             all.slots.push(archive.name().map(|name| name.slot).or_else(|| slot_of_both(path)));
@@ -209,22 +214,14 @@ impl Archives {
                     shown.into()
                 })
             };
-            let mut failures = 0;
+            let mut failing = Failing::new(shown);
             let mut tell = |now: solana::archive::Progress| {
-                if now.failures > failures {
-                    tell!(
-                        "the archive's server does not answer as it should, and is asked again, for ten minutes in all: \
-                         archive={shown} failures={}",
-                        now.failures
-                    );
-                }
-                failures = now.failures;
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
                 // Here too, because `take` is not called while versions before `from` are skipped.
-                if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
+                failing.tell(now)
             };
-            let read = Archive::open(location)?.read(&mut tell, &mut one);
+            let read = open(location)?.read(&mut tell, &mut one);
             // The error of `take` itself, because callers look for its type.
             if let Some(error) = failed {
                 return Err(error);
@@ -244,6 +241,45 @@ impl Archives {
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
         Ok(numbers.files())
+    }
+}
+
+/// Opens an archive. Its server is asked again while it fails, until a signal asks to stop.
+fn open(location: &str) -> Result<Archive> {
+    let shown = solana::archive::shown_url(location);
+    let mut failing = Failing::new(&shown);
+    match Archive::open_telling(location, &mut |now| failing.tell(now)) {
+        Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => Err(Stopped.into()),
+        opened => Ok(opened?),
+    }
+}
+
+/// The lines about a server that fails.
+struct Failing<'a> {
+    shown: &'a str,
+    failures: u32,
+}
+
+impl<'a> Failing<'a> {
+    fn new(shown: &'a str) -> Self {
+        Self { shown, failures: 0 }
+    }
+
+    /// Prints a line for each failure.
+    ///
+    /// # Errors
+    /// [`Stopped`] after a signal.
+    fn tell(&mut self, now: solana::archive::Progress) -> Result<(), solana::archive::Stop> {
+        if now.failures > self.failures {
+            tell!(
+                "the archive's server does not answer as it should, and is asked again, for ten minutes in all: \
+                 archive={} failures={}",
+                self.shown,
+                now.failures
+            );
+        }
+        self.failures = now.failures;
+        if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use clap::Parser as _;
 use proto::v1::kv_client::KvClient;
 use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
 use tonic::Code;
@@ -33,12 +34,27 @@ fn the_map_is_the_streams_and_lookups_give_it() {
         assert!(service.metric("solkv_slots_duplicate_total").unwrap() > 0.0);
 
         let found = lookups(&service.listen, &uds, workload.seed, workload.pairs, end.slot);
+        let key = bs58::encode(Pairs::new(workload.seed).key(0)).into_string();
+        let absent = bs58::encode([1; 32]).into_string();
+        let address = format!("unix://{}", uds.display());
+        let asked = Asked::try_parse_from(["get", "--address", &address, &key, &absent]).unwrap();
+        let value = found[0].as_ref().map_or("-".to_owned(), |value| bs58::encode(value).into_string());
+        assert_eq!(loadgen::get::lines(&asked.get).unwrap(), [format!("{key} {value}"), format!("{absent} -")]);
+        assert!(loadgen::get::run(&asked.get).unwrap_err().to_string().contains("absent="));
+
         assert!(service.terminate().success());
         assert!(!uds.exists(), "the socket's file is gone with the service");
         assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
         assert_eq!(found, held(&dir, &options, workload.seed, workload.pairs), "{options:?}");
         stream.stop().unwrap();
     }
+}
+
+/// The arguments of `loadgen get`, as its command line parses them.
+#[derive(clap::Parser)]
+struct Asked {
+    #[command(flatten)]
+    get: loadgen::get::GetArgs,
 }
 
 /// Looks up every known key over TCP in batches, and compares some with single lookups over the Unix socket.

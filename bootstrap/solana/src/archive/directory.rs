@@ -54,15 +54,24 @@ fn exists(root: &Path, name: &str) -> bool {
     root.join(name).exists()
 }
 
-/// Returns the names in a directory, sorted; none when it does not exist. A name that is not text is shown with a
-/// substitute, and then refused as unknown.
+/// Returns the names in a directory, sorted; none when it does not exist.
+///
+/// # Errors
+/// The directory cannot be read; a name that is not UTF-8, which no file of a snapshot has.
 fn names(root: &Path, directory: &str) -> Result<Vec<String>, Error> {
     if !exists(root, directory) {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(root.join(directory)).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.map_err(|source| open_error(root, directory, source))?;
-    let mut names: Vec<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let name = |entry: &fs::DirEntry| {
+        entry.file_name().into_string().map_err(|name| {
+            let text = "the file's name is not UTF-8, so that it is none of the snapshot's: remove the file";
+            let path = format!("{directory}/{}", name.display());
+            open_error(root, &path, io::Error::new(ErrorKind::InvalidInput, text))
+        })
+    };
+    let mut names = entries.iter().map(name).collect::<Result<Vec<String>, Error>>()?;
     names.sort_unstable();
     Ok(names)
 }

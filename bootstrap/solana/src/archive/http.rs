@@ -4,6 +4,9 @@
 //! beginning. Must not: put a URL's user, password or query into a message. [`open`] runs on the thread of the caller,
 //! the rest on the thread `unpack`.
 //!
+//! Every request has the same patience. A server that sends a byte now and then would pass every time-out, so that a
+//! connection has to bring [`FLOOR_BYTES`] in [`FLOOR_TIME`], and one that does not is a connection that was cut.
+//!
 //! A download is continued by a range request with `If-Range`, which an honest server answers with the rest only if the
 //! file is still the same. A server that gives a file neither a strong `ETag` nor `Last-Modified`, or does not know
 //! ranges, serves archives all the same, up to the first cut. Two servers of one name may hold the same archive
@@ -13,12 +16,14 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::crypto::ring;
 use ureq::http::{HeaderMap, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 use ureq::{Agent, Body, ResponseExt as _};
+
+use super::error::Error;
 
 /// Longest time to find and reach the server. A busy one answers within seconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -28,8 +33,25 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often and after which pauses a request is repeated. The pauses last ten minutes in all, because a download of
 /// hours should outlive the restart of a server or a router.
-const PATIENCE: Patience =
-    Patience { tries: 27, first_pause: Duration::from_millis(250), longest_pause: Duration::from_secs(30) };
+const PATIENCE: Patience = Patience {
+    tries: 27,
+    first_pause: Duration::from_millis(250),
+    longest_pause: Duration::from_secs(30),
+    floor_time: FLOOR_TIME,
+};
+
+/// Fewest bytes that a connection brings in [`FLOOR_TIME`]. At this rate an archive of mainnet would take months.
+const FLOOR_BYTES: u64 = 1 << 20;
+
+/// Time of waiting for bytes in which [`FLOOR_BYTES`] have to come. It is longer than [`STALL_TIMEOUT`], so that one
+/// pause of the network does not end a connection.
+const FLOOR_TIME: Duration = Duration::from_secs(120);
+
+/// Longest pause that a server can ask for with `Retry-After`.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
+
+/// Time between two calls of the function that is told about waiting, so that a signal is seen soon.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A download that has been asked about, but not begun.
 pub(super) struct Opened {
@@ -51,17 +73,31 @@ pub(super) struct Download {
     has_ended: bool,
     /// Number of failures since the last byte, which the thread of the caller reads.
     failures: Arc<AtomicU32>,
+    /// Number of failures since the last [`FLOOR_BYTES`].
+    cuts: u32,
+    /// Value of `at` when `cuts` was last reset.
+    floor_at: u64,
+    window: Window,
     patience: Patience,
+}
+
+/// The time that the reader has waited for a connection's bytes, and the place of the download when that time began.
+#[derive(Default)]
+struct Window {
+    from: u64,
+    waited: Duration,
 }
 
 /// How often and after which pauses a request is repeated.
 #[derive(Clone, Copy)]
 struct Patience {
-    /// Number of failures in a row, without a byte in between, that end the download.
+    /// Number of failures, with less than [`FLOOR_BYTES`] in between, that end the download.
     tries: u32,
     /// Pause after the first failure; each further one is twice as long.
     first_pause: Duration,
     longest_pause: Duration,
+    /// Time of waiting in which a connection has to bring [`FLOOR_BYTES`].
+    floor_time: Duration,
 }
 
 /// The headers that tell one state of a file from another.
@@ -78,7 +114,12 @@ enum Failed {
     ForGood(io::Error),
     /// The same request may succeed later.
     ForNow(io::Error),
+    /// The same request may succeed after the pause that the server asks for.
+    After(Duration, io::Error),
 }
+
+/// Function that is told the number of failures while a server is asked again. An error ends this.
+pub(super) type Waiting<'a> = dyn FnMut(u32) -> Result<(), Error> + 'a;
 
 /// Whether a location is a URL that can be downloaded from.
 pub fn is_url(location: &str) -> bool {
@@ -87,7 +128,7 @@ pub fn is_url(location: &str) -> bool {
 }
 
 /// Returns a URL without user, password, query and fragment, for messages.
-pub(super) fn shown(url: &str) -> String {
+pub fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     match split_user(url) {
         Some((scheme, rest)) => format!("{scheme}{rest}"),
@@ -95,15 +136,33 @@ pub(super) fn shown(url: &str) -> String {
     }
 }
 
-/// Asks about the file at a URL, without its bytes.
+/// Asks about the file at a URL, without its bytes: once, or for ten minutes where there is a `waiting`. That is called
+/// with the number of failures, several times a second between two requests.
 ///
 /// # Errors
-/// The server cannot be reached, or does not have the file.
-pub(super) fn open(url: &str) -> io::Result<Opened> {
-    let agent = agent(url)?;
-    let answer = probe(&agent, url).map_err(|failed| match failed {
-        Failed::ForGood(error) | Failed::ForNow(error) => error,
-    })?;
+/// The server cannot be reached, or does not have the file; errors of `waiting`.
+pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<Opened, Error> {
+    let failed = |source| Error::Open { archive: shown(url), source };
+    let agent = agent(url).map_err(failed)?;
+    let mut failures = 0;
+    let answer = loop {
+        let (asked, error) = match probe(&agent, url) {
+            Ok(answer) => break answer,
+            Err(Failed::ForGood(error)) => return Err(failed(error)),
+            Err(Failed::ForNow(error)) => (Duration::ZERO, error),
+            Err(Failed::After(asked, error)) => (asked, error),
+        };
+        let Some(waiting) = &mut waiting else { return Err(failed(error)) };
+        failures += 1;
+        if failures == PATIENCE.tries {
+            return Err(failed(given_up(failures, 0, &error)));
+        }
+        let until = Instant::now() + PATIENCE.pause(failures).max(asked);
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            waiting(failures)?;
+            thread::sleep(left.min(LOOK_EVERY));
+        }
+    };
     let found = answer.get_uri().to_string();
     let headers = answer.headers();
     let length = match content_range(headers) {
@@ -123,6 +182,9 @@ pub(super) fn open(url: &str) -> io::Result<Opened> {
         body: None,
         has_ended: false,
         failures: Arc::default(),
+        cuts: 0,
+        floor_at: 0,
+        window: Window::default(),
         patience: PATIENCE,
     };
     Ok(Opened { bytes, shown, length })
@@ -134,22 +196,19 @@ impl Read for Download {
             return Ok(0);
         }
         loop {
-            let error = match self.attempt(out) {
+            let (asked, error) = match self.attempt(out) {
                 Ok(read) => return Ok(read),
                 Err(Failed::ForGood(error)) => return Err(error),
-                Err(Failed::ForNow(error)) => error,
+                Err(Failed::ForNow(error)) => (Duration::ZERO, error),
+                Err(Failed::After(asked, error)) => (asked, error),
             };
             // ORDERING: Relaxed: the number is only shown.
             let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-            if failures == self.patience.tries {
-                let text = format!(
-                    "gave up: tries={failures} received_bytes={}: {error}: try again later, or download the file by other \
-                     means, such as wget -c, and name it",
-                    self.at
-                );
-                return Err(io::Error::new(error.kind(), text));
+            self.cuts += 1;
+            if self.cuts == self.patience.tries {
+                return Err(given_up(self.cuts, self.at, &error));
             }
-            thread::sleep(self.patience.pause(failures));
+            thread::sleep(self.patience.pause(failures).max(asked));
         }
     }
 }
@@ -166,12 +225,20 @@ impl Download {
             self.has_ended = true;
             return Ok(0);
         }
+        if self.body.is_some() {
+            self.check_floor()?;
+        }
         let mut body = match self.body.take() {
             Some(body) => body,
-            None => self.request()?,
+            None => {
+                self.window = Window { from: self.at, waited: Duration::ZERO };
+                self.request()?
+            }
         };
+        let asked_at = Instant::now();
         let read = body.read(out).map_err(read_failed)?;
         self.at += read as u64;
+        self.window.waited += asked_at.elapsed();
         match self.length {
             Some(length) if self.at > length => {
                 return Err(for_good(format!("the server sends more bytes than it announced: length_bytes={length}")));
@@ -181,8 +248,24 @@ impl Download {
         }
         // ORDERING: Relaxed: the number is only shown.
         self.failures.store(0, Ordering::Relaxed);
+        if self.at - self.floor_at >= FLOOR_BYTES {
+            (self.cuts, self.floor_at) = (0, self.at);
+        }
         self.body = Some(body);
         Ok(read)
+    }
+
+    /// Ends a connection that brings less than [`FLOOR_BYTES`] in the patience's time.
+    fn check_floor(&mut self) -> Result<(), Failed> {
+        let (received, waited) = (self.at - self.window.from, self.window.waited);
+        if received >= FLOOR_BYTES {
+            self.window = Window { from: self.at, waited: Duration::ZERO };
+        } else if waited >= self.patience.floor_time {
+            self.body = None;
+            let seconds = waited.as_secs();
+            return Err(for_now(format!("the server sends too slowly: bytes={received} seconds={seconds}")));
+        }
+        Ok(())
     }
 
     /// Asks for the file, or for its rest.
@@ -304,7 +387,7 @@ fn probe(agent: &Agent, url: &str) -> Result<Response<Body>, Failed> {
     let head = agent.head(url).header("accept-encoding", "identity").call().map_err(call_failed)?;
     match head.status().as_u16() {
         200 => return Ok(head),
-        404 | 410 => return Err(status_failed(&head)),
+        404 | 410 | 429 | 503 => return Err(status_failed(&head)),
         _ => (),
     }
     let get = agent.get(url).header("accept-encoding", "identity").header("range", "bytes=0-0");
@@ -346,7 +429,25 @@ fn status_failed(answer: &Response<Body>) -> Failed {
     };
     let text = format!("the server refuses: status={status}{way_out}");
     // Time-outs, limits of rate, and errors of the server's own pass.
-    if matches!(status, 408 | 425 | 429 | 500..) { for_now(text) } else { for_good(text) }
+    match (status, retry_after(answer.headers())) {
+        (429 | 503, Some(pause)) => Failed::After(pause, io::Error::other(text)),
+        (408 | 425 | 429 | 500.., _) => for_now(text),
+        _ => for_good(text),
+    }
+}
+
+/// Parses `Retry-After` in seconds. Its other form, a date, would need a clock that agrees with the server's.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    number(headers, "retry-after").map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+}
+
+/// Describes the last of so many failures, with the way out.
+fn given_up(tries: u32, received_bytes: u64, error: &io::Error) -> io::Error {
+    let text = format!(
+        "gave up: tries={tries} received_bytes={received_bytes}: {error}: try again later, or download the file by \
+         other means, such as wget -c, and name it"
+    );
+    io::Error::new(error.kind(), text)
 }
 
 /// Describes a failed request in words that hold nothing of its URL.
@@ -374,7 +475,7 @@ fn read_failed(error: io::Error) -> Failed {
     }
     match call_failed(ureq::Error::from(error)) {
         // Whatever has happened to the connection, another one may live longer.
-        Failed::ForGood(error) | Failed::ForNow(error) => Failed::ForNow(error),
+        Failed::ForGood(error) | Failed::ForNow(error) | Failed::After(_, error) => Failed::ForNow(error),
     }
 }
 
@@ -392,82 +493,4 @@ fn for_now(text: String) -> Failed {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn messages_hold_no_secrets() {
-        for (url, expected) in [
-            ("https://user:pass@host:1/a/b.tar?token=x#y", "https://host:1/a/b.tar"),
-            ("http://host/a@b.tar", "http://host/a@b.tar"),
-            ("http://us@er@host", "http://host"),
-            ("http://host?user@x/y", "http://host"),
-            ("https://token@[::1]:8899/x", "https://[::1]:8899/x"),
-        ] {
-            assert_eq!(shown(url), expected);
-        }
-        // The client's own message would hold the whole URL.
-        let Err(error) = open("http://user:secret@:0/?token=secret") else { panic!("it is no URL") };
-        assert!(!error.to_string().contains("secret"), "{error}");
-    }
-
-    #[test]
-    fn urls_are_told_from_files() {
-        assert!(is_url("http://x") && is_url("HTTPS://x/y"));
-        assert!(
-            !is_url("-") && !is_url("/http://x") && !is_url("ftp://x") && !is_url("http:/") && !is_url("\u{fc}ber.tar")
-        );
-    }
-
-    #[test]
-    fn editions_are_compared_by_what_both_have() {
-        let edition = |etag: Option<&str>, modified: Option<&str>| Edition {
-            etag: etag.map(str::to_owned),
-            modified: modified.map(str::to_owned),
-        };
-        let day = Some("Mon, 23 Nov 2026 00:00:00 GMT");
-        assert_eq!(edition(Some("\"a\""), day).condition(), Some("\"a\""));
-        assert_eq!(edition(Some("W/\"a\""), day).condition(), day);
-        assert_eq!(edition(Some("W/\"a\""), None).condition(), None);
-        assert!(edition(Some("\"a\""), day).differs(&edition(Some("\"b\""), day)));
-        assert!(!edition(Some("\"a\""), None).differs(&edition(Some("\"a\""), day)));
-        assert!(edition(None, day).differs(&edition(Some("\"a\""), Some("x"))));
-        assert!(!edition(None, day).differs(&edition(Some("\"a\""), None)));
-    }
-
-    #[test]
-    fn a_server_may_stay_away_for_ten_minutes() {
-        let pauses: Duration = (1..PATIENCE.tries).map(|failures| PATIENCE.pause(failures)).sum();
-        assert!(pauses >= Duration::from_secs(600), "{pauses:?}");
-        assert_eq!(PATIENCE.pause(PATIENCE.tries), Duration::from_secs(30));
-    }
-
-    #[test]
-    fn a_server_that_stays_away_is_given_up() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://user:secret@{}/x?secret", listener.local_addr().unwrap());
-        // Every connection is closed at once.
-        let server = thread::spawn(move || listener.incoming().take(4).map(drop).count());
-        let pause = Duration::from_millis(20);
-        let mut download = Download {
-            agent: agent(&url).unwrap(),
-            url,
-            edition: Edition::default(),
-            length: None,
-            at: 0,
-            body: None,
-            has_ended: false,
-            failures: Arc::default(),
-            patience: Patience { tries: 4, first_pause: pause, longest_pause: 2 * pause },
-        };
-        let started = Instant::now();
-        let error = download.read(&mut [0; 10]).unwrap_err().to_string();
-        assert!(error.starts_with("gave up: tries=4 received_bytes=0: "), "{error}");
-        assert!(!error.contains("secret"), "{error}");
-        assert!(started.elapsed() >= 5 * pause, "1 + 2 + 2 pauses");
-        assert_eq!(server.join().unwrap(), 4);
-    }
-}
+mod tests;

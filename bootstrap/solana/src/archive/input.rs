@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 
 use super::error::Error;
 use super::name::Name;
-use super::{directory, http};
+use super::{Progress, Tell, directory, http};
 
 /// The location that stands for standard input.
 const STDIN: &str = "-";
@@ -35,11 +35,12 @@ pub(super) enum Source {
 }
 
 impl Input {
-    /// Opens the archive at `location`.
+    /// Opens the archive at `location`. A server that fails is asked again if there is a
+    /// `waiting`, which is called meanwhile.
     ///
     /// # Errors
-    /// There is nothing to read, or it has the name of an archive with a wrong part.
-    pub(super) fn open(location: &str) -> Result<Self, Error> {
+    /// There is nothing to read, or it has the name of an archive with a wrong part; errors of `waiting`.
+    pub(super) fn open(location: &str, waiting: Option<&mut Tell<'_>>) -> Result<Self, Error> {
         if location == STDIN {
             let source = Source::Stream(Box::new(io::stdin()));
             return Ok(Self {
@@ -50,12 +51,18 @@ impl Input {
                 failures: Arc::default(),
             });
         }
-        if http::is_url(location) { Self::open_url(location) } else { Self::open_path(Path::new(location)) }
+        if http::is_url(location) { Self::open_url(location, waiting) } else { Self::open_path(Path::new(location)) }
     }
 
-    fn open_url(url: &str) -> Result<Self, Error> {
+    fn open_url(url: &str, waiting: Option<&mut Tell<'_>>) -> Result<Self, Error> {
         let shown = http::shown(url);
-        let opened = http::open(url).map_err(|source| Error::Open { archive: shown.clone(), source })?;
+        let opened = match waiting {
+            None => http::open(url, None)?,
+            Some(waiting) => http::open(
+                url,
+                Some(&mut |failures| waiting(Progress { failures, ..Progress::default() }).map_err(Error::Stopped)),
+            )?,
+        };
         // A server may lead from a fixed name to that of its newest archive.
         let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));
         let name = names.into_iter().flatten().next().transpose()?;

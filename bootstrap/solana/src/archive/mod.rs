@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub use error::{Error, Fault, Stop, Within};
-pub use http::is_url;
+pub use http::{is_url, shown as shown_url};
 use input::{Input, Source};
 pub use name::{BadName, Name, Packing};
 use reading::Reading;
@@ -108,12 +108,21 @@ pub struct Archive {
 
 impl Archive {
     /// Opens the archive at `location`: a file, the directory that one was unpacked into, `-` for standard input, or an
-    /// http(s) URL. Nothing of a stream is read yet.
+    /// http(s) URL. Nothing of a stream is read yet. A server that fails is not asked again.
     ///
     /// # Errors
     /// [`Error::Open`] when there is nothing to read, [`Error::Name`] when the name is almost that of an archive.
     pub fn open(location: &str) -> Result<Self, Error> {
-        Ok(Self { input: Input::open(location)? })
+        Ok(Self { input: Input::open(location, None)? })
+    }
+
+    /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes, in which `progress`
+    /// is called several times a second.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`]; [`Error::Stopped`] with the error of `progress`.
+    pub fn open_telling(location: &str, progress: &mut Tell<'_>) -> Result<Self, Error> {
+        Ok(Self { input: Input::open(location, Some(progress))? })
     }
 
     /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.

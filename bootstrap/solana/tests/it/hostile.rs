@@ -266,3 +266,17 @@ fn a_location_without_an_archive_is_an_error() {
     let text = chain(&archive.read(&mut |_| Ok(()), &mut |_| Ok(())).unwrap_err());
     assert!(text.contains("the archive has no manifest"), "{text}");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_name_that_is_no_text_is_an_error_that_names_it() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let dir = tempfile::tempdir().unwrap();
+    let accounts = dir.path().join("accounts");
+    std::fs::create_dir(&accounts).unwrap();
+    std::fs::write(accounts.join(std::ffi::OsStr::from_bytes(b"7.\xff")), b"").unwrap();
+    let archive = Archive::open(dir.path().to_str().unwrap()).unwrap();
+    let text = chain(&archive.read(&mut |_| Ok(()), &mut |_| Ok(())).unwrap_err());
+    assert!(text.contains("accounts/7.\u{fffd}") && text.contains("not UTF-8"), "{text}");
+}

@@ -309,3 +309,36 @@ fn urls_signed_for_get_and_names_that_lead_on_are_followed() {
     let requests = leading.requests.lock().unwrap();
     assert!(requests.last().unwrap()[0].starts_with(&format!("GET /{FULL} ")), "{requests:?}");
 }
+
+#[test]
+fn a_server_that_is_busy_at_first_is_asked_again() {
+    let expected = rows(Archive::open(data(FULL).to_str().unwrap()).unwrap()).unwrap();
+    let busy = |request: &Request, number| match number {
+        0 => Answer::new("500 Internal Server Error", b""),
+        1 => Answer::new("429 Too Many Requests", b"").with("retry-after: 1"),
+        _ => serve(request, &file(), ETAG),
+    };
+    let server = Server::start(busy);
+    let mut failures = Vec::new();
+    let opened = Archive::open_telling(&server.url(), &mut |now: Progress| {
+        failures.push(now.failures);
+        Ok(())
+    });
+    assert!(rows(opened.unwrap()).unwrap() == expected);
+    failures.dedup();
+    assert_eq!(failures.first(), Some(&1), "the pauses are told");
+
+    // Once is all where nobody waits, and a stop ends the waiting.
+    assert!(
+        chain(&Archive::open(&Server::start(|_, _| Answer::new("503 Busy", b"")).url()).map(|_| ()).unwrap_err())
+            .contains("status=503")
+    );
+    let away = Server::start(|_, _| Answer::new("503 Busy", b"").with("retry-after: 600"));
+    let stopped = Archive::open_telling(&away.url(), &mut |_| Err("enough".into()));
+    assert!(matches!(stopped.map(|_| ()).unwrap_err(), Error::Stopped(_)));
+
+    // A file that is not there ends at once.
+    let absent = Server::start(|_, _| Answer::new("404 Not Found", b""));
+    let error = Archive::open_telling(&absent.url(), &mut |_| panic!("it waits")).map(|_| ()).unwrap_err();
+    assert!(chain(&error).contains("status=404"));
+}

@@ -1,0 +1,97 @@
+//! `loadgen get`: looks up keys that a person types in a running service.
+//!
+//! Owns: the arguments and the printed lines. Must not: read a store; the service does. Runs on the main thread.
+
+use anyhow::{Result, ensure};
+
+use crate::access::Access;
+
+/// Text after the options in `loadgen get --help`.
+pub const EXAMPLES: &str = "\
+Prints a line for each key, in the order of the arguments: the key and its value, or the key and - if the map does not \
+have it. Both are in base58. The exit code is 1 if a key is absent.
+
+Examples:
+  solkv-loadgen get --address unix:///run/solkv/kv.sock So11111111111111111111111111111111111111112
+  solkv-loadgen get --address http://127.0.0.1:7400 \
+069b8857feab8184fb687f634618c035dac439dc1aeb3b5598a0f00000000001";
+
+/// Arguments of `loadgen get`: a service and keys.
+#[derive(clap::Args, Clone, Debug)]
+pub struct GetArgs {
+    /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    address: String,
+    /// Token and certificates, if the service demands them.
+    #[command(flatten)]
+    access: Access,
+    /// Keys to look up, in base58 or as 64 hex digits
+    #[arg(value_name = "KEY", required = true, value_parser = key)]
+    keys: Vec<[u8; 32]>,
+}
+
+/// Looks up the keys in the running service, and prints a line for each.
+///
+/// # Errors
+/// Those of [`lines`]; a key that is absent, after all lines were printed.
+pub fn run(args: &GetArgs) -> Result<()> {
+    let lines = lines(args)?;
+    lines.iter().for_each(|line| println!("{line}"));
+    let absent = lines.iter().filter(|line| line.ends_with(" -")).count();
+    ensure!(absent == 0, "keys are absent from the map: absent={absent} asked={}", lines.len());
+    Ok(())
+}
+
+/// Looks up the keys, and returns a line for each.
+///
+/// # Errors
+/// No service at the address, or one that refuses the lookup.
+pub fn lines(args: &GetArgs) -> Result<Vec<String>> {
+    let mut client = args.access.builder(&args.address)?.connect_blocking()?;
+    let values = client.get_many(&args.keys)?.value;
+    let base58 = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
+    let line = |(key, value): (&[u8; 32], Option<[u8; 32]>)| {
+        format!("{} {}", base58(key), value.as_ref().map_or_else(|| "-".to_owned(), base58))
+    };
+    Ok(args.keys.iter().zip(values).map(line).collect())
+}
+
+impl GetArgs {
+    /// Refuses an address of no known form.
+    ///
+    /// # Errors
+    /// Such an address; a token or certificate that cannot be read.
+    pub fn check(&self) -> Result<()> {
+        self.access.builder(&self.address).map(drop)
+    }
+}
+
+/// Parses a key. No key has 64 digits in base58.
+fn key(text: &str) -> Result<[u8; 32], String> {
+    let mut key = [0; 32];
+    if text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|error| error.to_string())?;
+        }
+        return Ok(key);
+    }
+    match bs58::decode(text).onto(&mut key) {
+        Ok(32) => Ok(key),
+        Ok(bytes) => Err(format!("not a key of 32 bytes: bytes={bytes}")),
+        Err(error) => Err(format!("neither a key of 32 bytes in base58 nor 64 hex digits: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_taken_in_base58_and_in_hex() {
+        let hex = "069b8857feab8184fb687f634618c035dac439dc1aeb3b5598a0f00000000001";
+        assert_eq!(key("So11111111111111111111111111111111111111112"), key(hex));
+        assert_eq!(key(hex).unwrap()[..2], [0x06, 0x9b]);
+        assert!(key("So111").unwrap_err().contains("bytes="));
+        assert!(key("0OIl").unwrap_err().contains("base58"));
+    }
+}
