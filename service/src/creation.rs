@@ -59,9 +59,13 @@ pub(crate) struct Shown {
 /// Goes on with a spool that an earlier start has left. `None` if there is none.
 ///
 /// # Errors
-/// Errors of opening the spool.
+/// Errors of opening the spool, or of removing its empty directory.
 pub(crate) fn resume(config: &Config, stream: ReceiveConfig, shown: &Shown) -> Result<Option<Spooling>, Failed> {
-    let Some(found) = spool::look(&spool::dir_of(&config.dir))? else { return Ok(None) };
+    let dir = spool::dir_of(&config.dir);
+    let Some(found) = spool::look(&dir)? else {
+        spool::remove_empty(&dir)?;
+        return Ok(None);
+    };
     Ok(Some(follow(config, Some(found.origin.base), stream, shown)?))
 }
 

@@ -23,7 +23,7 @@ use arc_swap::ArcSwapOption;
 
 pub use reader::{Found, Reader, look};
 pub use record::{EVENTS_MAX, Origin, source_of};
-pub use writer::{Full, Writer, remove};
+pub use writer::{Full, Writer, remove, remove_empty};
 
 /// Name of the file in the spool's directory.
 const FILE: &str = "slots";

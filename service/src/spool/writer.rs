@@ -154,6 +154,20 @@ pub fn remove(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir).with_context(|| format!("cannot remove the spool: dir={}", dir.display()))
 }
 
+/// Removes the directory of a spool whose slots are gone: a kill can come between the removal of the file and that of the
+/// directory. A directory with a file in it stays.
+///
+/// # Errors
+/// The empty directory cannot be removed.
+pub fn remove_empty(dir: &Path) -> Result<()> {
+    match fs::remove_dir(dir) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
+            Err(error).with_context(|| format!("cannot remove the empty spool: dir={}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes the lock of a spool, which is held until `file` is closed.
 fn lock(file: &File, path: &Path) -> Result<()> {
     let shown = path.display();

@@ -197,6 +197,21 @@ fn killed_at_every_stage_it_goes_on() {
 }
 
 #[test]
+fn a_directory_that_a_kill_has_left_of_the_spool_is_removed() {
+    let run = Run::new(columns().remove(0), "--rate 20000 --replay-slots 100000");
+    let spool = run.dir.join("spool");
+    run.archive.allow(run.archive.bytes);
+    let mut service = run.start(&[]);
+    service.wait_for_slot(end(&run.stream).slot);
+    wait_for("the end of the spool", || (!spool.exists()).then_some(()));
+    service.kill();
+    // As a kill between the removal of the file and that of its directory leaves it.
+    fs::create_dir(&spool).unwrap();
+    let service = run.start(&[]);
+    run.finish(service);
+}
+
+#[test]
 fn a_signal_ends_the_load_and_the_next_start_goes_on() {
     let run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
     let mut service = run.start(&["--shutdown-timeout", "1s"]);
