@@ -272,8 +272,7 @@ impl<'a> Failing<'a> {
     fn tell(&mut self, now: solana::archive::Progress) -> Result<(), solana::archive::Stop> {
         if now.failures > self.failures {
             tell!(
-                "the archive's server does not answer as it should, and is asked again, for ten minutes in all: \
-                 archive={} failures={}",
+                "the archive's server does not answer as it should, and is asked again: archive={} failures={}",
                 self.shown,
                 now.failures
             );

@@ -116,7 +116,7 @@ impl Archive {
         Ok(Self { input: Input::open(location, None)? })
     }
 
-    /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes, in which `progress`
+    /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes or longer, in which `progress`
     /// is called several times a second.
     ///
     /// # Errors
