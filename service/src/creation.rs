@@ -80,26 +80,28 @@ pub(crate) async fn load(
     http: TcpListener,
     asked: impl Future<Output = &'static str>,
 ) -> Result<Option<Spooling>, Failed> {
-    let (stop, mut asked) = (Stop::without_handlers(), pin!(asked));
+    bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
+    let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut opening = pin!(archive_slot(config));
-    let slot = tokio::select! {
-        slot = &mut opening => slot?,
-        signal = &mut asked => {
-            info!(signal, "stopping the opening of the archive");
-            stop.ask();
-            // Its end is near, because it looks at the stop while it waits for a server.
-            opening.await.ok();
-            return Ok(None);
+    let slot = loop {
+        tokio::select! {
+            slot = &mut opening => break slot?,
+            signal = &mut asked => {
+                info!(signal, "stopping the opening of the archive");
+                stop.ask();
+                // Its end is near, because it looks at the stop while it waits for a server.
+                opening.await.ok();
+                return Ok(None);
+            }
+            _ = looks.tick() => systemd::loading("not ready: loading: waiting for the archive"),
         }
     };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream, shown)?;
     let pages = Pages::open(config, &spooling, shown, http)?;
-    bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
-    let mut looks = interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut lacking, mut deadline) = (None, None);
     let loaded = loop {
         tokio::select! {

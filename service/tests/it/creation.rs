@@ -224,6 +224,29 @@ fn a_signal_ends_the_load_and_the_next_start_goes_on() {
 }
 
 #[test]
+fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
+    let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = run.archive.url.rsplit('/').next().unwrap();
+    run.archive.url = format!("http://{}/{name}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            BufReader::new(&stream).lines().map_while(Result::ok).find(|line| line.is_empty());
+            // A client that goes away is its own business.
+            write!(stream, "HTTP/1.1 503 Busy\r\nretry-after: 600\r\ncontent-length: 0\r\n\r\n").ok();
+        }
+    });
+    let mut service = run.start(&["--log-format", "json"]);
+    let line = wait_for("the server's failure in the log", || {
+        service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
+    });
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(line["target"], "bootstrap");
+    assert!(service.terminate().success());
+}
+
+#[test]
 fn a_full_spool_is_told_and_the_stream_is_asked_for_the_rest() {
     let run = Run::new(columns().remove(0), "--rate 20000 --replay-slots 100000");
     let mut service = run.start(&["--spool-max-bytes", "100000"]);
