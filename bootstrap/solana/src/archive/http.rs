@@ -112,10 +112,8 @@ struct Edition {
 enum Failed {
     /// The same request would fail again.
     ForGood(io::Error),
-    /// The same request may succeed later.
-    ForNow(io::Error),
-    /// The same request may succeed after the pause that the server asks for.
-    After(Duration, io::Error),
+    /// The same request may succeed later: after the pause that the server asks for, or any other if that is zero.
+    ForNow(Duration, io::Error),
 }
 
 /// Function that is told the number of failures while a server is asked again. An error ends this.
@@ -149,8 +147,7 @@ pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<O
         let (asked, error) = match probe(&agent, url) {
             Ok(answer) => break answer,
             Err(Failed::ForGood(error)) => return Err(failed(error)),
-            Err(Failed::ForNow(error)) => (Duration::ZERO, error),
-            Err(Failed::After(asked, error)) => (asked, error),
+            Err(Failed::ForNow(asked, error)) => (asked, error),
         };
         let Some(waiting) = &mut waiting else { return Err(failed(error)) };
         failures += 1;
@@ -173,20 +170,7 @@ pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<O
     let is_same = split_user(url).is_some_and(|(scheme, rest)| format!("{scheme}{rest}") == found);
     let url = if is_same { url.to_owned() } else { found };
     let shown = shown(&url);
-    let bytes = Download {
-        agent,
-        url,
-        edition: Edition::of(headers),
-        length,
-        at: 0,
-        body: None,
-        has_ended: false,
-        failures: Arc::default(),
-        cuts: 0,
-        floor_at: 0,
-        window: Window::default(),
-        patience: PATIENCE,
-    };
+    let bytes = Download::new(agent, url, Edition::of(headers), length, PATIENCE);
     Ok(Opened { bytes, shown, length })
 }
 
@@ -199,8 +183,7 @@ impl Read for Download {
             let (asked, error) = match self.attempt(out) {
                 Ok(read) => return Ok(read),
                 Err(Failed::ForGood(error)) => return Err(error),
-                Err(Failed::ForNow(error)) => (Duration::ZERO, error),
-                Err(Failed::After(asked, error)) => (asked, error),
+                Err(Failed::ForNow(asked, error)) => (asked, error),
             };
             // ORDERING: Relaxed: the number is only shown.
             let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
@@ -214,6 +197,24 @@ impl Read for Download {
 }
 
 impl Download {
+    /// Makes a download of which nothing was asked for yet.
+    fn new(agent: Agent, url: String, edition: Edition, length: Option<u64>, patience: Patience) -> Self {
+        Self {
+            agent,
+            url,
+            edition,
+            length,
+            at: 0,
+            body: None,
+            has_ended: false,
+            failures: Arc::default(),
+            cuts: 0,
+            floor_at: 0,
+            window: Window::default(),
+            patience,
+        }
+    }
+
     /// Returns the number of failures since the last byte, which is kept up to date.
     pub(super) fn failures(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.failures)
@@ -430,7 +431,7 @@ fn status_failed(answer: &Response<Body>) -> Failed {
     let text = format!("the server refuses: status={status}{way_out}");
     // Time-outs, limits of rate, and errors of the server's own pass.
     match (status, retry_after(answer.headers())) {
-        (429 | 503, Some(pause)) => Failed::After(pause, io::Error::other(text)),
+        (429 | 503, Some(pause)) => Failed::ForNow(pause, io::Error::other(text)),
         (408 | 425 | 429 | 500.., _) => for_now(text),
         _ => for_good(text),
     }
@@ -475,13 +476,13 @@ fn read_failed(error: io::Error) -> Failed {
     }
     match call_failed(ureq::Error::from(error)) {
         // Whatever has happened to the connection, another one may live longer.
-        Failed::ForGood(error) | Failed::ForNow(error) | Failed::After(_, error) => Failed::ForNow(error),
+        Failed::ForGood(error) | Failed::ForNow(_, error) => Failed::ForNow(Duration::ZERO, error),
     }
 }
 
 fn io_failed(error: io::Error) -> Failed {
     let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-    if is_tls { Failed::ForGood(error) } else { Failed::ForNow(error) }
+    if is_tls { Failed::ForGood(error) } else { Failed::ForNow(Duration::ZERO, error) }
 }
 
 fn for_good(text: String) -> Failed {
@@ -489,7 +490,7 @@ fn for_good(text: String) -> Failed {
 }
 
 fn for_now(text: String) -> Failed {
-    Failed::ForNow(io::Error::other(text))
+    Failed::ForNow(Duration::ZERO, io::Error::other(text))
 }
 
 #[cfg(test)]

@@ -35,8 +35,8 @@ pub(super) enum Source {
 }
 
 impl Input {
-    /// Opens the archive at `location`. A server that fails is asked again if there is a
-    /// `waiting`, which is called meanwhile.
+    /// Opens the archive at `location`. A server that fails is asked again if there is a `waiting`, which is called
+    /// meanwhile.
     ///
     /// # Errors
     /// There is nothing to read, or it has the name of an archive with a wrong part; errors of `waiting`.

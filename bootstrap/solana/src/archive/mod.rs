@@ -116,8 +116,8 @@ impl Archive {
         Ok(Self { input: Input::open(location, None)? })
     }
 
-    /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes or longer, in which `progress`
-    /// is called several times a second.
+    /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes or longer, in
+    /// which `progress` is called several times a second.
     ///
     /// # Errors
     /// Those of [`Self::open`]; [`Error::Stopped`] with the error of `progress`.

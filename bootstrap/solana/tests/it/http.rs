@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use solana::archive::{Archive, Error, Progress};
@@ -320,10 +321,12 @@ fn a_server_that_is_busy_at_first_is_asked_again() {
     };
     let server = Server::start(busy);
     let mut failures = Vec::new();
+    let started = Instant::now();
     let opened = Archive::open_telling(&server.url(), &mut |now: Progress| {
         failures.push(now.failures);
         Ok(())
     });
+    assert!(started.elapsed() >= Duration::from_secs(1), "the pause that the server asks for");
     assert!(rows(opened.unwrap()).unwrap() == expected);
     failures.dedup();
     assert_eq!(failures.first(), Some(&1), "the pauses are told");

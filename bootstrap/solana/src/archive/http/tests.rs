@@ -128,18 +128,5 @@ fn a_server_may_ask_for_a_pause_of_ten_minutes_at_most() {
 }
 
 fn download(url: String, patience: Patience) -> Download {
-    Download {
-        agent: agent(&url).unwrap(),
-        url,
-        edition: Edition::default(),
-        length: None,
-        at: 0,
-        body: None,
-        has_ended: false,
-        failures: Arc::default(),
-        cuts: 0,
-        floor_at: 0,
-        window: Window::default(),
-        patience,
-    }
+    Download::new(agent(&url).unwrap(), url, Edition::default(), None, patience)
 }
