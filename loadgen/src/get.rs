@@ -33,27 +33,22 @@ pub struct GetArgs {
 /// Looks up the keys in the running service, and prints a line for each.
 ///
 /// # Errors
-/// Those of [`lines`]; a key that is absent, after all lines were printed.
+/// Those of [`look_up`]; a key that is absent, after all lines were printed.
 pub fn run(args: &GetArgs) -> Result<()> {
-    let lines = lines(args)?;
-    lines.iter().for_each(|line| println!("{line}"));
-    let absent = lines.iter().filter(|line| line.ends_with(" -")).count();
-    ensure!(absent == 0, "keys are absent from the map: absent={absent} asked={}", lines.len());
+    let values = look_up(args)?;
+    args.keys.iter().zip(&values).for_each(|(key, value)| println!("{}", line(key, value.as_ref())));
+    let absent = values.iter().filter(|value| value.is_none()).count();
+    ensure!(absent == 0, "keys are absent from the map: absent={absent} asked={}", values.len());
     Ok(())
 }
 
-/// Looks up the keys, and returns a line for each.
+/// Looks up the keys, and returns their values in the same order.
 ///
 /// # Errors
 /// No service at the address, or one that refuses the lookup.
-pub fn lines(args: &GetArgs) -> Result<Vec<String>> {
+pub fn look_up(args: &GetArgs) -> Result<Vec<Option<[u8; 32]>>> {
     let mut client = args.access.builder(&args.address)?.connect_blocking()?;
-    let values = client.get_many(&args.keys)?.value;
-    let base58 = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
-    let line = |(key, value): (&[u8; 32], Option<[u8; 32]>)| {
-        format!("{} {}", base58(key), value.as_ref().map_or_else(|| "-".to_owned(), base58))
-    };
-    Ok(args.keys.iter().zip(values).map(line).collect())
+    Ok(client.get_many(&args.keys)?.value)
 }
 
 impl GetArgs {
@@ -64,6 +59,11 @@ impl GetArgs {
     pub fn check(&self) -> Result<()> {
         self.access.builder(&self.address).map(drop)
     }
+}
+
+fn line(key: &[u8; 32], value: Option<&[u8; 32]>) -> String {
+    let base58 = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
+    format!("{} {}", base58(key), value.map_or_else(|| "-".to_owned(), base58))
 }
 
 /// Parses a key. No key has 64 digits in base58.
@@ -93,5 +93,12 @@ mod tests {
         assert_eq!(key(hex).unwrap()[..2], [0x06, 0x9b]);
         assert!(key("So111").unwrap_err().contains("bytes="));
         assert!(key("0OIl").unwrap_err().contains("base58"));
+    }
+
+    #[test]
+    fn a_line_has_key_and_value_or_a_dash() {
+        let (key, ones) = ([0; 32], "1".repeat(32));
+        assert_eq!(line(&key, Some(&key)), format!("{ones} {ones}"));
+        assert_eq!(line(&key, None), format!("{ones} -"));
     }
 }
