@@ -26,7 +26,7 @@ pub use record::{EVENTS_MAX, Origin, source_of};
 pub use writer::{Full, Writer, remove, remove_empty};
 
 /// Name of the file in the spool's directory.
-const FILE: &str = "slots";
+pub(crate) const FILE: &str = "slots";
 
 /// Returns the spool's directory in that of a store.
 pub fn dir_of(store: &Path) -> PathBuf {

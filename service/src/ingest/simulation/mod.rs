@@ -121,12 +121,17 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
 
 /// Runs one chain and one store through as many lives as the chain takes.
 fn simulate(seed: u64) {
+    in_virtual_time(Simulation::new(seed).run());
+}
+
+/// Runs `lives` on this thread, with a clock that stands still while there is work.
+fn in_virtual_time<T>(lives: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime without sockets");
-    runtime.block_on(Simulation::new(seed).run());
+    runtime.block_on(lives)
 }
 
 struct Simulation {

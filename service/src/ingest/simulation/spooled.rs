@@ -17,7 +17,7 @@ use workload::Rng;
 
 use super::fault::Nature;
 use super::server::Server;
-use super::{Simulation, Until};
+use super::{Simulation, Until, in_virtual_time};
 use crate::chain::Base;
 use crate::ingest::State;
 use crate::ingest::receive::{Message, receive_from};
@@ -133,7 +133,7 @@ impl Life {
         let Self { spooling, figures, written } = self;
         spooling.abort();
         gone(written).await;
-        let (path, flushed) = (spool.dir.join("slots"), figures.flushed_bytes());
+        let (path, flushed) = (spool.dir.join(spool::FILE), figures.flushed_bytes());
         let mut bytes = std::fs::read(&path).expect("the spool's file");
         if rng.chance(0.5) {
             let lost = rng.below(bytes.len() as u64 - flushed + 1) as usize;
@@ -153,12 +153,7 @@ impl Life {
 
 /// Lets a service spool, die, spool on, replay into a store that stands anywhere, die again, and reach the tip.
 fn start_through_the_spool(seed: u64) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime without sockets");
-    runtime.block_on(async {
+    in_virtual_time(async {
         let mut rng = Rng::new(seed ^ 0x5B00);
         let mut simulation =
             Simulation::of(Rng::new(seed), seed, &[[Nature::Alone, Nature::Honest][rng.below(2) as usize]]);

@@ -9,7 +9,7 @@ use workload::Rng;
 
 use super::fault::Nature;
 use super::server::Server;
-use super::{Simulation, Until};
+use super::{Simulation, Until, in_virtual_time};
 
 /// Maximum time from the end of the wait for a silent server to the next applied slot.
 const TAKEOVER_MAX: Duration = Duration::from_secs(3);
@@ -20,12 +20,7 @@ const TICKS: Duration = Duration::from_secs(1);
 /// Lets a service follow a server of this nature and then an honest one to the tip, from `late` after the chain's first
 /// slot on. Returns the simulation after that.
 fn follow(seed: u64, nature: Nature, late: Duration) -> Simulation {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime without sockets");
-    runtime.block_on(async {
+    in_virtual_time(async {
         let mut simulation = Simulation::of(Rng::new(seed), seed, &[nature, Nature::Honest]);
         simulation.servers.iter().for_each(Server::heal);
         advance(late).await;
