@@ -237,7 +237,7 @@ fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
             write!(stream, "HTTP/1.1 503 Busy\r\nretry-after: 600\r\ncontent-length: 0\r\n\r\n").ok();
         }
     });
-    let mut service = run.start(&["--log-format", "json"]);
+    let service = run.start(&["--log-format", "json"]);
     let line = wait_for("the server's failure in the log", || {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });
