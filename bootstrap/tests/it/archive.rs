@@ -63,6 +63,10 @@ fn archives_of_agave_hold_what_the_bank_lists() {
         (file(FULL.to_owned(), full), file(INCREMENTAL.to_owned(), incremental)),
     ];
     let slots = |with: bool| if with { "351000368" } else { "351000355" };
+    let blockhash = |with: bool| match with {
+        true => "12NbbUmhgyUKBbVjXJzYJoY4JWeoXi84XwPbsbLU6BWo",
+        false => "DwoLY1vBXCYkiP3skMdvmSPgNobUGMKCMdnh4J8rc9dH",
+    };
     for (number, engine) in engines().enumerate() {
         for (with, order) in [(false, "sorted"), (true, "sorted"), (true, "shuffled")] {
             let (full, incremental) = &packings[number % packings.len()];
@@ -80,6 +84,7 @@ fn archives_of_agave_hold_what_the_bank_lists() {
                 let expected = listed(&format!("{list}-{}.csv", slots(with)), column);
                 let info = ok(&["info", "--dir", str(&store), "--digest"]);
                 assert!(info.contains(&digest(&expected)), "{engine} {with} {order} {extract}: {info}");
+                assert!(info.contains(&format!("blockhash={} phase=", blockhash(with))), "{info}");
                 // The meaning is in the store.
                 let verified = ok(&[&["verify", "--dir", str(&store)][..], &source].concat());
                 assert!(verified.contains(&format!("stored_pairs={}", expected.len())), "{verified}");

@@ -211,7 +211,8 @@ impl Assembler {
         }
         if parent == last.slot {
             let detail = format!(
-                "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied",
+                "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied: the stream \
+                 is of another chain than the store, or on another fork",
                 base58(&first.parent_blockhash),
                 base58(&last.blockhash)
             );

@@ -112,7 +112,12 @@ impl Run {
 }
 
 fn write_archive(dir: &Path, block: u64) -> u64 {
-    let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block}")).unwrap();
+    write_archive_of("", dir, block)
+}
+
+/// Writes the archive of another chain, which `more` tells apart from the stream's.
+fn write_archive_of(more: &str, dir: &Path, block: u64) -> u64 {
+    let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block} {more}")).unwrap();
     loadgen::archive::write(&plan, dir, &mut ()).unwrap()[0].slot
 }
 
@@ -277,8 +282,13 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
+    // The slots of two chains have the same numbers, so only the blockhash tells that an archive is of another one.
+    let foreign = write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 5);
+    wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
+    wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));
+    assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     let slot = run.archive(needed - BASE_SLOT + 10);
-    assert!(slot > cut);
+    assert!(slot > foreign && foreign > cut);
     service.wait_for_slot(slot);
     let end = run.reach_end(&mut service);
     run.finish(service, &end);
