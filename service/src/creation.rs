@@ -9,7 +9,7 @@
 //! spool.
 
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -25,7 +25,7 @@ use solana::ChainCheckpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tracing::info;
 
 use crate::chain::{Base, Phase};
@@ -83,24 +83,15 @@ pub(crate) async fn load(
     bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut opening = pin!(archive_slot(config));
-    let slot = loop {
-        tokio::select! {
-            slot = &mut opening => break slot?,
-            signal = &mut asked => {
-                info!(signal, "stopping the opening of the archive");
-                stop.ask();
-                // Its end is near, because it looks at the stop while it waits for a server.
-                opening.await.ok();
-                return Ok(None);
-            }
-            _ = looks.tick() => systemd::loading("not ready: loading: waiting for the archive"),
-        }
-    };
+    let (http, http_before) = twice(http)?;
+    let before = Pages::open(config, None, shown, http_before)?;
+    let slot = opened_slot(config, &before, &stop, (&mut looks, asked.as_mut())).await;
+    before.close().await;
+    let Some(slot) = slot? else { return Ok(None) };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream, shown)?;
-    let pages = Pages::open(config, &spooling, shown, http)?;
+    let pages = Pages::open(config, Some(&spooling), shown, http)?;
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
     let (mut lacking, mut deadline) = (None, None);
     let loaded = loop {
@@ -140,12 +131,43 @@ pub(crate) async fn load(
     Ok(complete.then_some(spooling))
 }
 
+/// Opens the archive, and returns its slot; `None` if `asked` has ended the waiting for its server.
+async fn opened_slot(
+    config: &Config,
+    pages: &Pages,
+    stop: &Stop,
+    (looks, mut asked): (&mut Interval, Pin<&mut impl Future<Output = &'static str>>),
+) -> Result<Option<u64>, Failed> {
+    let (mut opening, began) = (pin!(archive_slot(config)), Instant::now());
+    let shown = solana::archive::shown_url(&archive(config)?.to_string_lossy());
+    loop {
+        tokio::select! {
+            slot = &mut opening => return slot.map(Some),
+            signal = &mut asked => {
+                info!(signal, "stopping the opening of the archive");
+                stop.ask();
+                // Its end is near, because it looks at the stop while it waits for a server.
+                opening.await.ok();
+                return Ok(None);
+            }
+            _ = looks.tick() => pages.show(&format!("waiting for archive={shown} for {} s", began.elapsed().as_secs())),
+        }
+    }
+}
+
 /// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
 async fn archive_slot(config: &Config) -> Result<u64, Failed> {
     let (full, incremental, extract) = (archive(config)?.to_owned(), config.incremental.clone(), config.extract);
     let opened = spawn_blocking(move || Archived::open(&full, incremental.as_deref(), extract, None));
     let archived = opened.await.context("opening the archive has panicked: this is a bug")?;
     Ok(archived.map_err(Failed::by_remedy)?.slot())
+}
+
+/// Makes a second listener of the same socket, for the pages before the stream is opened.
+fn twice(listener: TcpListener) -> Result<(TcpListener, TcpListener)> {
+    let listener = listener.into_std()?;
+    let second = listener.try_clone().context("cannot listen for HTTP a second time")?;
+    Ok((TcpListener::from_std(listener)?, TcpListener::from_std(second)?))
 }
 
 fn archive(config: &Config) -> Result<&Path> {
@@ -236,13 +258,16 @@ struct Pages {
 }
 
 impl Pages {
-    fn open(config: &Config, spooling: &Spooling, shown: &Shown, http: TcpListener) -> Result<Self> {
+    /// Serves the pages. Before the stream is opened there is no spool.
+    fn open(config: &Config, spooling: Option<&Spooling>, shown: &Shown, http: TcpListener) -> Result<Self> {
         let checkpoint = ChainCheckpoint::default();
         let overlay = Overlay::new(&checkpoint, false, false);
         let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
         // The receiver of the spool counts and judges for these pages.
-        state.figures = Arc::clone(&spooling.state().figures);
-        state.providers = Arc::clone(&spooling.state().providers);
+        if let Some(spooling) = spooling {
+            state.figures = Arc::clone(&spooling.state().figures);
+            state.providers = Arc::clone(&spooling.state().providers);
+        }
         state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
         let label = config.engine.label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);

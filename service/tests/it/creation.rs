@@ -237,12 +237,14 @@ fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
             write!(stream, "HTTP/1.1 503 Busy\r\nretry-after: 600\r\ncontent-length: 0\r\n\r\n").ok();
         }
     });
-    let service = run.start(&["--log-format", "json"]);
+    let mut service = run.start(&["--log-format", "json"]);
     let line = wait_for("the server's failure in the log", || {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["target"], "bootstrap");
+    let (code, reason) = wait_for("the reason", || service.get("/readyz"));
+    assert!(code == 503 && reason.starts_with("loading: waiting for archive=http://127.0.0.1:"), "{code} {reason}");
     assert!(service.terminate().success());
 }
 
