@@ -38,7 +38,7 @@ mod tests {
             ("", "bytes=0 "),
             ("0OIl", "hex digits: text=\"0OIl\" reason="),
             ("So111111111111111111111111111111111111111122222", "33 or more"),
-            (&hex[1..], "33 or more"),
+            (&hex[1..], "64 hex digits"),
         ] {
             let error = pubkey(text).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
