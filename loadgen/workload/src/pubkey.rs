@@ -34,7 +34,7 @@ mod tests {
         assert_eq!(pubkey("So11111111111111111111111111111111111111112"), pubkey(hex));
         assert_eq!(pubkey(hex).unwrap()[..2], [0x06, 0x9b]);
         for (text, said) in [
-            ("So111", "bytes=5 "),
+            ("So111", "bytes=4 "),
             ("", "bytes=0 "),
             ("0OIl", "hex digits: text=\"0OIl\" reason="),
             ("So111111111111111111111111111111111111111122222", "33 or more"),
