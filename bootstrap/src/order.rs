@@ -176,7 +176,7 @@ impl Ordered {
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
             Spilled::Memory(records) => Kind::Memory(records),
-            Spilled::Runs(manifest) => Kind::Runs(manifest),
+            Spilled::Runs(manifest) => Kind::Runs(*manifest),
         };
         let source_id = file_id(read.digest, order, seed);
         let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);

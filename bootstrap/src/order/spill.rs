@@ -45,7 +45,7 @@ pub(super) enum Spilled {
     /// All of them in order in one buffer. Nothing was written.
     Memory(Vec<Record>),
     /// In the runs of this manifest, no more of them than can be merged at once.
-    Runs(Manifest),
+    Runs(Box<Manifest>),
 }
 
 /// Spills one source with one set of options.
@@ -276,7 +276,7 @@ impl Spill<'_> {
         }
         let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
         let told = manifest.told.clone();
-        Ok(Read { digest, records, stamp, told, spilled: Spilled::Runs(manifest) })
+        Ok(Read { digest, records, stamp, told, spilled: Spilled::Runs(Box::new(manifest)) })
     }
 
     /// Starts a spill without records.
