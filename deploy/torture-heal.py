@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Heals stores from snapshot archives by `service --heal-from`, kills it, and checks every result and a subscriber.
 
-  deploy/torture-heal.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] ENGINE...
+  deploy/torture-heal.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] [--fault FAULT] ENGINE...
 
 `loadgen stream` has been running for longer than it keeps its slots when the service starts on a store from before its
 first slot. Archives come into the watched directory as the stream passes their slots, as a validator writes them. A
@@ -10,6 +10,9 @@ long the heal takes. Then lives follow until there were --kills kills: in each, 
 killed (SIGKILL) at random moments within that time, and the last start goes on to the stream's end. The digests of the
 store and of the subscriber's map have to be the stream's, nothing of the heal may be left, and the service has to end
 with 0.
+
+With --fault a second server comes before the stream's: one without a fault (two), one that lacks a slot after the heal has
+begun (withholds), or one that stops to answer then (stalls). It keeps no more slots than the other.
 
 Prints a line for each life. Exit code 1: a check failed; the last line says which, and how to repeat it.
 """
@@ -25,34 +28,53 @@ import sys
 import threading
 import time
 
-from torture_life import LIFE_SECONDS_MAX, LOOK_SECONDS, Failed, Life, check, write_archives
+from torture_life import LIFE_SECONDS_MAX, LOOK_SECONDS, Failed, Life, check, free_port, write_archives
 
 SLOT_EVENTS = 500
 STORY = ["--events-per-slot", str(SLOT_EVENTS), "--unknown-share", "0.05", "--change-share", "0.3"]
 STORY += ["--close-share", "0.05", "--skip-every", "11"]
 RATE = 20_000
 SLOTS_A_SECOND = RATE // SLOT_EVENTS
-STREAM_SECONDS = 30
-# The server keeps three seconds of slots, and the service comes after five.
-DELIVERY = ["--rate", str(RATE), "--replay-slots", str(3 * SLOTS_A_SECOND), "--no-wait"]
-AWAY_SECONDS = 5
-# Slots of the stream before each archive but the first, which is the base of the others.
-ARCHIVE_SLOTS = [250, 150, 150, 150, 150]
+# Slots of the stream before the first archive that a heal may take, and between two of them.
+ARCHIVE_SLOTS = [250, 150]
+
+
+class Times:
+    """Seconds of a life: how long the server keeps slots, the service is away, and the stream plays."""
+
+    def __init__(self, fault):
+        # A connection to a server that has stalled is given up after 20 seconds. The other one has to have the slots then.
+        self.kept, self.away, self.stream = (30, 32, 80) if fault == "stalls" else (3, 5, 30)
+        # The heal begins five seconds after the gap.
+        self.withheld = self.away + 9
+
+    def archive_slots(self):
+        first, more = ARCHIVE_SLOTS
+        return [first] + [more] * ((self.stream * SLOTS_A_SECOND - first) // more - 2)
 
 
 class Healing(Life):
     """A life whose stream has gone on without the service."""
 
     def __init__(self, args, engine, archives, story, base):
+        times = Times(args.fault)
         self.watched, self.socket = (os.path.join(args.work, name) for name in ("watched", "kv.sock"))
         options = ["--heal-from", self.watched, "--uds", self.socket, "--commit-every", "1000"]
-        super().__init__(args, engine, story, DELIVERY, options)
+        self.faulty, self.faulty_port = None, free_port()
+        if args.fault:
+            # A provider is left before the other one has dropped its slots.
+            options += ["--idle-timeout", "1s", "--gap-timeout", "1s"]
+        delivery = ["--rate", str(RATE), "--replay-slots", str(times.kept * SLOTS_A_SECOND), "--no-wait"]
+        super().__init__(args, engine, story, delivery, options)
         began = time.monotonic()
         self.timers, self.follower, self.base = [], None, base
+        if args.fault:
+            gap = ["--gap-at", str(base + times.withheld * SLOTS_A_SECOND)] if args.fault == "withholds" else []
+            self.faulty = self.play(self.faulty_port, [*story, *gap], delivery)
         shutil.rmtree(self.watched, ignore_errors=True)
         os.makedirs(self.watched)
         slots = 0
-        for archive, more in zip(archives, [0, *ARCHIVE_SLOTS]):
+        for archive, more in zip(archives, [0, *times.archive_slots()]):
             slots += more
             name = os.path.join(self.watched, os.path.basename(archive["file"]))
             self.timers.append(threading.Timer(slots / SLOTS_A_SECOND, os.link, [archive["file"], name]))
@@ -63,7 +85,11 @@ class Healing(Life):
         done = subprocess.run(load, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         check(done.returncode == 0, f"bootstrap: {done.stdout}{done.stderr}")
         self.digest = re.search(r"digest=(\S+)", self.info("--digest")).group(1)
-        time.sleep(max(0, AWAY_SECONDS - (time.monotonic() - began)))
+        time.sleep(max(0, times.away - (time.monotonic() - began)))
+
+    def geyser(self):
+        first = ["--geyser", f"http://127.0.0.1:{self.faulty_port}"] if self.args.fault else []
+        return first + super().geyser()
 
     def begin(self):
         """Starts the service, and a subscriber of its first change."""
@@ -82,6 +108,8 @@ class Healing(Life):
         while "feed_id=" not in self.followed():
             check(time.monotonic() < until and self.follower.poll() is None, f"no feed: {self.followed()}")
             time.sleep(LOOK_SECONDS)
+        if self.args.fault == "stalls":
+            self.faulty.send_signal(signal.SIGSTOP)
 
     def followed(self):
         self.progress.seek(0)
@@ -108,9 +136,10 @@ class Healing(Life):
     def close(self):
         for timer in self.timers:
             timer.cancel()
-        if self.follower and self.follower.poll() is None:
-            self.follower.kill()
-            self.follower.wait()
+        for child in (self.follower, self.faulty):
+            if child and child.poll() is None:
+                child.kill()
+                child.wait()
         super().close()
 
 
@@ -133,13 +162,15 @@ def main():
     parser.add_argument("--kills", type=int, default=20, help="kills for each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the archives and of the moments of the kills")
     parser.add_argument("--memory", default="64MiB", help="memory of the engine")
+    parser.add_argument("--fault", choices=["two", "withholds", "stalls"], help="a second server, and its fault")
     parser.add_argument("engines", nargs="+", choices=["lmdb", "redb", "rocksdb", "strata"])
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
-    story = ["--pairs", str(args.pairs), "--seed", str(args.seed), "--events", str(RATE * STREAM_SECONDS), *STORY]
+    times = Times(args.fault)
+    story = ["--pairs", str(args.pairs), "--seed", str(args.seed), "--events", str(RATE * times.stream), *STORY]
     engine = args.engines[0]
     try:
-        archives = write_archives(args, story, ["--incremental-slots", ",".join(map(str, ARCHIVE_SLOTS))])
+        archives = write_archives(args, story, ["--incremental-slots", ",".join(map(str, times.archive_slots()))])
         base = archives[0]["slot"]
         for engine in args.engines:
             _, seconds = live(args, engine, archives, story, base, [])
@@ -155,6 +186,7 @@ def main():
                 print(f"ok    {engine} life={number}: killed at {where}; then healed after seconds={last:.1f}", flush=True)
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
+        again += f" --fault {args.fault}" if args.fault else ""
         print(f"FAILED: {engine}: {failed}\nagain: deploy/torture-heal.py --bin {args.bin} {again} {engine}")
         print(f"left in {args.work}: archives, store, service.log and follow.log")
         sys.exit(1)

@@ -54,19 +54,27 @@ class Life:
             os.remove(self.summary)
         self.stream_port, self.metrics_port = free_port(), free_port()
         self.log = open(os.path.join(args.work, "service.log"), "wb")
-        self.stream = subprocess.Popen(
-            [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{self.stream_port}", *story]
-            + [*delivery, "--linger", "1h", "--summary", self.summary],
+        self.stream = self.play(self.stream_port, story, [*delivery, "--summary", self.summary])
+
+    def play(self, port, story, delivery):
+        """Starts a server that plays the story."""
+        return subprocess.Popen(
+            [os.path.join(self.args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story]
+            + [*delivery, "--linger", "1h"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
 
     def start(self):
         self.service = subprocess.Popen(
             [os.path.join(self.args.bin, "service"), "run", "--engine", self.engine, "--memory", self.args.memory]
-            + ["--dir", self.store, "--extract", "account-owner", "--geyser", f"http://127.0.0.1:{self.stream_port}"]
+            + ["--dir", self.store, "--extract", "account-owner", *self.geyser()]
             + ["--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{self.metrics_port}", *self.options],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
         )
+
+    def geyser(self):
+        """Returns the options that name the stream's servers."""
+        return ["--geyser", f"http://127.0.0.1:{self.stream_port}"]
 
     def ready(self):
         """Returns the words of /readyz; empty while the service does not listen."""
