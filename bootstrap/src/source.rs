@@ -5,6 +5,7 @@
 //! source.
 
 mod archive;
+mod open;
 mod packed;
 mod parse;
 mod pipe;

@@ -17,9 +17,10 @@ use solana::Extract;
 use solana::archive::append_vec::HEADER_BYTES;
 use solana::archive::{Archive, Name, Packing, Version, is_url};
 
+use super::open::{Failing, open};
 use super::{Place, Record, TakePlaced};
 use crate::out::tell;
-use crate::signal::{self, Stopped};
+use crate::signal::Stopped;
 use crate::wrong::Wrong;
 
 /// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
@@ -241,44 +242,6 @@ impl Archives {
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
         Ok(numbers.files())
-    }
-}
-
-/// Opens an archive. Its server is asked again while it fails, until a signal asks to stop.
-fn open(location: &str) -> Result<Archive> {
-    let shown = solana::archive::shown_url(location);
-    let mut failing = Failing::new(&shown);
-    match Archive::open_telling(location, &mut |now| failing.tell(now)) {
-        Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => Err(Stopped.into()),
-        opened => Ok(opened?),
-    }
-}
-
-/// The lines about a server that fails.
-struct Failing<'a> {
-    shown: &'a str,
-    failures: u32,
-}
-
-impl<'a> Failing<'a> {
-    fn new(shown: &'a str) -> Self {
-        Self { shown, failures: 0 }
-    }
-
-    /// Prints a line for each failure.
-    ///
-    /// # Errors
-    /// [`Stopped`] after a signal.
-    fn tell(&mut self, now: solana::archive::Progress) -> Result<(), solana::archive::Stop> {
-        if now.failures > self.failures {
-            tell!(
-                "the archive's server does not answer as it should, and is asked again: archive={} failures={}",
-                self.shown,
-                now.failures
-            );
-        }
-        self.failures = now.failures;
-        if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
     }
 }
 

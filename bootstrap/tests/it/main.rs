@@ -25,6 +25,7 @@ mod soundness;
 mod sources;
 mod spill;
 mod swarm;
+mod window;
 mod words;
 
 type Map = BTreeMap<[u8; 32], [u8; 32]>;
