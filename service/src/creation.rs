@@ -8,6 +8,7 @@
 //! its slots for a minute. Everything that is done is on disk: a start after a crash goes on with the load and with the
 //! spool.
 
+use std::net;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use bootstrap::audit::Archived;
 use bootstrap::create::{self, NewStore};
 use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
@@ -83,24 +83,28 @@ pub(crate) async fn load(
     bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut opening = pin!(archive_slot(config));
-    let slot = loop {
+    let http = http.into_std().context("cannot share the socket of HTTP")?;
+    let pages = Pages::open(config, None, shown, &http)?;
+    let mut opening = pin!(archive_slot(config, shown.load.clone()));
+    let opened = loop {
         tokio::select! {
-            slot = &mut opening => break slot?,
+            slot = &mut opening => break Some(slot),
             signal = &mut asked => {
                 info!(signal, "stopping the opening of the archive");
                 stop.ask();
                 // Its end is near, because it looks at the stop while it waits for a server.
                 opening.await.ok();
-                return Ok(None);
+                break None;
             }
-            _ = looks.tick() => systemd::loading("not ready: loading: waiting for the archive"),
+            _ = looks.tick() => pages.show(&waiting(shown).unwrap_or_else(|| "opening the archive".to_owned())),
         }
     };
+    pages.close().await;
+    let Some(slot) = opened.transpose()? else { return Ok(None) };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream, shown)?;
-    let pages = Pages::open(config, &spooling, shown, http)?;
+    let pages = Pages::open(config, Some(&spooling), shown, &http)?;
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
     let (mut lacking, mut deadline) = (None, None);
     let loaded = loop {
@@ -141,11 +145,11 @@ pub(crate) async fn load(
 }
 
 /// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
-async fn archive_slot(config: &Config) -> Result<u64, Failed> {
+async fn archive_slot(config: &Config, seen: Seen) -> Result<u64, Failed> {
     let (full, incremental, extract) = (archive(config)?.to_owned(), config.incremental.clone(), config.extract);
-    let opened = spawn_blocking(move || Archived::open(&full, incremental.as_deref(), extract, None));
-    let archived = opened.await.context("opening the archive has panicked: this is a bug")?;
-    Ok(archived.map_err(Failed::by_remedy)?.slot())
+    let opened = spawn_blocking(move || create::slot(&full, incremental.as_deref(), extract, &seen));
+    let slot = opened.await.context("opening the archive has panicked: this is a bug")?;
+    slot.map_err(Failed::by_remedy)
 }
 
 fn archive(config: &Config) -> Result<&Path> {
@@ -204,7 +208,12 @@ fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiv
     Ok(has_ended)
 }
 
-/// Describes how far load and spool are, and why the stream brings nothing if it does not.
+/// Describes the wait for an archive's server; `None` while it answers.
+fn waiting(shown: &Shown) -> Option<String> {
+    Some(shown.load.waiting()?.to_string())
+}
+
+/// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
 fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
     let Shown { load, spool } = shown;
     let size = ByteSize::b;
@@ -220,6 +229,9 @@ fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
         load.pairs(),
         spool.flushed_bytes()
     );
+    if let Some(waiting) = waiting(shown) {
+        text.push_str(&format!("; {waiting}"));
+    }
     let trouble = spool.stopped().or_else(|| spooling.state().readiness.verdict().not_ready);
     if let Some(trouble) = trouble {
         text.push_str(&format!("; stream: {trouble}"));
@@ -236,13 +248,17 @@ struct Pages {
 }
 
 impl Pages {
-    fn open(config: &Config, spooling: &Spooling, shown: &Shown, http: TcpListener) -> Result<Self> {
+    /// Opens the pages on a copy of this socket. There is no spool before the archive's slot is known.
+    fn open(config: &Config, spooling: Option<&Spooling>, shown: &Shown, http: &net::TcpListener) -> Result<Self> {
+        let listener = http.try_clone().and_then(TcpListener::from_std).context("cannot share the socket of HTTP")?;
         let checkpoint = ChainCheckpoint::default();
         let overlay = Overlay::new(&checkpoint, false, false);
         let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
         // The receiver of the spool counts and judges for these pages.
-        state.figures = Arc::clone(&spooling.state().figures);
-        state.providers = Arc::clone(&spooling.state().providers);
+        if let Some(spooling) = spooling {
+            state.figures = Arc::clone(&spooling.state().figures);
+            state.providers = Arc::clone(&spooling.state().providers);
+        }
         state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
         let label = config.engine.label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
@@ -257,7 +273,8 @@ impl Pages {
             hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
         };
         let (close, closed) = oneshot::channel();
-        let served = tokio::spawn(http::serve(http, state_of_http, async move { closed.await.unwrap_or_default() }));
+        let served =
+            tokio::spawn(http::serve(listener, state_of_http, async move { closed.await.unwrap_or_default() }));
         Ok(Self { state, sampler, close, served })
     }
 

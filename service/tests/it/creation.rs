@@ -224,7 +224,7 @@ fn a_signal_ends_the_load_and_the_next_start_goes_on() {
 }
 
 #[test]
-fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
+fn the_waiting_for_a_server_that_is_busy_is_shown_and_a_signal_ends_it() {
     let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = run.archive.url.rsplit('/').next().unwrap();
@@ -237,7 +237,17 @@ fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
             write!(stream, "HTTP/1.1 503 Busy\r\nretry-after: 600\r\ncontent-length: 0\r\n\r\n").ok();
         }
     });
-    let service = run.start(&["--log-format", "json"]);
+    let mut service = run.start(&["--log-format", "json"]);
+    let (code, reason) = wait_for("the reason", || {
+        service.get("/readyz").filter(|(_, body)| body.contains("waiting for the archive's server"))
+    });
+    assert_eq!(code, 503);
+    let url = &run.archive.url;
+    assert!(reason.contains(&format!("archive={url} failures=1 since_seconds=")), "{reason}");
+    // The server asks for a pause of ten minutes.
+    let (_, pause) = reason.trim().rsplit_once("next_try_seconds=").unwrap();
+    assert!((300..=600).contains(&pause.parse::<u64>().unwrap()), "{reason}");
+    assert_eq!(service.metric("solkv_loading"), Some(1.0));
     let line = wait_for("the server's failure in the log", || {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });

@@ -15,7 +15,7 @@ use super::name::Packing;
 /// Packed bytes read at a time: enough that a system call costs nothing next to unpacking them.
 const FEED_BYTES: usize = 256 << 10;
 
-/// Base-2 logarithm of [`WINDOW_BYTES_MAX`].
+/// Logarithm of [`WINDOW_BYTES_MAX`] to base 2, the form in which libzstd takes a limit.
 const WINDOW_LOG_MAX: u32 = 27;
 
 /// Largest window of a zstd frame, as of the program `zstd -d`. Validators use 512 KiB to 8 MiB; a frame may ask for

@@ -32,6 +32,7 @@ mod unpack;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use decode::WINDOW_BYTES_MAX;
 pub use error::{Error, Fault, Stop, Within};
@@ -84,6 +85,8 @@ pub struct Progress {
     /// Number of failures of the archive's server since its last byte. It is asked again until it has failed for ten
     /// minutes.
     pub failures: u32,
+    /// Time of the next request to a server that has failed before the archive was opened.
+    pub next_try: Option<Instant>,
 }
 
 /// The numbers of an archive that was read to its end.
