@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use workload::{Pairs, Rng};
 
 mod archive;
+mod changed;
 mod limits;
 mod places;
 mod repair;
