@@ -170,6 +170,25 @@ fn slots_that_the_server_has_forgotten_come_from_the_spool() {
 }
 
 #[test]
+fn the_versions_that_were_read_are_shown_before_the_archive_is_at_its_end() {
+    let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
+    let plan = loadgen::archive::options("--pairs 150000 --seed 1 --without large").unwrap();
+    let larger = loadgen::archive::write(&plan, &run.temp.path().join("larger"), &mut ()).unwrap().remove(0);
+    run.archive = Server::start(&larger.file);
+    run.archive.allow(run.archive.bytes / 10 * 9);
+    let mut service = run.start(&["--shutdown-timeout", "1s"]);
+    let seen = wait_for("versions in the reason", || {
+        let (_, body) = service.get("/readyz")?;
+        let (_, rest) = body.split_once(" versions=")?;
+        let (versions, rest) = rest.split_once(" pairs=")?;
+        assert!(rest.starts_with("0; spool: "), "no pair is written before the archive is at its end: {body}");
+        versions.parse::<u64>().ok().filter(|versions| *versions > 0)
+    });
+    assert!(seen < larger.counts.records, "versions={seen} records={}", larger.counts.records);
+    assert!(service.terminate().success());
+}
+
+#[test]
 fn killed_at_every_stage_it_goes_on() {
     for options in columns() {
         let mut run = Run::new(options, "--rate 4000 --replay-slots 100000");
