@@ -10,7 +10,7 @@ use crate::support::{Service, columns, stream};
 
 const STORY: &str = "--pairs 3000 --seed 7 --events 40000 --events-per-slot 100 --change-share 0.3 --close-share 0.05";
 
-/// Changes three keys behind the feed's back: one value, one key that goes, one key that comes. Returns the lines that an
+/// Changes three keys without the feed: one value, one key that goes, one key that comes. Returns the lines that an
 /// audit has to print of them, in their order.
 fn damage(loaded: &Loaded) -> Vec<String> {
     let (different, missing, added) = (loaded.key(2), loaded.key(7), [203; 32]);
