@@ -124,7 +124,7 @@ impl Archived {
     /// [`Wrong`](crate::Wrong) for archives that do not belong together, or whose slot is unknown or another one; an
     /// archive that cannot be opened.
     pub fn open(full: &Path, incremental: Option<&Path>, extract: Extract, slot: Option<u64>) -> Result<Self> {
-        let mut archives = Archives::new(full, incremental, Some(extract))?;
+        let mut archives = Archives::new(full, incremental, Some(extract), &Seen::default())?;
         let slot = archives.fix_slot(slot)?;
         Ok(Self { source: Source::Archives(archives), slot })
     }

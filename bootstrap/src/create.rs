@@ -15,7 +15,7 @@ use crate::meaning::MeaningArgs;
 use crate::order::OnDuplicate;
 use crate::seen::Seen;
 use crate::signal::Stop;
-use crate::source::SourceArgs;
+use crate::source::{Archives, SourceArgs};
 
 /// A store that is to be made from archives.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,14 @@ pub struct NewStore<'a> {
     pub cluster: Option<&'a str>,
     /// Bytes that the caller may take in `dir` during the load, which the check of the disk adds.
     pub beside_bytes: u64,
+}
+
+/// Returns the slot of the archives, which their names tell. `seen` is told while a server of one fails.
+///
+/// # Errors
+/// Archives that do not belong together, or whose names do not tell the slot; an archive that cannot be opened.
+pub fn slot(archive: &Path, incremental: Option<&Path>, extract: Extract, seen: &Seen) -> Result<u64> {
+    Archives::new(archive, incremental, Some(extract), seen)?.fix_slot(None)
 }
 
 /// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if

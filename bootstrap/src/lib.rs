@@ -43,6 +43,6 @@ mod wrong;
 
 pub use meaning::extraction;
 pub use out::log_with;
-pub use seen::Seen;
+pub use seen::{Seen, Waiting};
 pub use signal::Stop;
 pub use wrong::Wrong;

@@ -214,7 +214,7 @@ fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
              and say with --extract which value is taken from each account, such as --extract token-owner"
         )));
     }
-    let mut source = Source::new(&args.source, meaning.extract)?;
+    let mut source = Source::new(&args.source, meaning.extract, &args.seen)?;
     let slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
     Ok((LoadArgs { slot, meaning, ..args.clone() }, source))
 }

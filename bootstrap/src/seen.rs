@@ -2,8 +2,10 @@
 //!
 //! Owns: the numbers. Must not: print, or decide anything. The load writes on the main thread; any thread reads.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Progress of a load. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +18,30 @@ struct Numbers {
     archive_bytes: AtomicU64,
     versions: AtomicU64,
     pairs: AtomicU64,
+    waiting: Mutex<Option<Waiting>>,
+}
+
+/// The wait for an archive's server that does not answer as it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Location of the archive, without the secrets of a URL.
+    pub archive: String,
+    /// Number of the server's failures since its last byte.
+    pub failures: u32,
+    /// Time of the first of them.
+    pub since: Instant,
+    /// Time of the next request; `None` once the archive's bytes are being read.
+    pub next_try: Option<Instant>,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { archive, failures, since, next_try } = self;
+        let seconds = since.elapsed().as_secs();
+        write!(f, "waiting for the archive's server: archive={archive} failures={failures} since_seconds={seconds}")?;
+        let Some(next_try) = next_try else { return Ok(()) };
+        write!(f, " next_try_seconds={}", next_try.saturating_duration_since(Instant::now()).as_secs())
+    }
 }
 
 // ORDERING: Relaxed: the numbers are only shown.
@@ -38,6 +64,15 @@ impl Seen {
     /// Number of pairs that were written to the store so far.
     pub fn pairs(&self) -> u64 {
         self.0.pairs.load(Ordering::Relaxed)
+    }
+
+    /// The wait for the archive's server; `None` while it answers.
+    pub fn waiting(&self) -> Option<Waiting> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_waiting(&self, waiting: Option<Waiting>) {
+        *self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     pub(crate) fn set_read(&self, read_bytes: u64, archive_bytes: Option<u64>) {

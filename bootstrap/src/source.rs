@@ -5,6 +5,7 @@
 //! source.
 
 mod archive;
+mod open;
 mod packed;
 mod parse;
 mod pipe;
@@ -22,6 +23,7 @@ use solana::Extract;
 use solana::archive::is_url;
 use workload::{Pairs, Values};
 
+use crate::seen::Seen;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 pub(crate) use archive::{Archives, Files, Told, has_no_value};
@@ -134,15 +136,15 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Chooses the source. `extract` is needed for archives.
+    /// Chooses the source. `extract` is needed for archives, and `seen` is told while a server of one fails.
     ///
     /// # Errors
     /// [`Wrong`] for arguments that contradict each other; an archive that cannot be opened.
-    pub(crate) fn new(args: &SourceArgs, extract: Option<Extract>) -> Result<Self> {
+    pub(crate) fn new(args: &SourceArgs, extract: Option<Extract>, seen: &Seen) -> Result<Self> {
         refuse_scheme(args)?;
         match (&args.pairs, &args.input) {
             (None, Some(path)) if args.is_of_archives() => {
-                Ok(Self::Archives(Archives::new(path, args.incremental.as_deref(), extract)?))
+                Ok(Self::Archives(Archives::new(path, args.incremental.as_deref(), extract, seen)?))
             }
             _ if args.incremental.is_some() => {
                 Err(Wrong::error("--incremental adds to a snapshot archive: name the full one with --input"))

@@ -26,6 +26,7 @@ use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::running::warn_of_part;
+use crate::seen::Seen;
 use crate::served;
 use crate::side_by_side::SideBySide;
 use crate::sides::Counts;
@@ -71,7 +72,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// it was asked to stop.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    let source = Source::new(&args.source, extract(args)?)?;
+    let source = Source::new(&args.source, extract(args)?, &Seen::default())?;
     let records = source.count_hint()?;
     source.check_records_before(&args.source)?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".verify", &args.source)?;

@@ -8,15 +8,15 @@
 //! its slots for a minute. Everything that is done is on disk: a start after a crash goes on with the load and with the
 //! spool.
 
+use std::net;
 use std::path::Path;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use bootstrap::audit::Archived;
 use bootstrap::create::{self, NewStore};
 use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
@@ -25,7 +25,7 @@ use solana::ChainCheckpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::info;
 
 use crate::chain::{Base, Phase};
@@ -83,15 +83,28 @@ pub(crate) async fn load(
     bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (http, http_before) = twice(http)?;
-    let before = Pages::open(config, None, shown, http_before)?;
-    let slot = opened_slot(config, &before, &stop, (&mut looks, asked.as_mut())).await;
-    before.close().await;
-    let Some(slot) = slot? else { return Ok(None) };
+    let http = http.into_std().context("cannot share the socket of HTTP")?;
+    let pages = Pages::open(config, None, shown, &http)?;
+    let mut opening = pin!(archive_slot(config, shown.load.clone()));
+    let opened = loop {
+        tokio::select! {
+            slot = &mut opening => break Some(slot),
+            signal = &mut asked => {
+                info!(signal, "stopping the opening of the archive");
+                stop.ask();
+                // Its end is near, because it looks at the stop while it waits for a server.
+                opening.await.ok();
+                break None;
+            }
+            _ = looks.tick() => pages.show(&waiting(shown).unwrap_or_else(|| "opening the archive".to_owned())),
+        }
+    };
+    pages.close().await;
+    let Some(slot) = opened.transpose()? else { return Ok(None) };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream, shown)?;
-    let pages = Pages::open(config, Some(&spooling), shown, http)?;
+    let pages = Pages::open(config, Some(&spooling), shown, &http)?;
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
     let (mut lacking, mut deadline) = (None, None);
     let loaded = loop {
@@ -131,43 +144,12 @@ pub(crate) async fn load(
     Ok(complete.then_some(spooling))
 }
 
-/// Opens the archive, and returns its slot; `None` if `asked` has ended the waiting for its server.
-async fn opened_slot(
-    config: &Config,
-    pages: &Pages,
-    stop: &Stop,
-    (looks, mut asked): (&mut Interval, Pin<&mut impl Future<Output = &'static str>>),
-) -> Result<Option<u64>, Failed> {
-    let (mut opening, began) = (pin!(archive_slot(config)), Instant::now());
-    let shown = solana::archive::shown_url(&archive(config)?.to_string_lossy());
-    loop {
-        tokio::select! {
-            slot = &mut opening => return slot.map(Some),
-            signal = &mut asked => {
-                info!(signal, "stopping the opening of the archive");
-                stop.ask();
-                // Its end is near, because it looks at the stop while it waits for a server.
-                opening.await.ok();
-                return Ok(None);
-            }
-            _ = looks.tick() => pages.show(&format!("waiting for archive={shown} for {} s", began.elapsed().as_secs())),
-        }
-    }
-}
-
 /// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
-async fn archive_slot(config: &Config) -> Result<u64, Failed> {
+async fn archive_slot(config: &Config, seen: Seen) -> Result<u64, Failed> {
     let (full, incremental, extract) = (archive(config)?.to_owned(), config.incremental.clone(), config.extract);
-    let opened = spawn_blocking(move || Archived::open(&full, incremental.as_deref(), extract, None));
-    let archived = opened.await.context("opening the archive has panicked: this is a bug")?;
-    Ok(archived.map_err(Failed::by_remedy)?.slot())
-}
-
-/// Makes a second listener of the same socket, for the pages before the stream is opened.
-fn twice(listener: TcpListener) -> Result<(TcpListener, TcpListener)> {
-    let listener = listener.into_std()?;
-    let second = listener.try_clone().context("cannot listen for HTTP a second time")?;
-    Ok((TcpListener::from_std(listener)?, TcpListener::from_std(second)?))
+    let opened = spawn_blocking(move || create::slot(&full, incremental.as_deref(), extract, &seen));
+    let slot = opened.await.context("opening the archive has panicked: this is a bug")?;
+    slot.map_err(Failed::by_remedy)
 }
 
 fn archive(config: &Config) -> Result<&Path> {
@@ -226,7 +208,12 @@ fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiv
     Ok(has_ended)
 }
 
-/// Describes how far load and spool are, and why the stream brings nothing if it does not.
+/// Describes the wait for an archive's server; `None` while it answers.
+fn waiting(shown: &Shown) -> Option<String> {
+    Some(shown.load.waiting()?.to_string())
+}
+
+/// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
 fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
     let Shown { load, spool } = shown;
     let size = ByteSize::b;
@@ -242,6 +229,9 @@ fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
         load.pairs(),
         spool.flushed_bytes()
     );
+    if let Some(waiting) = waiting(shown) {
+        text.push_str(&format!("; {waiting}"));
+    }
     let trouble = spool.stopped().or_else(|| spooling.state().readiness.verdict().not_ready);
     if let Some(trouble) = trouble {
         text.push_str(&format!("; stream: {trouble}"));
@@ -258,8 +248,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// Serves the pages. Before the stream is opened there is no spool.
-    fn open(config: &Config, spooling: Option<&Spooling>, shown: &Shown, http: TcpListener) -> Result<Self> {
+    /// Opens the pages on a copy of this socket. There is no spool before the archive's slot is known.
+    fn open(config: &Config, spooling: Option<&Spooling>, shown: &Shown, http: &net::TcpListener) -> Result<Self> {
+        let listener = http.try_clone().and_then(TcpListener::from_std).context("cannot share the socket of HTTP")?;
         let checkpoint = ChainCheckpoint::default();
         let overlay = Overlay::new(&checkpoint, false, false);
         let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
@@ -282,7 +273,8 @@ impl Pages {
             hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
         };
         let (close, closed) = oneshot::channel();
-        let served = tokio::spawn(http::serve(http, state_of_http, async move { closed.await.unwrap_or_default() }));
+        let served =
+            tokio::spawn(http::serve(listener, state_of_http, async move { closed.await.unwrap_or_default() }));
         Ok(Self { state, sampler, close, served })
     }
 

@@ -17,9 +17,11 @@ use solana::Extract;
 use solana::archive::append_vec::HEADER_BYTES;
 use solana::archive::{Archive, Name, Packing, Version, is_url};
 
+use super::open::{Failing, open};
 use super::{Place, Record, TakePlaced};
 use crate::out::tell;
-use crate::signal::{self, Stopped};
+use crate::seen::Seen;
+use crate::signal::Stopped;
 use crate::wrong::Wrong;
 
 /// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
@@ -44,6 +46,8 @@ pub(crate) struct Archives {
     versions_max: Option<u64>,
     /// Packed bytes that the present pass has read.
     read_bytes: Arc<AtomicU64>,
+    /// Told while a server fails.
+    seen: Seen,
 }
 
 impl Archives {
@@ -56,11 +60,12 @@ impl Archives {
             || (location.join("accounts").is_dir() && location.join("version").is_file())
     }
 
-    /// Checks that the archives are there, and by their names that they belong together.
+    /// Checks that the archives are there, and by their names that they belong together. `seen` is told while a server
+    /// fails, now and at each reading.
     ///
     /// # Errors
     /// [`Wrong`] for archives that do not belong together, or without an extraction; an archive that cannot be opened.
-    pub(crate) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
+    pub(crate) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>, seen: &Seen) -> Result<Self> {
         let Some(extract) = extract else {
             return Err(Wrong::error(
                 "an archive holds accounts, and several values can be taken from each: name one with --extract, such as \
@@ -68,8 +73,16 @@ impl Archives {
             ));
         };
         let (locations, shown, slots, read_bytes) = Default::default();
-        let mut all =
-            Self { locations, shown, slots, extract, packed_bytes: Some(0), versions_max: Some(0), read_bytes };
+        let mut all = Self {
+            locations,
+            shown,
+            slots,
+            extract,
+            packed_bytes: Some(0),
+            versions_max: Some(0),
+            read_bytes,
+            seen: seen.clone(),
+        };
         for path in [Some(full), incremental].into_iter().flatten() {
             let Some(location) = path.to_str().map(str::to_owned) else {
                 return Err(Wrong::error(format!(
@@ -77,7 +90,7 @@ impl Archives {
                     path.display()
                 )));
             };
-            let archive = open(&location)?;
+            let archive = open(&location, seen)?;
             all.check(archive.name(), archive.shown())?;
             all.shown.push(archive.shown().to_owned());
             all.slots.push(archive.name().map(|name| name.slot).or_else(|| slot_of_both(path)));
@@ -215,14 +228,14 @@ impl Archives {
                     shown.into()
                 })
             };
-            let mut failing = Failing::new(shown);
+            let mut failing = Failing::new(shown, &self.seen);
             let mut tell = |now: solana::archive::Progress| {
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
                 // Here too, because `take` is not called while versions before `from` are skipped.
                 failing.tell(now)
             };
-            let read = open(location)?.read(&mut tell, &mut one);
+            let read = open(location, &self.seen)?.read(&mut tell, &mut one);
             // The error of `take` itself, because callers look for its type.
             if let Some(error) = failed {
                 return Err(error);
@@ -243,44 +256,6 @@ impl Archives {
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
         Ok(Told { files: numbers.files(), blockhash })
-    }
-}
-
-/// Opens an archive. Its server is asked again while it fails, until a signal asks to stop.
-fn open(location: &str) -> Result<Archive> {
-    let shown = solana::archive::shown_url(location);
-    let mut failing = Failing::new(&shown);
-    match Archive::open_telling(location, &mut |now| failing.tell(now)) {
-        Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => Err(Stopped.into()),
-        opened => Ok(opened?),
-    }
-}
-
-/// The lines about a server that fails.
-struct Failing<'a> {
-    shown: &'a str,
-    failures: u32,
-}
-
-impl<'a> Failing<'a> {
-    fn new(shown: &'a str) -> Self {
-        Self { shown, failures: 0 }
-    }
-
-    /// Prints a line for each failure.
-    ///
-    /// # Errors
-    /// [`Stopped`] after a signal.
-    fn tell(&mut self, now: solana::archive::Progress) -> Result<(), solana::archive::Stop> {
-        if now.failures > self.failures {
-            tell!(
-                "the archive's server does not answer as it should, and is asked again: archive={} failures={}",
-                self.shown,
-                now.failures
-            );
-        }
-        self.failures = now.failures;
-        if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
     }
 }
 
@@ -466,7 +441,8 @@ mod tests {
     fn versions_are_estimated_by_the_packing() {
         const BYTES: usize = 13_600;
         let dir = tempfile::tempdir().unwrap();
-        let hint = |path: &Path| Archives::new(path, None, Some(Extract::ALL[0])).unwrap().count_hint();
+        let hint =
+            |path: &Path| Archives::new(path, None, Some(Extract::ALL[0]), &Seen::default()).unwrap().count_hint();
         let name = format!("snapshot-9-{}", bs58::encode([5; 32]).into_string());
         for (ending, versions) in [(".tar", 100), (".tar.zst", 212), (".tar.gz", 212), (".tar.lz4", 212)] {
             let path = dir.path().join(format!("{name}{ending}"));

@@ -149,6 +149,7 @@ mod tests {
 
     use super::super::{Format, Place, Record, Source, SourceArgs};
     use super::*;
+    use crate::seen::Seen;
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -166,7 +167,7 @@ mod tests {
             format: None,
             expect_pairs: None,
         };
-        let source = Source::new(&args, None)?;
+        let source = Source::new(&args, None, &Seen::default())?;
         source.count_hint()?;
         let mut out = Vec::new();
         source.for_each(&mut |record| {
@@ -259,7 +260,7 @@ mod tests {
                 expect_pairs: None,
             };
             assert!(
-                matches!(Source::new(&args, None).unwrap(), Source::File { format: found, .. } if found == format),
+                matches!(Source::new(&args, None, &Seen::default()).unwrap(), Source::File { format: found, .. } if found == format),
                 "{name}"
             );
         }

@@ -141,7 +141,7 @@ pub(crate) fn full_name(slot: u64) -> String {
 }
 
 /// Returns a tar entry.
-fn entry(name: &str, kind: u8, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn entry(name: &str, kind: u8, bytes: &[u8]) -> Vec<u8> {
     let mut block = vec![0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());
     block[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());

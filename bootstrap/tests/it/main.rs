@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use workload::{Pairs, Rng};
 
 mod archive;
+mod changed;
 mod limits;
 mod places;
 mod repair;
@@ -25,6 +26,7 @@ mod soundness;
 mod sources;
 mod spill;
 mod swarm;
+mod window;
 mod words;
 
 type Map = BTreeMap<[u8; 32], [u8; 32]>;

@@ -16,23 +16,23 @@ use tempfile::TempDir;
 use crate::scripted::{Scripted, Slot};
 use crate::support::{Service, Signal, columns, signal, wait_for};
 
-const SLOT: u64 = 351_000_355;
-const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
+pub(crate) const SLOT: u64 = 351_000_355;
+pub(crate) const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
 const INCREMENTAL: &str =
     "incremental-snapshot-351000355-351000368-2NbmC84r6h4FyfFczn1S9j2MSXqpXtzJrfmmSyyg1evr.tar.zst";
 
-type Key = [u8; 32];
-type Map = BTreeMap<Key, Key>;
+pub(crate) type Key = [u8; 32];
+pub(crate) type Map = BTreeMap<Key, Key>;
 
-fn archive(name: &str) -> PathBuf {
+pub(crate) fn archive(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../bootstrap/solana/tests/data").join(name)
 }
 
-fn str(path: &Path) -> &str {
+pub(crate) fn str(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn base58(key: &Key) -> String {
+pub(crate) fn base58(key: &Key) -> String {
     bs58::encode(key).into_string()
 }
 
@@ -46,21 +46,23 @@ fn in_turn(open: impl Fn() -> engine_api::Result<Box<dyn Engine>>) -> Box<dyn En
 }
 
 /// A store loaded from the archive, and the pairs that it was loaded with.
-struct Loaded {
-    temp: TempDir,
-    dir: PathBuf,
-    options: EngineOptions,
-    pairs: Map,
+pub(crate) struct Loaded {
+    pub(crate) temp: TempDir,
+    pub(crate) dir: PathBuf,
+    pub(crate) options: EngineOptions,
+    pub(crate) pairs: Map,
 }
 
 impl Loaded {
     fn new(options: EngineOptions, more: &[&str]) -> Self {
+        Self::of(&archive(FULL), options, more)
+    }
+
+    pub(crate) fn of(full: &Path, options: EngineOptions, more: &[&str]) -> Self {
         // On a disk with room for a feed.
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let dir = temp.path().join("store");
-        let full = archive(FULL);
-        let load =
-            ["bootstrap", "load", "--engine", options.engine.as_str(), "--dir", str(&dir), "--input", str(&full)];
+        let load = ["bootstrap", "load", "--engine", options.engine.as_str(), "--dir", str(&dir), "--input", str(full)];
         let load = [&load[..], more].concat();
         let code = bootstrap::cli::main(load.iter().map(Into::into).collect());
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS), "{load:?}");
@@ -75,21 +77,21 @@ impl Loaded {
         Self { temp, dir, options, pairs }
     }
 
-    fn owners(options: EngineOptions) -> Self {
+    pub(crate) fn owners(options: EngineOptions) -> Self {
         Self::new(options, &["--extract", "account-owner"])
     }
 
-    fn work_dir(&self) -> PathBuf {
+    pub(crate) fn work_dir(&self) -> PathBuf {
         self.temp.path().join("store.audit")
     }
 
     /// Returns the key at a place of the store that no script closes: one that belongs to no builtin program.
-    fn key(&self, at: usize) -> Key {
+    pub(crate) fn key(&self, at: usize) -> Key {
         *self.pairs.keys().nth(at * self.pairs.len() / 10).unwrap()
     }
 
     /// Changes the store without its feed.
-    fn tamper(&self, changes: &[(Key, Option<Key>)]) {
+    pub(crate) fn tamper(&self, changes: &[(Key, Option<Key>)]) {
         let engine = in_turn(|| engines::open(&self.dir, &self.options, OpenMode::Existing));
         let checkpoint = engine.checkpoint().unwrap();
         let mut txn = engine.begin().unwrap();
@@ -103,11 +105,11 @@ impl Loaded {
         engine.close().unwrap();
     }
 
-    fn follow(&self, server: &Scripted, more: &[&str]) -> Service {
+    pub(crate) fn follow(&self, server: &Scripted, more: &[&str]) -> Service {
         Service::start(&self.dir, &self.options, &server.url(), more)
     }
 
-    fn command(&self, more: &[&str]) -> Command {
+    pub(crate) fn command(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["audit", "--dir", str(&self.dir)]).args(more).stdin(Stdio::null());
         command
@@ -115,7 +117,7 @@ impl Loaded {
 
     /// Audits with the full archive.
     #[track_caller]
-    fn audit(&self, code: i32, more: &[&str]) -> String {
+    pub(crate) fn audit(&self, code: i32, more: &[&str]) -> String {
         let full = archive(FULL);
         let said = self.audit_with(code, &[&["--archive", str(&full)][..], more].concat());
         assert!(!self.work_dir().exists(), "an audit leaves nothing: {said}");
@@ -123,7 +125,7 @@ impl Loaded {
     }
 
     #[track_caller]
-    fn audit_with(&self, code: i32, args: &[&str]) -> String {
+    pub(crate) fn audit_with(&self, code: i32, args: &[&str]) -> String {
         let output = self.command(args).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output));
         text(&output)
@@ -139,12 +141,12 @@ impl Loaded {
     }
 }
 
-fn text(output: &Output) -> String {
+pub(crate) fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// A slot of writes; `None` closes the account.
-fn slot(number: u64, writes: &[(Key, Option<Key>)]) -> Slot {
+pub(crate) fn slot(number: u64, writes: &[(Key, Option<Key>)]) -> Slot {
     let account = |(at, (key, value)): (usize, &(Key, Option<Key>))| {
         let open = |value: &Key| Account::open(Extract::AccountOwner, key, value, at as u64);
         (*key, value.as_ref().map_or_else(Account::closed, open))
@@ -195,7 +197,11 @@ fn a_live_store_is_equal_to_the_archive_that_it_was_loaded_from() {
 
 #[test]
 fn keys_that_differ_are_named() {
-    let loaded = Loaded::owners(columns().remove(0));
+    columns().into_iter().for_each(name_keys_that_differ);
+}
+
+fn name_keys_that_differ(options: EngineOptions) {
+    let loaded = Loaded::owners(options);
     let (different, missing, added) = (loaded.key(1), loaded.key(6), [203; 32]);
     let pairs = loaded.pairs.len();
     let damage = [(different, Some([9; 32])), (missing, None), (added, Some([9; 32]))];
@@ -290,7 +296,11 @@ fn a_log_that_does_not_hold_all_changes_is_refused() {
 
 #[test]
 fn an_audit_that_is_killed_or_stopped_leaves_nothing_that_the_next_one_trips_over() {
-    let loaded = Loaded::owners(columns().remove(0));
+    columns().into_iter().for_each(trip_over_other_audits);
+}
+
+fn trip_over_other_audits(options: EngineOptions) {
+    let loaded = Loaded::owners(options);
     let (slots, _) = story(&loaded);
     let server = Scripted::start(slots);
     let mut service = loaded.follow(&server, &[]);

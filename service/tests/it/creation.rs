@@ -170,6 +170,25 @@ fn slots_that_the_server_has_forgotten_come_from_the_spool() {
 }
 
 #[test]
+fn the_versions_that_were_read_are_shown_before_the_archive_is_at_its_end() {
+    let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
+    let plan = loadgen::archive::options("--pairs 150000 --seed 1 --without large").unwrap();
+    let larger = loadgen::archive::write(&plan, &run.temp.path().join("larger"), &mut ()).unwrap().remove(0);
+    run.archive = Server::start(&larger.file);
+    run.archive.allow(run.archive.bytes / 10 * 9);
+    let mut service = run.start(&["--shutdown-timeout", "1s"]);
+    let seen = wait_for("versions in the reason", || {
+        let (_, body) = service.get("/readyz")?;
+        let (_, rest) = body.split_once(" versions=")?;
+        let (versions, rest) = rest.split_once(" pairs=")?;
+        assert!(rest.starts_with("0; spool: "), "no pair is written before the archive is at its end: {body}");
+        versions.parse::<u64>().ok().filter(|versions| *versions > 0)
+    });
+    assert!(seen < larger.counts.records, "versions={seen} records={}", larger.counts.records);
+    assert!(service.terminate().success());
+}
+
+#[test]
 fn killed_at_every_stage_it_goes_on() {
     for options in columns() {
         let mut run = Run::new(options, "--rate 4000 --replay-slots 100000");
@@ -224,7 +243,7 @@ fn a_signal_ends_the_load_and_the_next_start_goes_on() {
 }
 
 #[test]
-fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
+fn the_waiting_for_a_server_that_is_busy_is_shown_and_a_signal_ends_it() {
     let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = run.archive.url.rsplit('/').next().unwrap();
@@ -238,13 +257,21 @@ fn a_signal_ends_the_waiting_for_a_server_that_is_busy() {
         }
     });
     let mut service = run.start(&["--log-format", "json"]);
+    let (code, reason) = wait_for("the reason", || {
+        service.get("/readyz").filter(|(_, body)| body.contains("waiting for the archive's server"))
+    });
+    assert_eq!(code, 503);
+    let url = &run.archive.url;
+    assert!(reason.contains(&format!("archive={url} failures=1 since_seconds=")), "{reason}");
+    // The server asks for a pause of ten minutes.
+    let (_, pause) = reason.trim().rsplit_once("next_try_seconds=").unwrap();
+    assert!((300..=600).contains(&pause.parse::<u64>().unwrap()), "{reason}");
+    assert_eq!(service.metric("solkv_loading"), Some(1.0));
     let line = wait_for("the server's failure in the log", || {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["target"], "bootstrap");
-    let (code, reason) = wait_for("the reason", || service.get("/readyz"));
-    assert!(code == 503 && reason.starts_with("loading: waiting for archive=http://127.0.0.1:"), "{code} {reason}");
     assert!(service.terminate().success());
 }
 

@@ -5,6 +5,7 @@
 
 mod abuse;
 mod audit;
+mod audit_trouble;
 mod backup;
 mod browser;
 mod crash;

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use workload::Pairs;
+
 use crate::secure::Ca;
-use crate::support::{Service, columns, secret, wait_for};
+use crate::support::{Service, columns, end, load, secret, stream, wait_for};
 
 const TOKEN: &str = "tools-token-0123456789";
 
@@ -101,4 +103,34 @@ fn a_service_with_tls_and_tokens_can_be_asked_and_followed() {
     let output = run(&transports, &with_token);
     assert!(said(&output).contains("wrong answer"), "{}", said(&output));
     assert!(service.terminate().success());
+}
+
+/// `loadgen get` as a script uses it: lines for keys that the map has and for others, and an exit code for each case.
+#[test]
+fn the_exit_code_of_get_says_whether_every_key_is_there() {
+    let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (stream, workload) = stream("--pairs 100 --events 1000 --events-per-slot 100 --unknown-share 0");
+    let (dir, options) = (temp.path().join("store"), columns().remove(0));
+    load(&dir, &options, &workload);
+    let mut service = Service::start(&dir, &options, &format!("http://{}", stream.address()), &[]);
+    service.wait_for_slot(end(&stream).slot);
+    let there = bs58::encode(Pairs::new(workload.seed).key(5)).into_string();
+    let absent = bs58::encode([250; 32]).into_string();
+    let get = |address: &str, keys: &[&str]| {
+        let mut command = Command::new(program("loadgen"));
+        command.args(["get", "--address", address]).args(keys).output().unwrap()
+    };
+    let address = format!("http://{}", service.listen);
+    let found = get(&address, &[&there]);
+    let line = String::from_utf8(found.stdout.clone()).unwrap();
+    assert_eq!(found.status.code(), Some(0), "{}", said(&found));
+    assert!(line.starts_with(&format!("{there} ")) && !line.contains(" -"), "{line}");
+    let mixed = get(&address, &[&absent, &there]);
+    assert_eq!(mixed.status.code(), Some(1), "{}", said(&mixed));
+    assert_eq!(String::from_utf8_lossy(&mixed.stdout), format!("{absent} -\n{line}"));
+    assert!(said(&mixed).contains("absent=1 asked=2"), "{}", said(&mixed));
+    assert_eq!(get(&address, &["So111"]).status.code(), Some(2), "no key");
+    assert!(service.terminate().success());
+    let gone = get(&address, &[&there]);
+    assert_eq!((gone.status.code(), gone.stdout), (Some(1), vec![]), "no service");
 }

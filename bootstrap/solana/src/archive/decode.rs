@@ -15,9 +15,12 @@ use super::name::Packing;
 /// Packed bytes read at a time: enough that a system call costs nothing next to unpacking them.
 const FEED_BYTES: usize = 256 << 10;
 
-/// Base-2 logarithm of the largest window of a zstd frame: 128 MiB, as of the program `zstd -d`. Validators use 512 KiB
-/// to 8 MiB; a frame may ask for terabytes.
+/// Logarithm of [`WINDOW_BYTES_MAX`] to base 2, the form in which libzstd takes a limit.
 const WINDOW_LOG_MAX: u32 = 27;
+
+/// Largest window of a zstd frame, as of the program `zstd -d`. Validators use 512 KiB to 8 MiB; a frame may ask for
+/// terabytes.
+pub(super) const WINDOW_BYTES_MAX: u64 = 1 << WINDOW_LOG_MAX;
 
 /// Most bytes of a zstd frame's header.
 const ZSTD_HEADER_BYTES: usize = 18;
@@ -132,15 +135,17 @@ impl BufRead for Feed {
 pub(super) struct Zstd {
     feed: Feed,
     decoder: Decoder<'static>,
+    window_bytes_max: u64,
     is_in_frame: bool,
 }
 
 impl Zstd {
-    /// Decodes the frames of `feed`.
-    pub(super) fn new(feed: Feed) -> io::Result<Self> {
+    /// Decodes the frames of `feed`. A frame with a larger window than `window_bytes_max`, or than [`WINDOW_BYTES_MAX`],
+    /// is an error.
+    pub(super) fn new(feed: Feed, window_bytes_max: u64) -> io::Result<Self> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Self { feed, decoder, is_in_frame: false })
+        Ok(Self { feed, decoder, window_bytes_max: window_bytes_max.min(WINDOW_BYTES_MAX), is_in_frame: false })
     }
 
     /// Begins the next frame. `false` at the end of the stream.
@@ -149,11 +154,11 @@ impl Zstd {
         if header.is_empty() {
             return Ok(false);
         }
-        if let Some(window) = zstd_window(header).filter(|window| *window > 1 << WINDOW_LOG_MAX) {
+        let limit_bytes = self.window_bytes_max;
+        if let Some(window) = zstd_window(header).filter(|window| *window > limit_bytes) {
             let text = format!(
-                "the zstd window is too large: window_bytes={window} limit_bytes={}: unpack the archive first, as \
-                 with: zstd -d --long=31 FILE",
-                1u64 << WINDOW_LOG_MAX
+                "the zstd window is too large: window_bytes={window} limit_bytes={limit_bytes}: unpack the archive \
+                 first, as with: zstd -d --long=31 FILE"
             );
             return Err(io::Error::new(ErrorKind::InvalidData, text));
         }
@@ -231,7 +236,7 @@ mod tests {
         let run = |feed: Feed| -> io::Result<Vec<u8>> {
             let mut out = Vec::new();
             match packing {
-                Packing::Zstd => Zstd::new(feed)?.read_to_end(&mut out)?,
+                Packing::Zstd => Zstd::new(feed, u64::MAX)?.read_to_end(&mut out)?,
                 Packing::Lz4 => lz4::Lz4::new(feed).read_to_end(&mut out)?,
                 Packing::None | Packing::Gzip => unreachable!("not decoded here"),
             };
@@ -322,6 +327,23 @@ mod tests {
                     assert!(error.contains(&format!("window_bytes={window} limit_bytes=134217728")), "{error}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_smaller_limit_of_the_window_holds_for_every_frame() {
+        let packed = |log: u32| {
+            let mut packed = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+            packed.window_log(log).unwrap();
+            packed.write_all(&content()).unwrap();
+            packed.finish().unwrap()
+        };
+        let read = |packed: &[u8]| Zstd::new(feed(packed), 8 << 20).unwrap().read_to_end(&mut Vec::new());
+        let (within, beyond) = (packed(23), packed(24));
+        assert_eq!(read(&within).unwrap(), content().len());
+        for packed in [beyond.clone(), [within, beyond].concat()] {
+            let error = read(&packed).unwrap_err().to_string();
+            assert!(error.contains("window_bytes=16777216 limit_bytes=8388608"), "{error}");
         }
     }
 

@@ -116,8 +116,9 @@ enum Failed {
     ForNow(Duration, io::Error),
 }
 
-/// Function that is told the number of failures while a server is asked again. An error ends this.
-pub(super) type Waiting<'a> = dyn FnMut(u32) -> Result<(), Error> + 'a;
+/// Function that is told the number of failures, and the time of the next request, while a server is asked again. An
+/// error ends this.
+pub(super) type Waiting<'a> = dyn FnMut(u32, Instant) -> Result<(), Error> + 'a;
 
 /// Whether a location is a URL that can be downloaded from.
 pub fn is_url(location: &str) -> bool {
@@ -135,7 +136,7 @@ pub fn shown(url: &str) -> String {
 }
 
 /// Asks about the file at a URL, without its bytes: once, or as [`PATIENCE`] says where there is a `waiting`. That is called
-/// with the number of failures, several times a second between two requests.
+/// several times a second between two requests.
 ///
 /// # Errors
 /// The server cannot be reached, or does not have the file; errors of `waiting`.
@@ -156,7 +157,7 @@ pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<O
         }
         let until = Instant::now() + PATIENCE.pause(failures).max(asked);
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            waiting(failures)?;
+            waiting(failures, until)?;
             thread::sleep(left.min(LOOK_EVERY));
         }
     };

@@ -58,10 +58,13 @@ impl Input {
         let shown = http::shown(url);
         let opened = match waiting {
             None => http::open(url, None)?,
-            Some(waiting) => http::open(
-                url,
-                Some(&mut |failures| waiting(Progress { failures, ..Progress::default() }).map_err(Error::Stopped)),
-            )?,
+            Some(waiting) => {
+                let mut waiting = |failures, next_try| {
+                    let now = Progress { failures, next_try: Some(next_try), ..Progress::default() };
+                    waiting(now).map_err(Error::Stopped)
+                };
+                http::open(url, Some(&mut waiting))?
+            }
         };
         // A server may lead from a fixed name to that of its newest archive.
         let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));

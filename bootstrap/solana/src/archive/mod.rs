@@ -11,7 +11,7 @@
 //!
 //! # Memory
 //! Whatever an archive's size: four buffers of 1 MiB, one of 256 KiB, and the decoder's window (512 KiB to 8 MiB for a
-//! validator's archives, never more than 128 MiB), and a table of the accounts files, at most 80 bytes each (mainnet:
+//! validator's archives, never more than the caller's limit), and a table of the accounts files, at most 80 bytes each (mainnet:
 //! 432,000 files, 35 MB; never more than 5 million files, 400 MB). An entry is never held as a whole.
 
 pub mod append_vec;
@@ -32,7 +32,9 @@ mod unpack;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
+use decode::WINDOW_BYTES_MAX;
 pub use error::{Error, Fault, Stop, Within};
 pub use http::{is_url, shown as shown_url};
 use input::{Input, Source};
@@ -83,6 +85,8 @@ pub struct Progress {
     /// Number of failures of the archive's server since its last byte. It is asked again until it has failed for ten
     /// minutes.
     pub failures: u32,
+    /// Time of the next request to a server that has failed before the archive was opened.
+    pub next_try: Option<Instant>,
 }
 
 /// The numbers of an archive that was read to its end.
@@ -106,6 +110,7 @@ pub struct Summary {
 /// An archive that is open, and was not read yet.
 pub struct Archive {
     input: Input,
+    window_bytes_max: u64,
 }
 
 impl Archive {
@@ -115,7 +120,7 @@ impl Archive {
     /// # Errors
     /// [`Error::Open`] when there is nothing to read, [`Error::Name`] when the name is almost that of an archive.
     pub fn open(location: &str) -> Result<Self, Error> {
-        Ok(Self { input: Input::open(location, None)? })
+        Ok(Self { input: Input::open(location, None)?, window_bytes_max: WINDOW_BYTES_MAX })
     }
 
     /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes or longer, in
@@ -124,13 +129,21 @@ impl Archive {
     /// # Errors
     /// Those of [`Self::open`]; [`Error::Stopped`] with the error of `progress`.
     pub fn open_telling(location: &str, progress: &mut Tell<'_>) -> Result<Self, Error> {
-        Ok(Self { input: Input::open(location, Some(progress))? })
+        Ok(Self { input: Input::open(location, Some(progress))?, window_bytes_max: WINDOW_BYTES_MAX })
     }
 
     /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.
     pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
         let source = Source::Stream(Box::new(bytes));
-        Self { input: Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() } }
+        let input = Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() };
+        Self { input, window_bytes_max: WINDOW_BYTES_MAX }
+    }
+
+    /// Makes [`Self::read`] refuse a zstd window that is larger, in bytes. Without this the limit is 128 MiB, and it is
+    /// never more.
+    #[must_use]
+    pub fn with_window_limit(self, window_bytes_max: u64) -> Self {
+        Self { window_bytes_max, ..self }
     }
 
     /// Returns the parts of the archive's name. Standard input has none, nor does a file of another name.
@@ -169,7 +182,7 @@ impl Archive {
             Source::Directory(path) => directory::read(&path, &packed, &mut reading)?,
             Source::Stream(bytes) => {
                 let packing = name.as_ref().map(|name| name.packing);
-                let mut unpacked = Unpacked::start(&shown, bytes, packing, packed)
+                let mut unpacked = Unpacked::start(&shown, bytes, packing, packed, self.window_bytes_max)
                     .map_err(|source| Error::Open { archive: shown.clone(), source })?;
                 stream::read(&mut unpacked, &mut reading)?;
             }

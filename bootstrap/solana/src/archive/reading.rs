@@ -169,6 +169,7 @@ impl<'a> Reading<'a> {
             unpacked_bytes: self.unpacked,
             versions: self.versions,
             failures: self.failures.load(Ordering::Relaxed),
+            next_try: None,
         };
         (self.tell)(progress).map_err(Error::Stopped)
     }

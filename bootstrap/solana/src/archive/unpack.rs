@@ -53,7 +53,8 @@ enum Message {
 
 impl Unpacked {
     /// Starts to unpack `packed`, the bytes of the archive `archive`. Without a packing, the first bytes tell it.
-    /// `count` is kept at the number of packed bytes read so far.
+    /// `count` is kept at the number of packed bytes read so far. A zstd window above `window_bytes_max` is an error of
+    /// the stream.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -62,6 +63,7 @@ impl Unpacked {
         packed: Box<dyn Read + Send>,
         packing: Option<Packing>,
         count: Arc<AtomicU64>,
+        window_bytes_max: u64,
     ) -> io::Result<Self> {
         let (full_in, full) = sync_channel(BUFFERS + 1);
         let (empty, empty_out) = sync_channel(BUFFERS);
@@ -69,7 +71,7 @@ impl Unpacked {
             // There is room for all of them.
             let _ = empty.try_send(vec![0; BUFFER_BYTES]);
         }
-        let work = Work { archive: archive.to_owned(), full: full_in, empty: empty_out };
+        let work = Work { archive: archive.to_owned(), window_bytes_max, full: full_in, empty: empty_out };
         let run = move || work.run(Feed::new(packed, count), packing);
         let thread = thread::Builder::new().name("unpack".to_owned()).spawn(run)?;
         Ok(Self {
@@ -140,6 +142,7 @@ impl Unpacked {
 /// The work of the thread `unpack`.
 struct Work {
     archive: String,
+    window_bytes_max: u64,
     full: SyncSender<Message>,
     empty: Receiver<Vec<u8>>,
 }
@@ -166,10 +169,11 @@ impl Work {
                 Error::Unpack { archive, packing, offset, within, source }
             }
         };
-        let last = match decoder(feed, packing).and_then(|mut unpacked| self.pump(&mut *unpacked)) {
-            Ok(()) => Message::End,
-            Err(source) => Message::Failed(failed(source)),
-        };
+        let last =
+            match decoder(feed, packing, self.window_bytes_max).and_then(|mut unpacked| self.pump(&mut *unpacked)) {
+                Ok(()) => Message::End,
+                Err(source) => Message::Failed(failed(source)),
+            };
         let _ = self.full.send(last);
     }
 
@@ -206,12 +210,12 @@ fn other_bytes(packing: Packing, source: &io::Error) -> io::Error {
     io::Error::new(source.kind(), text)
 }
 
-fn decoder(feed: Feed, packing: Packing) -> io::Result<Box<dyn Read>> {
+fn decoder(feed: Feed, packing: Packing, window_bytes_max: u64) -> io::Result<Box<dyn Read>> {
     Ok(match packing {
         Packing::None => Box::new(feed),
         // A gzip file may have several members, one after the other, as pigz and `cat` make them.
         Packing::Gzip => Box::new(MultiGzDecoder::new(feed)),
         Packing::Lz4 => Box::new(Lz4::new(feed)),
-        Packing::Zstd => Box::new(Zstd::new(feed)?),
+        Packing::Zstd => Box::new(Zstd::new(feed, window_bytes_max)?),
     })
 }

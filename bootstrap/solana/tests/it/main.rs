@@ -6,6 +6,8 @@
 
 // Archives of agave's own making, in every packing and from every place.
 mod agave;
+// Flipped bits in every packing.
+mod damage;
 // Archives that are damaged, cut, or made to do harm.
 mod hostile;
 // Downloads from servers that cut, forget and lie.
