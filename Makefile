@@ -114,6 +114,9 @@ torture-archive: build ## Snapshot archives into each of ENGINES: digests, memor
 torture-create: build ## `service --create` from an archive and a stream on each of ENGINES: 20 kills each, digests (PAIRS=4000000).
 	@deploy/torture-create.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
+torture-heal: build ## `service --heal-from` after an outage, on each of ENGINES: 20 kills each, digests, a subscriber (PAIRS=1000000).
+	@deploy/torture-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 

@@ -93,6 +93,15 @@ pub struct Audited {
     pub lost_changes: u64,
 }
 
+/// Facts of archives that were read to their end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Number of pairs: accounts that have a value.
+    pub pairs: u64,
+    /// Blockhash of the newest archive's slot; all zeros if it is unknown.
+    pub blockhash: [u8; 32],
+}
+
 impl Audited {
     /// Whether the store holds exactly the pairs of the archive, and the changes after it.
     pub fn is_equal(&self) -> bool {
@@ -132,7 +141,7 @@ impl Archived {
     /// Errors of reading and sorting the archives, naming the place; errors of scanning the store; the stop.
     pub fn compare(&self, store: &Store<'_>, name: &mut dyn FnMut(&str)) -> Result<Audited> {
         let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
-        let Compared { records, counts, lost } = self.side_by_side(store, &work).compare(name)?;
+        let Compared { records, counts, lost, .. } = self.side_by_side(store, &work).compare(name)?;
         for one in &lost.named {
             let (expected, found) = (base58_or_nothing(one.expected.as_ref()), base58_or_nothing(one.found.as_ref()));
             name(&format!("lost change: key={} expected={expected} found={found}", base58(&one.key)));
@@ -150,15 +159,14 @@ impl Archived {
     }
 
     /// Calls `take` for every key in which the store differs from the archives, in ascending order, with the archive's
-    /// value and the store's. `seen` is told how far it is. Returns the number of the archive's pairs. Nothing is taken
-    /// before the archives were read to their end.
+    /// value and the store's. `seen` is told how far it is. Nothing is taken before the archives were read to their end.
     ///
     /// # Errors
     /// Those of [`Self::compare`].
-    pub fn differences(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<u64> {
+    pub fn differences(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
         let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
         let compared = self.side_by_side(store, &work).differences(u64::MAX, seen, take)?;
-        Ok(compared.counts.pairs)
+        Ok(Contents { pairs: compared.counts.pairs, blockhash: compared.blockhash })
     }
 
     fn side_by_side<'a>(&'a self, store: &'a Store<'_>, work: &'a WorkDir) -> SideBySide<'a> {

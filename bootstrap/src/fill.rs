@@ -187,7 +187,8 @@ impl<'a> Fill<'a> {
         format!("the load has stopped: dir={dir} committed_pairs={seq}: fix the cause, then {way_on}")
     }
 
-    /// Makes the last commit: it is flushed, and it alone carries the slot and says that the map is whole.
+    /// Makes the last commit: it is flushed, and it alone carries the slot with its blockhash, and says that the map is
+    /// whole.
     pub(crate) fn finish(&mut self, tally: Tally) -> Result<()> {
         ensure!(
             self.checkpoint.seq == tally.pairs,
@@ -195,7 +196,8 @@ impl<'a> Fill<'a> {
             self.checkpoint.seq,
             tally.pairs
         );
-        (self.checkpoint.slot, self.checkpoint.phase) = (self.args.slot, MapPhase::Ready);
+        (self.checkpoint.slot, self.checkpoint.blockhash) = (self.args.slot, self.ordered.blockhash);
+        self.checkpoint.phase = MapPhase::Ready;
         let last = || self.engine.inner().begin()?.commit(&self.checkpoint.write(), Durability::Synced);
         last().with_context(|| self.failed())?;
         if self.args.settle {

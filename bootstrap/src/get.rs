@@ -23,8 +23,8 @@ pub(crate) struct GetArgs {
     /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Keys to look up, in base58
-    #[arg(value_name = "KEY", required = true, value_parser = key)]
+    /// Keys to look up, in base58 or as 64 hex digits
+    #[arg(value_name = "KEY", required = true, value_parser = workload::pubkey)]
     pub(crate) keys: Vec<Key>,
 }
 
@@ -45,15 +45,4 @@ pub(crate) fn run(args: &GetArgs) -> Result<u8> {
     drop(reader);
     engine.close()?;
     Ok(0)
-}
-
-/// Parses a key in base58.
-fn key(text: &str) -> Result<Key, String> {
-    let mut key = [0; 32];
-    match bs58::decode(text).onto(&mut key) {
-        Ok(32) => Ok(key),
-        Ok(bytes) => Err(format!("not a key of 32 bytes: bytes={bytes}")),
-        Err(bs58::decode::Error::BufferTooSmall) => Err("not a key of 32 bytes: it is longer".to_owned()),
-        Err(error) => Err(format!("not base58: {error}")),
-    }
 }

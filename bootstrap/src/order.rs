@@ -30,7 +30,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::identity::Stamp;
 use crate::limits::{Buffers, Chunks};
 use crate::paths::WorkDir;
-use crate::source::{Files, Record, Source};
+use crate::source::{Files, Record, Source, Told};
 use chunk::{Chunker, Outlet};
 use merge::{Merge, Rule};
 use spill::{Spill, Spilled};
@@ -112,6 +112,8 @@ pub(crate) struct Ordered {
     pub(crate) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
+    /// Blockhash of the slot that the source stands for; all zeros if it is unknown.
+    pub(crate) blockhash: [u8; 32],
     /// Of archives, whose records are versions: files that count in another order than that of the numbers.
     versions: Option<Files>,
     kind: Kind,
@@ -156,18 +158,31 @@ impl Ordered {
         let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (source_id(pairs.describe(*count).as_bytes()), Kind::Synthetic(source.clone()));
-            let (content, records, stamp, versions) = (None, *count, None, None);
-            return Ok(Self { source_id, content, records, stamp, versions, kind, rank, work, chunks, mark_every });
+            let (content, records, stamp, blockhash, versions) = (None, *count, None, [0; 32], None);
+            return Ok(Self {
+                source_id,
+                content,
+                records,
+                stamp,
+                blockhash,
+                versions,
+                kind,
+                rank,
+                work,
+                chunks,
+                mark_every,
+            });
         }
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
             Spilled::Memory(records) => Kind::Memory(records),
-            Spilled::Runs(manifest) => Kind::Runs(manifest),
+            Spilled::Runs(manifest) => Kind::Runs(*manifest),
         };
         let source_id = file_id(read.digest, order, seed);
         let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
-        let versions = source.has_versions().then_some(read.files);
-        Ok(Self { source_id, content, records, stamp, versions, kind, rank, work, chunks, mark_every })
+        let Told { files, blockhash } = read.told;
+        let versions = source.has_versions().then_some(files);
+        Ok(Self { source_id, content, records, stamp, blockhash, versions, kind, rank, work, chunks, mark_every })
     }
 
     /// Removes the spill, once the load no longer needs it.
@@ -312,9 +327,10 @@ pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Format;
+    use crate::source::{Archives, Format};
     use engine_api::{Key, Value};
     use proptest::prelude::*;
+    use solana::Extract;
     use std::collections::BTreeMap;
     use std::fs;
 
@@ -444,6 +460,23 @@ mod tests {
             .map(|pair| (pair[..32].try_into().unwrap(), pair[32..].try_into().unwrap()))
             .collect();
         assert_eq!(pairs.into_iter().collect::<BTreeMap<_, _>>(), expected);
+    }
+
+    /// A spill that is whole is not read again from its archive, which alone knows the blockhash.
+    #[test]
+    fn a_spill_of_an_archive_keeps_the_blockhash() {
+        let name = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
+        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("solana/tests/data").join(name);
+        let source = Source::Archives(Archives::new(&archive, None, Some(Extract::TokenOwner)).unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let work = WorkDir::named(dir.path().join("work"));
+        for _ in 0..2 {
+            let ordered = Ordered::prepare(&source, Order::Sorted, 1, &work, &small(), 0, &mut |_| Ok(())).unwrap();
+            assert!(ordered.is_spilled());
+            let blockhash = bs58::encode(ordered.blockhash).into_string();
+            assert_eq!(blockhash, "DwoLY1vBXCYkiP3skMdvmSPgNobUGMKCMdnh4J8rc9dH");
+        }
+        assert!(is_spilled(&work.path));
     }
 
     /// Removes a run from a spill. The checksums of the others are right, so only the number of records tells.

@@ -53,6 +53,8 @@ pub(crate) struct SideBySide<'a> {
 pub(crate) struct Compared {
     /// Number of the source's records.
     pub(crate) records: u64,
+    /// Blockhash of the slot that the source stands for; all zeros if it is unknown.
+    pub(crate) blockhash: [u8; 32],
     /// Differences, of which this side is the source.
     pub(crate) counts: Counts,
     /// Changed keys whose newest value is not in the store.
@@ -99,9 +101,9 @@ impl SideBySide<'_> {
             Ok::<_, anyhow::Error>((counts?, lost))
         });
         merging.clear();
-        let (records, (counts, lost)) = (ordered.records, compared?);
+        let (records, blockhash, (counts, lost)) = (ordered.records, ordered.blockhash, compared?);
         ordered.discard()?;
-        Ok(Compared { records, counts, lost })
+        Ok(Compared { records, blockhash, counts, lost })
     }
 
     /// Sorts the source by key. Goes on with the spill of an earlier comparison with the same source.

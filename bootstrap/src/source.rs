@@ -26,7 +26,7 @@ use workload::{Pairs, Values};
 use crate::seen::Seen;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
-pub(crate) use archive::{Archives, Files, has_no_value};
+pub(crate) use archive::{Archives, Files, Told, has_no_value};
 use packed::Packing;
 pub use parse::read;
 use pipe::Pipe;
@@ -276,7 +276,7 @@ impl Source {
 
     /// Calls `take` with every pair after `from`, a place that an earlier call has passed to `take`. A pipe can only be
     /// read from its start. Returns the files whose versions count in another order than that of their numbers.
-    pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Files> {
+    pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Told> {
         match self {
             Self::Archives(archives) => archives.for_each_from(from, take),
             Self::Synthetic { pairs, count } => {
@@ -284,7 +284,7 @@ impl Source {
                     let after = Place { bytes: 0, number: index + 1 };
                     take((index, pairs.key(index), pairs.value(index, 0)), after)?;
                 }
-                Ok(Files::default())
+                Ok(Told::default())
             }
             Self::File { path, format } => {
                 let mut pairs = from.number;
@@ -295,7 +295,7 @@ impl Source {
                 let read = read_file(path, *format, from, &mut counted);
                 read.with_context(|| format!("in file={}", path.display()))?;
                 ensure!(pairs > 0, "there are no pairs: file={}", path.display());
-                Ok(Files::default())
+                Ok(Told::default())
             }
         }
     }

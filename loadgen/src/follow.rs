@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use client::{Change, Event, Filter, SlotEnd, Start};
+use engines::Digest;
 
 use crate::access::Access;
 
@@ -23,7 +24,8 @@ Examples:
   solkv-loadgen follow --address shm:///run/solkv/shm.sock --print
   solkv-loadgen follow --address http://127.0.0.1:7400 --from dump
   solkv-loadgen follow --address https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token
-  solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
+  solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468
+  solkv-loadgen follow --address http://127.0.0.1:7400 --digest 2000000:5b0e1f0c5d7a9b3e24680c5d7a9b3e24";
 
 /// Time to wait for a change before signals are checked.
 const WAIT: Duration = Duration::from_millis(200);
@@ -46,6 +48,10 @@ pub struct FollowArgs {
     /// Id of the feed that the seq belongs to, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
     feed_id: Option<String>,
+    /// Digest of the map where it begins, as `bootstrap info --digest` or an archive's writer prints it; the summary has
+    /// that of the map as the changes have left it
+    #[arg(long, value_name = "PAIRS:HEX")]
+    digest: Option<Digest>,
     /// Print every change, and where slots end
     #[arg(long)]
     print: bool,
@@ -65,6 +71,8 @@ struct Seen {
     pairs: u64,
     changes: u64,
     slot: Option<u64>,
+    /// Digest of the map, if it is known where the feed began.
+    digest: Option<Digest>,
 }
 
 /// Runs `loadgen follow`.
@@ -76,13 +84,14 @@ pub fn run(args: &FollowArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
     let client = args.access.builder(&args.address)?.connect_blocking()?;
     let mut feed = client.subscribe(start(args)?, Filter::default())?;
-    let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
+    let mut seen = Seen { digest: args.digest, ..Seen::default() };
+    let (started, mut told) = (Instant::now(), Instant::now());
     let mut told_changes = 0;
     // ORDERING: Relaxed: the flag carries no other data.
     while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time))
     {
         if let Some(event) = feed.next_event_within(WAIT)? {
-            seen.take(args, event);
+            seen.take(args, event)?;
         }
         let late = args.time.is_some() && seen.begun.is_none() && started.elapsed() >= BEGIN;
         ensure!(!late, "{}: no feed has begun within {BEGIN:?}: see the service's log", args.address);
@@ -94,7 +103,8 @@ pub fn run(args: &FollowArgs) -> Result<()> {
         }
     }
     let (seq, feed_id) = (feed.last_seq().unwrap_or_default(), feed.feed_id().unwrap_or_default());
-    println!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}", seen.pairs, seen.changes);
+    let digest = seen.digest.map(|digest| format!(" digest={digest}")).unwrap_or_default();
+    println!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}{digest}", seen.pairs, seen.changes);
     Ok(())
 }
 
@@ -105,6 +115,7 @@ impl FollowArgs {
     /// An address of no known form, or a start that is none. The error names the option.
     pub fn check(&self) -> Result<()> {
         self.access.builder(&self.address)?;
+        ensure!(self.digest.is_none() || self.from != "dump", "a dump begins with no map: leave out --digest");
         start(self).map(drop)
     }
 }
@@ -125,7 +136,7 @@ fn start(args: &FollowArgs) -> Result<Start> {
 }
 
 impl Seen {
-    fn take(&mut self, args: &FollowArgs, event: Event) {
+    fn take(&mut self, args: &FollowArgs, event: Event) -> Result<()> {
         match event {
             Event::Started { feed_id, next_seq, oldest_seq, slot } => {
                 eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={}", known(slot));
@@ -140,6 +151,7 @@ impl Seen {
             Event::Changes { changes, slot_end } => {
                 self.changes += changes.len() as u64;
                 self.slot = slot_end.map(|end| end.slot).or(self.slot);
+                changes.iter().try_for_each(|change| self.apply(change))?;
                 if args.print {
                     changes.iter().for_each(|change| println!("{}", line(change)));
                     slot_end.iter().for_each(|end| println!("{}", end_line(end)));
@@ -147,6 +159,19 @@ impl Seen {
             }
             Event::Heartbeat { slot, .. } => self.slot = slot,
         }
+        Ok(())
+    }
+
+    /// Applies a change to the digest.
+    fn apply(&mut self, change: &Change) -> Result<()> {
+        let Change { seq, key, old, new, .. } = change;
+        let Some(digest) = &mut self.digest else { return Ok(()) };
+        if let Some(old) = old {
+            ensure!(digest.pairs() > 0, "the change seq={seq} replaces a pair that the map of --digest does not have");
+            digest.remove(key, old);
+        }
+        new.iter().for_each(|new| digest.add(key, new));
+        Ok(())
     }
 }
 

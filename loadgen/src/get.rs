@@ -26,7 +26,7 @@ pub struct GetArgs {
     #[command(flatten)]
     access: Access,
     /// Keys to look up, in base58 or as 64 hex digits
-    #[arg(value_name = "KEY", required = true, value_parser = key)]
+    #[arg(value_name = "KEY", required = true, value_parser = workload::pubkey)]
     keys: Vec<[u8; 32]>,
 }
 
@@ -66,34 +66,9 @@ fn line(key: &[u8; 32], value: Option<&[u8; 32]>) -> String {
     format!("{} {}", base58(key), value.map_or_else(|| "-".to_owned(), base58))
 }
 
-/// Parses a key. No key has 64 digits in base58.
-fn key(text: &str) -> Result<[u8; 32], String> {
-    let mut key = [0; 32];
-    if text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
-            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|error| error.to_string())?;
-        }
-        return Ok(key);
-    }
-    match bs58::decode(text).onto(&mut key) {
-        Ok(32) => Ok(key),
-        Ok(bytes) => Err(format!("not a key of 32 bytes: bytes={bytes}")),
-        Err(error) => Err(format!("neither a key of 32 bytes in base58 nor 64 hex digits: {error}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_are_taken_in_base58_and_in_hex() {
-        let hex = "069b8857feab8184fb687f634618c035dac439dc1aeb3b5598a0f00000000001";
-        assert_eq!(key("So11111111111111111111111111111111111111112"), key(hex));
-        assert_eq!(key(hex).unwrap()[..2], [0x06, 0x9b]);
-        assert!(key("So111").unwrap_err().contains("bytes="));
-        assert!(key("0OIl").unwrap_err().contains("base58"));
-    }
 
     #[test]
     fn a_line_has_key_and_value_or_a_dash() {

@@ -21,7 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use bootstrap::audit::{Archived, Store, Undo};
+use bootstrap::audit::{Archived, Contents, Store, Undo};
 use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
 use engine_api::Engine;
@@ -215,8 +215,9 @@ impl Healer {
             }
         };
         let from = **state.published.checkpoint();
-        match self.compare(&found, tell, stopped).await? {
-            Ok(differences) => Ok(Some(Compared { from, to, differences })),
+        let compared = self.compare(&found, tell, stopped).await?;
+        match compared.and_then(|(differences, blockhash)| Ok((differences, joined(to, blockhash)?))) {
+            Ok((differences, to)) => Ok(Some(Compared { from, to, differences })),
             Err(failed) => {
                 self.refuse(&found, &failed, state);
                 Ok(None)
@@ -288,7 +289,7 @@ impl Healer {
         found: &Found,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
-    ) -> Result<Result<Differences>, Stopped> {
+    ) -> Result<Result<(Differences, [u8; 32])>, Stopped> {
         info!(slot = found.slot, archive = shown(found.newest()), "the store is compared with a snapshot archive");
         let (stop, seen) = (Stop::without_handlers(), self.shown.load.clone());
         let work = Comparison {
@@ -402,7 +403,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn run(self) -> Result<Differences> {
+    fn run(self) -> Result<(Differences, [u8; 32])> {
         let Found { slot, full, incremental } = &self.found;
         let archived =
             Archived::open(Path::new(full), incremental.as_deref().map(Path::new), self.config.extract, None)?;
@@ -423,11 +424,31 @@ impl Comparison {
             skip_disk_check: false,
             stop: &self.stop,
         };
-        let pairs = archived.differences(&store, &self.seen, &mut |key, new, old| writer.push(key, old, new))?;
+        let Contents { pairs, blockhash } =
+            archived.differences(&store, &self.seen, &mut |key, new, old| writer.push(key, old, new))?;
         let estimate = engine.stats()?.pairs_estimate;
         ensure!(pairs > 0 || estimate == 0, "the archive has no pairs, but the store has: stored_pairs={estimate}");
-        writer.finish()
+        Ok((writer.finish()?, blockhash))
     }
+}
+
+/// Joins the stream's block of the archive's slot and the blockhash that the archive names. Either may be unknown.
+///
+/// # Errors
+/// They are of two chains.
+fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
+    let known = |blockhash: [u8; 32]| (blockhash != [0; 32]).then_some(blockhash);
+    let (told, named) = (known(stream.blockhash), known(archive));
+    if let (Some(told), Some(named)) = (told, named) {
+        ensure!(
+            told == named,
+            "the archive is of another chain than the stream: slot={} archive_blockhash={} stream_blockhash={}",
+            stream.slot,
+            bs58::encode(named).into_string(),
+            bs58::encode(told).into_string()
+        );
+    }
+    Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
 }
 
 /// Describes how far the comparison is.

@@ -205,7 +205,11 @@ impl Readiness {
                 |awaits| format!("catching up with the stream: {awaits}"),
             )),
             Phase::Gap(gap) => {
-                Some(format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot))
+                let Gap { first_slot, last_slot, detail, contradicts } = gap;
+                Some(match contradicts {
+                    true => format!("the stream contradicts the applied chain: {detail}"),
+                    false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}"),
+                })
             }
             Phase::Healing(progress) => Some(format!("healing: {progress}")),
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
@@ -369,6 +373,9 @@ mod tests {
             assert_eq!(verdict.not_ready.as_deref(), Some(why));
             assert_eq!(verdict.gap, matches!(phase, Phase::Gap(_)).then(|| gap.clone()));
         }
+        readiness.set_phase(Phase::Gap(Gap { contradicts: true, ..gap }));
+        let why = readiness.verdict_at(None).not_ready;
+        assert_eq!(why.as_deref(), Some("the stream contradicts the applied chain: parent"));
     }
 
     #[test]

@@ -13,15 +13,15 @@ use super::sort::Sorted;
 use super::work::{Manifest, Work};
 use crate::identity::Content;
 use crate::limits::SPILLED_RECORD_BYTES;
-use crate::source::{Files, Place, Record};
+use crate::source::{Place, Record, Told};
 
 /// Records on their way to a run, with the manifest's entries for the time when they are durable.
 pub(super) struct Batch<R> {
     pub(super) records: R,
     pub(super) place: Place,
     pub(super) content: Content,
-    /// Present with the source's last records: files whose versions count in another order than that of their numbers.
-    pub(super) end: Option<Files>,
+    /// Present with the source's last records: the facts that the source has told at its end.
+    pub(super) end: Option<Told>,
 }
 
 /// Sorts batches until there are no more, or until the receiver of the sorted ones is gone.
@@ -94,10 +94,10 @@ fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<(
     manifest.records = content.records();
     manifest.place = place;
     // In one step: records after the last border are in no chain, so a spill that holds them has to be complete, and a
-    // complete spill is not read again for its files.
+    // complete spill is not read again for the facts that the source tells at its end.
     let complete = end.is_some();
     manifest.complete = complete;
-    manifest.files = end.unwrap_or_default();
+    manifest.told = end.unwrap_or_default();
     manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
     work.write(manifest).context("cannot keep what was read")
 }

@@ -19,7 +19,7 @@ use super::{Order, Rank};
 use crate::identity::{Content, Stamp};
 use crate::limits::{Buffers, COMBINED_PARTS, SORT_BUFFERS};
 use crate::out::tell;
-use crate::source::{Files, Place, Record, Source};
+use crate::source::{Place, Record, Source, Told};
 
 /// Number of records between two calls of [`Tell`].
 const TELL_EVERY: u64 = 4096;
@@ -35,8 +35,8 @@ pub(super) struct Read {
     pub(super) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(super) stamp: Option<Stamp>,
-    /// Files of archives whose versions count in another order than that of their numbers.
-    pub(super) files: Files,
+    /// Facts that the source has told at its end.
+    pub(super) told: Told,
     pub(super) spilled: Spilled,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Spilled {
     /// All of them in order in one buffer. Nothing was written.
     Memory(Vec<Record>),
     /// In the runs of this manifest, no more of them than can be merged at once.
-    Runs(Manifest),
+    Runs(Box<Manifest>),
 }
 
 /// Spills one source with one set of options.
@@ -79,7 +79,7 @@ impl std::error::Error for Changed {}
 
 /// Where the records are that were read. `None`: in the manifest's runs. `Some`: in this buffer in order, which holds
 /// all of them.
-type Left = Option<(Content, Vec<Record>, Files)>;
+type Left = Option<(Content, Vec<Record>, Told)>;
 
 impl Spill<'_> {
     /// Reads the source if the spill is not complete, and merges runs until the rest can be merged at once.
@@ -94,9 +94,9 @@ impl Spill<'_> {
             None => self.read(work, &self.nothing(), stamp, tell)?,
         };
         match left {
-            Some((content, records, files)) => {
+            Some((content, records, told)) => {
                 let (digest, spilled) = (content.digest(), Spilled::Memory(records));
-                Ok(Read { digest, records: content.records(), stamp, files, spilled })
+                Ok(Read { digest, records: content.records(), stamp, told, spilled })
             }
             None => self.end(work, manifest, tell),
         }
@@ -196,7 +196,7 @@ impl Spill<'_> {
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
     ) -> Result<(Manifest, Left)> {
-        let (mut manifest, content, files, left) = match self.collect(work, begun, stamp, tell) {
+        let (mut manifest, content, told, left) = match self.collect(work, begun, stamp, tell) {
             Ok(read) => read,
             Err(error) if error.is::<Changed>() => return Err(error),
             Err(error) => {
@@ -213,10 +213,10 @@ impl Spill<'_> {
                 ordered.push(*record);
                 Ok(())
             })?;
-            return Ok((manifest, Some((content, ordered, files))));
+            return Ok((manifest, Some((content, ordered, told))));
         }
         manifest.complete = true;
-        manifest.files = files;
+        manifest.told = told;
         manifest.content = format!("{:016x}", content.digest());
         work.write(&manifest)?;
         Ok((manifest, None))
@@ -230,7 +230,7 @@ impl Spill<'_> {
         begun: &Begun,
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
-    ) -> Result<(Manifest, Content, Files, Option<Vec<Record>>)> {
+    ) -> Result<(Manifest, Content, Told, Option<Vec<Record>>)> {
         let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
         let rank = self.rank();
         std::thread::scope(|scope| {
@@ -251,7 +251,7 @@ impl Spill<'_> {
             sorter.join().map_err(|_| anyhow!("the sorting thread panicked"))?;
             // Return the writing thread's error first, because it caused the collector's.
             let manifest = written??;
-            collected.map(|files| (manifest, content, files, left))
+            collected.map(|told| (manifest, content, told, left))
         })
     }
 
@@ -275,8 +275,8 @@ impl Spill<'_> {
             work.keep(&manifest.runs)?;
         }
         let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
-        let files = manifest.files.clone();
-        Ok(Read { digest, records, stamp, files, spilled: Spilled::Runs(manifest) })
+        let told = manifest.told.clone();
+        Ok(Read { digest, records, stamp, told, spilled: Spilled::Runs(Box::new(manifest)) })
     }
 
     /// Starts a spill without records.
@@ -364,10 +364,10 @@ impl<'a> Collector<'a> {
     }
 
     /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun. Returns
-    /// the files that the source has named.
-    fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<Files> {
+    /// the facts that the source has told at its end.
+    fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<Told> {
         let source = self.source;
-        let files = source.for_each_from(self.from, &mut |record, after| {
+        let told = source.for_each_from(self.from, &mut |record, after| {
             self.content.add(&record);
             if self.content.records().is_multiple_of(TELL_EVERY) {
                 tell(self.content.records())?;
@@ -384,9 +384,9 @@ impl<'a> Collector<'a> {
             bail!("the file was changed while it was read: {source}: start again once it stays as it is");
         }
         if self.begun_runs > 0 && !self.records.is_empty() {
-            self.send(Some(files.clone()))?;
+            self.send(Some(told.clone()))?;
         }
-        Ok(files)
+        Ok(told)
     }
 
     /// Returns all records, if the source has fitted into one buffer.
@@ -424,8 +424,8 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Sends the buffer to the sorting thread. `end`: these are the source's last records, and it has named these files.
-    fn send(&mut self, end: Option<Files>) -> Result<()> {
+    /// Sends the buffer to the sorting thread. `end`: these are the source's last records, and it has told these facts.
+    fn send(&mut self, end: Option<Told>) -> Result<()> {
         let records = std::mem::take(&mut self.records);
         self.begun_runs += 1;
         let batch = Batch { records, place: self.place, content: self.content.clone(), end };

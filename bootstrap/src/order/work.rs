@@ -19,7 +19,7 @@ use super::chunk::Tally;
 use super::run::{Run, damaged, has_no_holes, is_run, punch};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
-use crate::source::{Files, Format, Place};
+use crate::source::{Format, Place, Told};
 
 const MANIFEST: &str = "manifest.toml";
 const MANIFEST_TEMPORARY: &str = "manifest.tmp";
@@ -59,9 +59,9 @@ pub(crate) struct Manifest {
     /// their blocks back. All 0 while the spill is whole.
     #[serde(default)]
     pub(crate) given_back: Tally,
-    /// Of archives: files whose versions count in another order than that of their numbers.
-    #[serde(default, skip_serializing_if = "Files::is_empty")]
-    pub(crate) files: Files,
+    /// Facts that the source has told at its end.
+    #[serde(default, skip_serializing_if = "Told::is_nothing")]
+    pub(crate) told: Told,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -81,7 +81,7 @@ impl Manifest {
             place: Place::default(),
             stamp: None,
             given_back: Tally::default(),
-            files: Files::default(),
+            told: Told::default(),
             runs: Vec::new(),
         }
     }

@@ -205,8 +205,9 @@ impl Archives {
     ///
     /// # Errors
     /// Everything that makes an archive unreadable or dubious, naming archive, entry and offset; errors of `take`.
-    pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Files> {
+    pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Told> {
         let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
+        let mut blockhash = [0; 32];
         for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown) {
             let mut failed = None;
             let mut taken = |version: &Version<'_>| {
@@ -251,9 +252,10 @@ impl Archives {
                      be noticed: archive={shown}"
                 );
             }
+            blockhash = summary.blockhash;
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
-        Ok(numbers.files())
+        Ok(Told { files: numbers.files(), blockhash })
     }
 }
 
@@ -363,6 +365,24 @@ impl Numbers {
         let files = disordered
             .flat_map(|(slot, of)| of.files.into_iter().map(move |(place, file)| FileOfSlot { slot, place, file }));
         Files(files.collect())
+    }
+}
+
+/// Facts that archives tell only once they were read to their end. Other sources tell none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Told {
+    /// Files whose versions count in another order than that of their numbers.
+    #[serde(default, skip_serializing_if = "Files::is_empty")]
+    pub(crate) files: Files,
+    /// Blockhash of the newest archive's slot; all zeros if it is unknown.
+    pub(crate) blockhash: [u8; 32],
+}
+
+impl Told {
+    /// Whether the source has told nothing.
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -4,8 +4,8 @@
 //! used on any thread.
 //!
 //! A manifest is bincode: little-endian numbers, a byte before an optional value, and a count before the elements of a
-//! list. Only the slots and the list of files say something; hashes and keys are random, and other numbers are zero or
-//! those of mainnet.
+//! list. Only the slots, the blockhash of the archive's slot and the list of files say something; other hashes and keys
+//! are random, and other numbers are zero or those of mainnet.
 
 use std::collections::BTreeMap;
 
@@ -33,10 +33,10 @@ pub(super) struct Listed {
     pub(super) bytes: u64,
 }
 
-/// Makes the manifest of a bank at `slot` that has these accounts files.
-pub(super) fn manifest(seed: u64, slot: u64, files: &[Listed]) -> Vec<u8> {
+/// Makes the manifest of a bank at `slot`, whose blockhash is `blockhash`, that has these accounts files.
+pub(super) fn manifest(seed: u64, slot: u64, blockhash: &[u8; 32], files: &[Listed]) -> Vec<u8> {
     let mut out = Fields { bytes: Vec::new(), rng: Rng::new(seed) };
-    blockhashes(&mut out);
+    blockhashes(&mut out, blockhash);
     bank(&mut out, slot);
     stakes(&mut out, slot / EPOCH_SLOTS);
     // Three sets of accounts and the stakes of epochs that nobody uses any more, and whether the bank is frozen.
@@ -53,12 +53,14 @@ pub(super) fn manifest(seed: u64, slot: u64, files: &[Listed]) -> Vec<u8> {
     out.bytes
 }
 
-fn blockhashes(out: &mut Fields) {
+fn blockhashes(out: &mut Fields, newest: &[u8; 32]) {
     out.number(BLOCKHASHES);
     out.flag(true);
-    out.random(32);
+    out.bytes.extend_from_slice(newest);
     out.number(BLOCKHASHES);
-    for index in 0..BLOCKHASHES {
+    out.bytes.extend_from_slice(newest);
+    out.numbers(&[5000, BLOCKHASHES, 0]);
+    for index in 1..BLOCKHASHES {
         out.random(32);
         out.numbers(&[5000, index, 0]);
     }

@@ -27,7 +27,7 @@ use super::page::{Counts, Page, Role};
 use super::writer::ArchiveWriter;
 use crate::stream::Workload;
 use crate::stream::account::{Account, Extract, STATE_OFFSET, TOKEN_BYTES};
-use crate::stream::chain::{Block, Write};
+use crate::stream::chain::{Block, Write, block_hash};
 use crate::stream::keys::Keys;
 
 /// Largest number of keys in a group. A file then has about a megabyte, as it has on mainnet.
@@ -209,7 +209,8 @@ impl<'a> Story<'a> {
     /// Writes the status cache, of which nobody reads more than the name, and the manifest.
     fn write_heads(&self, writer: &mut ArchiveWriter, page: &mut Page, files: &[Listed]) -> Result<()> {
         let status_cache = opaque(self.salt, STATUS_CACHE_BYTES);
-        let manifest = manifest(!self.salt, self.slot, files);
+        let blockhash = block_hash(self.workload.seed, self.slot);
+        let manifest = manifest(!self.salt, self.slot, &blockhash, files);
         if self.has(Oddity::Order) && self.base.is_none() {
             page.note(Oddity::Order);
             writer.manifest(&manifest)?;

@@ -444,7 +444,7 @@ fn bank(slot: u64) -> u64 {
 }
 
 /// Returns the hash of `slot` on the chain of `seed`.
-fn block_hash(seed: u64, slot: u64) -> [u8; 32] {
+pub(crate) fn block_hash(seed: u64, slot: u64) -> [u8; 32] {
     Pairs::new(seed ^ 0x626c_6f63_6b68).key(slot)
 }
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use workload::{Key, Pairs, Value};
 
 use crate::stream::options::Workload;
@@ -58,15 +58,8 @@ fn read_keys(path: &Path) -> Result<Vec<Key>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read keys: file={}", path.display()))?;
     let mut keys = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let mut key = [0u8; 32];
-        let bytes = bs58::decode(line.trim()).onto(&mut key);
-        ensure!(
-            matches!(bytes, Ok(32)),
-            "not a base58 pubkey of 32 bytes: file={} line={} text={line:?}",
-            path.display(),
-            index + 1
-        );
-        keys.push(key);
+        let key = workload::pubkey(line.trim());
+        keys.push(key.map_err(|wrong| anyhow!("{wrong} file={} line={}", path.display(), index + 1))?);
     }
     ensure!(!keys.is_empty(), "no keys in file={}", path.display());
     let mut sorted = keys.clone();

@@ -211,7 +211,8 @@ impl Assembler {
         }
         if parent == last.slot {
             let detail = format!(
-                "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied",
+                "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied: the stream \
+                 is of another chain than the store, or on another fork",
                 base58(&first.parent_blockhash),
                 base58(&last.blockhash)
             );
@@ -418,7 +419,8 @@ fn same_block(slot: u64, known: [u8; 32], heard: [u8; 32]) -> Result<(), Gap> {
         return Ok(());
     }
     let detail = format!(
-        "slot={slot} came again as another block: blockhash={} before, blockhash={} now",
+        "slot={slot} came again as another block: blockhash={} before, blockhash={} now: the stream is of another chain \
+         than the store, or on another fork",
         base58(&known),
         base58(&heard)
     );

@@ -86,8 +86,8 @@ impl Standing {
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
-            "gap: slots are missing; the store stays at the slot before them, and the stream is asked for them again \
-             until it brings them"
+            "gap: {}; the store stays at the slot before, and the stream is asked again until it goes on from there",
+            if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" }
         );
         self.live = false;
         self.gap = Some(gap);

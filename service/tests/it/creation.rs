@@ -89,11 +89,11 @@ struct Run {
 
 impl Run {
     fn new(options: EngineOptions, delivery: &str) -> Self {
-        Self::with_archives(options, "", delivery)
+        Self::with_archives(options, "", &format!("{STORY} {delivery}"))
     }
 
-    /// Writes the archives that `more` asks for as well.
-    fn with_archives(options: EngineOptions, more: &str, delivery: &str) -> Self {
+    /// Writes the archives that `more` asks for as well. `line` has the options of the stream.
+    fn with_archives(options: EngineOptions, more: &str, line: &str) -> Self {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (dir, archives) = (temp.path().join("store"), temp.path().join("archives"));
         fs::create_dir(&dir).unwrap();
@@ -104,7 +104,7 @@ impl Run {
         let incremental =
             written.get(1).map(|made| ["--incremental".to_owned(), made.file.to_str().unwrap().to_owned()]);
         let incremental = incremental.into_iter().flatten().collect();
-        let (stream, _) = stream(&format!("{STORY} {delivery}"));
+        let (stream, _) = stream(line);
         Self { temp, dir, stream, archive, incremental, options, follower: None }
     }
 
@@ -297,12 +297,29 @@ fn a_stream_without_the_archives_slots_is_refused_with_their_range() {
     assert_eq!(code, Some(1));
 }
 
+/// Slots of two chains have the same numbers, and their accounts may have nothing in common.
+#[test]
+fn slots_of_another_chain_are_not_applied_to_the_archives_map() {
+    let other = STORY.replace("--seed 1", "--seed 2");
+    let run = Run::with_archives(columns().remove(0), "", &format!("{other} --rate 4000 --replay-slots 100000"));
+    run.archive.allow(run.archive.bytes);
+    let mut service = run.start(&[]);
+    let (_, reason) = wait_for("the gap", || {
+        service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("contradicts the applied chain"))
+    });
+    // Of the spool's first slot, and then of the same slot as the server sends it again.
+    assert!(reason.contains("slot=1000 has") || reason.contains("slot=999 came again"), "{reason}");
+    assert!(reason.contains("the stream is of another chain"), "{reason}");
+    assert_eq!(service.metric("solkv_checkpoint_seq"), Some(PAIRS as f64));
+    assert!(service.terminate().success());
+}
+
 #[test]
 fn an_incremental_archive_is_loaded_with_its_full_one() {
     for options in columns() {
         // A stream that waits for its first subscriber has no slot of the archive's height to send.
         let delivery = "--no-wait --rate 4000 --replay-slots 100000";
-        let run = Run::with_archives(options, "--incremental-slots 20", delivery);
+        let run = Run::with_archives(options, "--incremental-slots 20", &format!("{STORY} {delivery}"));
         let mut service = run.start(&[]);
         let (_, reason) = wait_for("the reason", || {
             service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("archive of slot="))

@@ -112,7 +112,12 @@ impl Run {
 }
 
 fn write_archive(dir: &Path, block: u64) -> u64 {
-    let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block}")).unwrap();
+    write_archive_of("", dir, block)
+}
+
+/// Writes the archive of another chain, which `more` tells apart from the stream's.
+fn write_archive_of(more: &str, dir: &Path, block: u64) -> u64 {
+    let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block} {more}")).unwrap();
     loadgen::archive::write(&plan, dir, &mut ()).unwrap()[0].slot
 }
 
@@ -261,6 +266,42 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
     }
 }
 
+/// The changes before the kill are of a slot that has no end, because the map is never at it: the end of the newer
+/// archive's slot covers them.
+#[test]
+fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
+    for options in columns() {
+        let run = Run::new(options);
+        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+        let pairs = run.workload.pairs;
+        let mut follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
+        follower.may_leave_open = true;
+        let follower = follower.follow(Arc::clone(&last_seq));
+        run.fall_behind();
+        let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
+        let mut service = run.start(&small);
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        let first = run.archive(needed - BASE_SLOT);
+        wait_for("some differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
+        service.kill();
+        assert!(matches!(run.phase(), MapPhase::Healing { to_slot, .. } if to_slot == first), "{:?}", run.phase());
+        fs::remove_dir_all(&run.archives).unwrap();
+        let second = run.archive(needed - BASE_SLOT + 15);
+        assert!(second > first);
+        let mut service = run.start(&small);
+        service.wait_for_slot(second);
+        let end = run.reach_end(&mut service);
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        // ORDERING: Relaxed: a number that is set once.
+        last_seq.store(seq, Ordering::Relaxed);
+        let followed = follower.join().unwrap();
+        let map = run.finish(service, &end);
+        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        let ends: Vec<u64> = followed.ends.iter().map(|end| end.slot).collect();
+        assert!(!ends.contains(&first) && ends.contains(&second), "{first} {second} {ends:?}");
+    }
+}
+
 #[test]
 fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     let run = Run::new(columns().remove(0));
@@ -277,8 +318,13 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
+    // The slots of two chains have the same numbers, so only the blockhash tells that an archive is of another one.
+    let foreign = write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 5);
+    wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
+    wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));
+    assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     let slot = run.archive(needed - BASE_SLOT + 10);
-    assert!(slot > cut);
+    assert!(slot > foreign && foreign > cut);
     service.wait_for_slot(slot);
     let end = run.reach_end(&mut service);
     run.finish(service, &end);

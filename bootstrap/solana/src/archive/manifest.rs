@@ -1,6 +1,6 @@
-//! [`Manifest`]: the accounts files that a snapshot's manifest lists.
+//! [`Manifest`]: the blockhash and the accounts files that a snapshot's manifest names.
 //!
-//! Owns: the walk over the manifest's fields as far as that list, as the bytes come, in bounded memory. Must not:
+//! Owns: the walk over the manifest's fields as far as the list of files, as the bytes come, in bounded memory. Must not:
 //! compare the list with the archive, or take a layout that it does not know for damage. Runs on the thread that reads
 //! the archive.
 //!
@@ -17,6 +17,8 @@ enum Field {
     Flag,
     /// The slot of the archive.
     Slot,
+    /// The newest blockhash, which is that of the archive's slot: a bank registers it with its last tick.
+    Blockhash,
     /// A byte that tells whether the fields follow.
     Optional(&'static [Self]),
     /// A count, and the fields of each element.
@@ -31,7 +33,7 @@ enum Field {
     FileBytes,
 }
 
-use Field::{Bytes, FileBytes, FileNumber, FileSlot, Flag, List, Optional, Skip, Slot};
+use Field::{Blockhash, Bytes, FileBytes, FileNumber, FileSlot, Flag, List, Optional, Skip, Slot};
 
 const EPOCH_SCHEDULE: [Field; 3] = [Skip(16), Flag, Skip(16)];
 /// Key, stake, and the account: lamports, data, owner, executable, rent epoch.
@@ -41,7 +43,7 @@ const VOTE_ACCOUNT: &[Field] = &[Skip(32 + 8 + 8), Bytes, Skip(32), Flag, Skip(8
 const FIELDS: &[Field] = &[
     // The queue of blockhashes: last index, last hash, (hash, fee, index, time) of each, greatest age.
     Skip(8),
-    Optional(&[Skip(32)]),
+    Optional(&[Blockhash]),
     List(&[Skip(32 + 8 + 8 + 8)]),
     Skip(8),
     // Ancestors, hash, parent's hash and slot, hard forks.
@@ -103,10 +105,11 @@ pub(super) struct Manifest {
     levels: Vec<Level>,
     /// Number of bytes to leave out before the next field.
     skip: u64,
-    /// The first bytes of a number that the last call ended in.
-    number: [u8; 8],
+    /// The first bytes of a field that the last call ended in. A number has the first eight of them at most.
+    start: [u8; 32],
     have: usize,
     is_known: bool,
+    blockhash: [u8; 32],
     file_slot: u64,
     file_number: u64,
 }
@@ -126,9 +129,10 @@ impl Manifest {
             slot,
             levels: vec![Level { fields: FIELDS, at: 0, elements: 1 }],
             skip: 0,
-            number: [0; 8],
+            start: [0; 32],
             have: 0,
             is_known: true,
+            blockhash: [0; 32],
             file_slot: 0,
             file_number: 0,
         }
@@ -150,29 +154,39 @@ impl Manifest {
                 self.advance();
                 continue;
             }
-            let width = if matches!(field, Flag | Optional(_)) { 1 } else { 8 };
+            let width = match field {
+                Flag | Optional(_) => 1,
+                Blockhash => 32,
+                _ => 8,
+            };
             let taken = (width - self.have).min(bytes.len());
-            self.number[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            self.start[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
             self.have += taken;
             bytes = &bytes[taken..];
             if self.have == width {
-                let number = u64::from_le_bytes(self.number);
-                (self.number, self.have) = ([0; 8], 0);
-                self.is_known = self.take(field, number, list);
+                let whole = std::mem::take(&mut self.start);
+                self.have = 0;
+                self.is_known = self.take(field, whole, list);
             }
         }
     }
 
-    /// Ends the manifest. Returns whether its layout is known, so that all files were passed on.
-    pub(super) fn finish(mut self) -> bool {
-        self.is_known && self.skip == 0 && self.field().is_none()
+    /// Ends the manifest. Returns the blockhash of its slot, all zeros if it names none; `None` if its layout is unknown,
+    /// so that files may be missing from those that were passed on.
+    pub(super) fn finish(mut self) -> Option<[u8; 32]> {
+        (self.is_known && self.skip == 0 && self.field().is_none()).then_some(self.blockhash)
     }
 
-    /// Takes a field's number. Returns whether it may be there.
-    fn take(&mut self, field: Field, number: u64, list: &mut impl FnMut(Listed) -> bool) -> bool {
+    /// Takes a field's bytes. Returns whether they may be there.
+    fn take(&mut self, field: Field, bytes: [u8; 32], list: &mut impl FnMut(Listed) -> bool) -> bool {
         self.advance();
+        let number = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         match field {
             Skip(_) => true,
+            Blockhash => {
+                self.blockhash = bytes;
+                true
+            }
             Flag => number <= 1,
             Slot => number == self.slot,
             Optional(fields) => {
@@ -261,7 +275,7 @@ mod tests {
                 true
             });
         }
-        (files, walk.finish())
+        (files, walk.finish().is_some())
     }
 
     #[test]
@@ -273,6 +287,22 @@ mod tests {
         // Whatever comes after the second slot is for validators.
         let longer = [manifest(&files), vec![0xff; 1000]].concat();
         assert_eq!(walk(9, &longer, 64), (files.to_vec(), true));
+    }
+
+    #[test]
+    fn the_newest_blockhash_is_that_of_the_slot() {
+        let mut bytes = manifest(&[]);
+        // An index, then the newest hash, if there is one.
+        bytes[8] = 1;
+        bytes.splice(9..9, [5; 32]);
+        for piece in [1, 31, 10_000] {
+            let mut walk = Manifest::new(9);
+            bytes.chunks(piece).for_each(|piece| walk.push(piece, &mut |_| true));
+            assert_eq!(walk.finish(), Some([5; 32]), "{piece}");
+        }
+        let mut none = Manifest::new(9);
+        none.push(&manifest(&[]), &mut |_| true);
+        assert_eq!(none.finish(), Some([0; 32]));
     }
 
     #[test]
@@ -293,6 +323,6 @@ mod tests {
         let full = Manifest::new(9);
         let mut walk = full;
         walk.push(&good, &mut |_| false);
-        assert!(!walk.finish(), "more files than can be kept");
+        assert_eq!(walk.finish(), None, "more files than can be kept");
     }
 }

@@ -94,6 +94,8 @@ pub struct Progress {
 pub struct Summary {
     /// Slot of the archive's manifest, which its name agrees with.
     pub slot: u64,
+    /// Blockhash of the slot, as the manifest names it; all zeros if its layout is unknown.
+    pub blockhash: [u8; 32],
     /// Number of its accounts files.
     pub files: u64,
     /// Whether these are the files that the manifest lists. Otherwise the manifest has a layout that this reader does not

@@ -31,6 +31,7 @@ pub(super) struct Reading<'a> {
     /// Number of unpacked bytes at which the caller is told the progress.
     tell_at: u64,
     versions: u64,
+    blockhash: [u8; 32],
     tell: &'a mut Tell<'a>,
     take: &'a mut Take<'a>,
 }
@@ -70,6 +71,7 @@ impl<'a> Reading<'a> {
             unpacked: 0,
             tell_at: 0,
             versions: 0,
+            blockhash: [0; 32],
             tell,
             take,
         }
@@ -116,7 +118,11 @@ impl<'a> Reading<'a> {
             Bytes::Version(text) if !text.starts_with(VERSION_KNOWN.as_bytes()) => {
                 return Err(self.entry_error(0, Fault::Version(text.escape_ascii().to_string())));
             }
-            Bytes::Manifest(manifest) => self.contents.end_list(manifest.finish()),
+            Bytes::Manifest(manifest) => {
+                let blockhash = manifest.finish();
+                self.contents.end_list(blockhash.is_some());
+                self.blockhash = blockhash.unwrap_or_default();
+            }
             Bytes::Version(_) | Bytes::Ignored => (),
         }
         Ok(())
@@ -137,7 +143,8 @@ impl<'a> Reading<'a> {
         let (slot, files) = self.contents.finish().map_err(|fault| self.archive_error(fault))?;
         self.tell_progress()?;
         let is_listed = self.contents.is_listed();
-        Ok(Summary { slot, files, is_listed, versions: self.versions, unpacked_bytes: self.unpacked })
+        let Self { blockhash, versions, unpacked: unpacked_bytes, .. } = self;
+        Ok(Summary { slot, blockhash, files, is_listed, versions, unpacked_bytes })
     }
 
     /// Returns the error for a fault of the archive as a whole, at the current offset.

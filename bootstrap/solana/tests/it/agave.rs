@@ -141,9 +141,21 @@ fn every_packing_gives_the_same_versions() {
             assert!(rows(archive).unwrap() == expected, "{ending} renamed");
         }
     }
-    let incremental = format!("{}.lz4", INCREMENTAL.strip_suffix(".zst").unwrap());
-    let (by_agave, _) = rows(open(&data(&incremental))).unwrap();
-    assert!(by_agave == rows(open(&data(INCREMENTAL))).unwrap().0, "as agave itself packs");
+    for name in [FULL, INCREMENTAL] {
+        let by_lz4 = format!("{}.lz4", name.strip_suffix(".zst").unwrap());
+        assert!(rows(open(&data(&by_lz4))).unwrap() == rows(open(&data(name))).unwrap(), "as agave itself packs");
+    }
+}
+
+#[test]
+fn the_manifest_names_the_blockhash_of_its_slot() {
+    for (name, blockhash) in [
+        (FULL, "DwoLY1vBXCYkiP3skMdvmSPgNobUGMKCMdnh4J8rc9dH"),
+        (INCREMENTAL, "12NbbUmhgyUKBbVjXJzYJoY4JWeoXi84XwPbsbLU6BWo"),
+    ] {
+        let (_, summary) = rows(open(&data(name))).unwrap();
+        assert_eq!(bs58::encode(summary.blockhash).into_string(), blockhash);
+    }
 }
 
 #[test]
