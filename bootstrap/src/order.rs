@@ -327,6 +327,7 @@ pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seen::Seen;
     use crate::source::{Archives, Format};
     use engine_api::{Key, Value};
     use proptest::prelude::*;
@@ -467,7 +468,8 @@ mod tests {
     fn a_spill_of_an_archive_keeps_the_blockhash() {
         let name = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
         let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("solana/tests/data").join(name);
-        let source = Source::Archives(Archives::new(&archive, None, Some(Extract::TokenOwner)).unwrap());
+        let source =
+            Source::Archives(Archives::new(&archive, None, Some(Extract::TokenOwner), &Seen::default()).unwrap());
         let dir = tempfile::tempdir().unwrap();
         let work = WorkDir::named(dir.path().join("work"));
         for _ in 0..2 {

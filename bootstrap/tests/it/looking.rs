@@ -142,7 +142,11 @@ fn a_key_that_is_none_is_a_wrong_argument() {
     let store = dir.path().join("store");
     let short = bs58::encode([1; 31]).into_string();
     let long = bs58::encode([1; 33]).into_string();
-    for (key, why) in [("0OIl", "not base58"), (short.as_str(), "bytes=31"), (long.as_str(), "it is longer")] {
+    for (key, why) in [
+        ("0OIl", "not a pubkey in base58, nor 64 hex digits"),
+        (short.as_str(), "bytes=31"),
+        (long.as_str(), "bytes=33 or more"),
+    ] {
         let said = fails(2, &["get", "--dir", str(&store), key]);
         assert!(said.contains(why), "{said}");
     }
