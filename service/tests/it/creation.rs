@@ -114,7 +114,10 @@ impl Run {
         let create = ["--create", "--snapshot", &self.archive.url, "--extract", "account-owner"];
         let incremental: Vec<&str> = self.incremental.iter().map(String::as_str).collect();
         let socket = ["--uds", uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
-        Service::start(&self.dir, &self.options, &geyser, &[&create, &incremental[..], &socket, more].concat())
+        // The default's 16 GiB have to be free when the load begins.
+        let is_bounded = more.contains(&"--spool-max-bytes");
+        let spool: &[&str] = if is_bounded { &[] } else { &["--spool-max-bytes", "256MiB"] };
+        Service::start(&self.dir, &self.options, &geyser, &[&create, &incremental[..], &socket, spool, more].concat())
     }
 
     /// Has a subscriber follow from the first change after the archive, across all lives of the service.

@@ -61,8 +61,17 @@ struct Script {
     slots: Arc<Vec<Slot>>,
 }
 
+/// Slot of agave's full archive, which some scripts go on from.
+const ARCHIVE_SLOT: u64 = 351_000_355;
+
+/// Blockhash of that slot. A store of the archive refuses a stream that has another one.
+const ARCHIVE_BLOCKHASH: &str = "DwoLY1vBXCYkiP3skMdvmSPgNobUGMKCMdnh4J8rc9dH";
+
 /// Returns the blockhash of a slot, in base58.
 fn hash(slot: u64) -> String {
+    if slot == ARCHIVE_SLOT {
+        return ARCHIVE_BLOCKHASH.to_owned();
+    }
     let mut hash = [3; 32];
     hash[..8].copy_from_slice(&slot.to_be_bytes());
     bs58::encode(hash).into_string()
