@@ -118,7 +118,10 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
             .context("cannot start the lookup threads")?;
     let warm_up = (config.warm_up == WarmUpArg::Auto)
-        .then(|| WarmUp::start(Arc::clone(&engine)))
+        .then(|| {
+            let lookups = Arc::clone(&handles.lookups.figures);
+            WarmUp::start(Arc::clone(&engine), Arc::clone(&handles.warmth), lookups, pulses.add("warm-up"))
+        })
         .transpose()
         .context("cannot start the warm-up's thread")?;
     let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();

@@ -34,4 +34,5 @@ mod systemd;
 mod takeover;
 mod tools;
 mod transports;
+mod warmth;
 mod whole;
