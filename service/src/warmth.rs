@@ -54,7 +54,7 @@ pub(crate) struct WarmUp {
     thread: JoinHandle<()>,
 }
 
-/// The thread's part.
+/// The thread's part of a warm-up: its orders, its figures and its pulse.
 struct Run {
     stopped: Arc<AtomicBool>,
     figures: Arc<Figures>,
