@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use engine_api::Engine;
 use engines::{EngineKind, EngineOptions, OpenMode};
 use serde_json::{Value, json};
 
