@@ -117,6 +117,11 @@ torture-create: build ## `service --create` from an archive and a stream on each
 torture-heal: build ## `service --heal-from` after an outage, on each of ENGINES: 20 kills each, digests, a subscriber (PAIRS=1000000).
 	@deploy/torture-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
+DEPTHS ?= 1 64 1024
+test-depths: build ## Plays a stream into each of ENGINES at --ingest-depth DEPTHS="1 64 1024"; all digests must be equal (EVENTS=10000000).
+	@BIN="$(BIN)" DEPTHS="$(DEPTHS)" CAP="$(CAP)" $(if $(filter command,$(firstword $(origin EVENTS))),EVENTS=$(EVENTS)) \
+		$(if $(filter command,$(firstword $(origin PAIRS))),PAIRS=$(PAIRS)) deploy/test/depths.sh $(ENGINES)
+
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
@@ -203,6 +208,11 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
 	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
+
+# CAP_BYTES=201326592 puts the service into a cgroup of that size.
+bench-outage: build ## Measures how long each of ENGINES needs to catch up after an outage of 60 s at 10k events/s (5 minutes an engine).
+	@deploy/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
+		--out "$(RESULTS)/outage.jsonl" $(ENGINES)
 
 ARCHIVE_GB ?= 10
 bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).

@@ -17,6 +17,7 @@ use crate::net::figures::Figures;
 use crate::spool;
 use crate::status::Status;
 use crate::views::Views;
+use crate::warmth;
 
 /// Handles to the state of every part. Clones share it.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct Handles {
     pub views: Arc<Views>,
     /// The load of the store from an archive.
     pub load: Seen,
+    /// Written by the thread `warm-up`.
+    pub warmth: Arc<warmth::Figures>,
     /// Written by the thread `spool`.
     pub spool: Arc<spool::Figures>,
     /// Written by the task that heals, and by ingest-apply.
@@ -58,6 +61,7 @@ impl Handles {
             snapshots: Arc::default(),
             views: Arc::default(),
             load: Seen::default(),
+            warmth: Arc::default(),
             spool: Arc::default(),
             healing: Arc::clone(&ingest.healing),
         }

@@ -108,7 +108,7 @@ async fn status(State(state): State<HttpState>) -> Response {
     page(JSON, status_json(&state.handles).to_string())
 }
 
-/// Returns every field of the Status rpc under its own name, the providers, and the counters.
+/// Returns every field of the Status rpc under its own name, the providers, the warm-up, and the counters.
 fn status_json(handles: &Handles) -> Value {
     let status = handles.status.response();
     let checkpoint = status.checkpoint.map(|checkpoint| {
@@ -135,6 +135,7 @@ fn status_json(handles: &Handles) -> Value {
         "gap": gap,
         "version": status.version,
         "providers": handles.status.providers.reports(),
+        "warm_up": handles.warmth.json(),
         "counters": counters,
     })
 }
@@ -281,6 +282,7 @@ mod tests {
         assert_eq!(status["checkpoint"]["slot"], 7);
         assert_eq!(status["checkpoint"]["blockhash"], "1".repeat(32));
         assert_eq!(status["counters"]["lookups"], 1);
+        assert_eq!(status["warm_up"], json!({ "under_way": false, "read_bytes": 0, "missing_bytes": 0 }));
         let (_, body) = fetch(address, "/histograms.json").await;
         let report: export::Report = serde_json::from_str(&body).unwrap();
         assert_eq!(report.get("rpc", engine_latency::Op::ReadPositive).map(|series| series.count), Some(1));

@@ -40,4 +40,4 @@ pub mod stop;
 mod store;
 pub mod systemd;
 pub mod views;
-mod warmth;
+pub mod warmth;

@@ -117,10 +117,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
             .context("cannot start the lookup threads")?;
-    let warm_up = (config.warm_up == WarmUpArg::Auto)
-        .then(|| WarmUp::start(Arc::clone(&engine)))
-        .transpose()
-        .context("cannot start the warm-up's thread")?;
+    let warm_up = start_warm_up(config, &engine, &handles, &pulses).context("cannot start the warm-up's thread")?;
     let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
     handles.feed = feed;
     let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
@@ -161,6 +158,20 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     ];
     admin.wait_for_snapshot();
     close(engine, outcome, joined)
+}
+
+/// Starts the warm-up unless the configuration leaves it out.
+fn start_warm_up(
+    config: &Config,
+    engine: &Arc<Measured>,
+    handles: &Handles,
+    pulses: &Pulses,
+) -> io::Result<Option<WarmUp>> {
+    if config.warm_up != WarmUpArg::Auto {
+        return Ok(None);
+    }
+    let (figures, lookups) = (Arc::clone(&handles.warmth), Arc::clone(&handles.lookups.figures));
+    WarmUp::start(Arc::clone(engine), figures, lookups, pulses.add("warm-up")).map(Some)
 }
 
 fn network_threads() -> io::Result<Runtime> {

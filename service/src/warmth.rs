@@ -1,20 +1,51 @@
 //! Warm-up of the store after its opening, in the background.
 //!
-//! Owns: the thread `warm-up` and its log lines. Must not: delay the start or the stop of the service; end the service
-//! for a failed read, because the lookup that needs the same data reports it. Threads: `warm-up`, which ends once the
-//! engine has read all that it has memory for.
+//! Owns: the thread `warm-up`, its figures and its log lines. Must not: delay the start or the stop of the service;
+//! compete with lookups for the device; end the service for a failed read, because the lookup that needs the same data
+//! reports it. Threads: `warm-up`, which ends once the engine has read all that it has memory for.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine_api::{Engine, Warmed};
 use engine_latency::Measured;
+use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use crate::lookups::LookupFigures;
+use crate::pulse::Pulse;
 use crate::stop;
+
+/// Longest pause after a piece. A device that needs longer for a piece is too slow to be halved, and a stop waits for
+/// the pause.
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// The progress of the warm-up, which the metrics, `/status.json` and the dashboard show.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Whether the warm-up is under way.
+    pub warming: AtomicBool,
+    /// Number of bytes read so far.
+    pub read_bytes: AtomicU64,
+    /// Number of bytes that had room in memory and were not there when the store was opened.
+    pub missing_bytes: AtomicU64,
+}
+
+impl Figures {
+    /// Returns the figures as `/status.json` and the dashboard give them.
+    pub(crate) fn json(&self) -> Value {
+        // ORDERING: Relaxed: statistics, nothing is inferred from them.
+        let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        json!({
+            "under_way": self.warming.load(Ordering::Relaxed),
+            "read_bytes": of(&self.read_bytes),
+            "missing_bytes": of(&self.missing_bytes),
+        })
+    }
+}
 
 /// A warm-up that is under way, or has ended by itself.
 #[derive(Debug)]
@@ -23,15 +54,35 @@ pub(crate) struct WarmUp {
     thread: JoinHandle<()>,
 }
 
+/// The thread's part of a warm-up: its orders, its figures and its pulse.
+struct Run {
+    stopped: Arc<AtomicBool>,
+    figures: Arc<Figures>,
+    lookups: Arc<LookupFigures>,
+    pulse: Pulse,
+}
+
 impl WarmUp {
-    /// Starts the thread `warm-up`.
+    /// Starts the thread `warm-up`. It pauses while `lookups` grow.
     ///
     /// # Errors
     /// The operating system cannot start a thread.
-    pub(crate) fn start(engine: Arc<Measured>) -> io::Result<Self> {
+    pub(crate) fn start(
+        engine: Arc<Measured>,
+        figures: Arc<Figures>,
+        lookups: Arc<LookupFigures>,
+        pulse: Pulse,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("warm-up".to_owned()).spawn(move || run(&*engine, &stopped))?;
+        // ORDERING: Relaxed: a statistic.
+        figures.warming.store(true, Ordering::Relaxed);
+        let run = Run { stopped: Arc::clone(&stop), figures, lookups, pulse };
+        let work = move || {
+            run.warm_up(&*engine);
+            run.figures.warming.store(false, Ordering::Relaxed);
+            run.pulse.end();
+        };
+        let thread = std::thread::Builder::new().name("warm-up".to_owned()).spawn(work)?;
         Ok(Self { stop, thread })
     }
 
@@ -46,19 +97,54 @@ impl WarmUp {
     }
 }
 
-fn run(engine: &dyn Engine, stopped: &AtomicBool) {
-    let (start, mut last, mut cut) = (Instant::now(), Warmed::default(), false);
-    let outcome = engine.warm_up(&mut |now| {
-        last = now;
-        // ORDERING: Relaxed: as in `join`.
-        cut = stopped.load(Ordering::Relaxed);
-        !cut
-    });
-    let (read_bytes, missing_bytes, seconds) = (last.read_bytes, last.missing_bytes, start.elapsed().as_secs_f64());
-    match outcome {
-        Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up: {e}"),
-        Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
-        Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the store is warm"),
-        Ok(()) => {}
+impl Run {
+    fn warm_up(&self, engine: &dyn Engine) {
+        let (start, mut last, mut cut) = (Instant::now(), Warmed::default(), false);
+        let (mut piece, mut answered) = (start, self.answered());
+        let outcome = engine.warm_up(&mut |now| {
+            last = now;
+            self.pulse.beat();
+            // ORDERING: Relaxed: statistics, and a flag as in `join`.
+            self.figures.read_bytes.store(now.read_bytes, Ordering::Relaxed);
+            self.figures.missing_bytes.store(now.missing_bytes, Ordering::Relaxed);
+            cut = self.stopped.load(Ordering::Relaxed);
+            let pause = pause(piece.elapsed(), self.answered() - answered);
+            if !cut && !pause.is_zero() {
+                std::thread::sleep(pause);
+            }
+            (piece, answered) = (Instant::now(), self.answered());
+            !cut
+        });
+        let (read_bytes, missing_bytes, seconds) = (last.read_bytes, last.missing_bytes, start.elapsed().as_secs_f64());
+        match outcome {
+            Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up: {e}"),
+            Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
+            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the store is warm"),
+            Ok(()) => {}
+        }
+    }
+
+    fn answered(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        self.lookups.lookups.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns the pause after a piece that took `piece`, while which `answered` keys were looked up. As long as there are
+/// lookups, the device is theirs alone for half of the time.
+fn pause(piece: Duration, answered: u64) -> Duration {
+    if answered == 0 { Duration::ZERO } else { piece.min(PAUSE_MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_warm_up_pauses_only_beside_lookups() {
+        let [short, long] = [3, 3000].map(Duration::from_millis);
+        assert_eq!(pause(short, 0), Duration::ZERO);
+        assert_eq!(pause(short, 1), short);
+        assert_eq!(pause(long, 1), PAUSE_MAX);
     }
 }

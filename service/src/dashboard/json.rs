@@ -92,6 +92,7 @@ fn at_present(handles: &Handles) -> Value {
         "pairs_estimate": status.pairs_estimate,
         "queue_batches": queued,
         "queue_batches_max": queue_batches(),
+        "warm_up": handles.warmth.json(),
         "counters": counters,
     })
 }

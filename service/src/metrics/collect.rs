@@ -112,11 +112,14 @@ impl Families {
     }
 
     fn loading(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Handles { load, spool, healing, status, .. } = &self.handles;
+        let Handles { load, warmth, spool, healing, status, .. } = &self.handles;
         out.one(&c::LOADING, flag(matches!(status.readiness.phase(), Phase::Loading(_))))?;
         out.one(&c::LOAD_READ, load.read_bytes() as f64)?;
         out.one(&c::LOAD_ARCHIVE, load.archive_bytes().unwrap_or(0) as f64)?;
         out.one(&c::LOAD_PAIRS, load.pairs() as f64)?;
+        out.one(&c::WARMING, is(&warmth.warming))?;
+        out.one(&c::WARM_UP_READ, read(&warmth.read_bytes) as f64)?;
+        out.one(&c::WARM_UP_MISSING, read(&warmth.missing_bytes) as f64)?;
         let is_open = is(&spool.open);
         out.one(&c::SPOOL, is_open * spool.flushed_bytes() as f64)?;
         out.one(&c::SPOOL_SLOTS, is_open * read(&spool.slots) as f64)?;

@@ -91,11 +91,15 @@ panels! {
     }
     Loading {
         stat "Loading" "bool_yes_no": "solkv_loading{@}" => "{{instance}}";
+        stat "Warming up" "bool_yes_no": "solkv_warming{@}" => "{{instance}}";
         stat "Spool takes no more" "bool_yes_no": "solkv_spool_stopped{@}" => "{{instance}}";
         curve "Archive read" "bytes":
             "solkv_load_read_bytes{@}" => "{{instance}} read",
             "solkv_load_archive_bytes{@}" => "{{instance}} all";
         curve "Pairs loaded" "none": "solkv_load_pairs{@}" => "{{instance}}";
+        curve "Warm-up" "bytes":
+            "solkv_warm_up_read_bytes{@}" => "{{instance}} read",
+            "solkv_warm_up_missing_bytes{@}" => "{{instance}} missing at the start";
         curve "Spool" "bytes": "solkv_spool_bytes{@}" => "{{instance}}";
         curve "Slots in the spool" "none": "solkv_spool_slots{@}" => "{{instance}}";
         stat "Healing" "bool_yes_no": "solkv_healing{@}" => "{{instance}}";

@@ -35,4 +35,5 @@ mod systemd;
 mod takeover;
 mod tools;
 mod transports;
+mod warmth;
 mod whole;

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Measures how long the service needs after an outage until it is level with the stream again.
+
+  deploy/bench-outage.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--rate R] [--outage S] [--out FILE] ENGINE...
+
+For each engine, `loadgen live` first measures the service's rate at full speed on a copy of the store. Then `loadgen
+stream` plays the same kind of slots at --rate events a second, whether or not anyone listens. The service follows it, is
+stopped for --outage seconds and started again. It is level once the slot that it has applied is as far from the stream's
+schedule as it was before the outage. The time counts from the start of the process. A service that catches up at its
+full rate needs outage * rate / (full rate - rate) seconds; the target is 1.2 times this.
+
+--cap puts the service into a cgroup of that many bytes, for which this needs permission. Prints a JSON line for each
+engine, which --out appends to a file. Exit code 1: a program failed, or the service was never level again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+EVENTS_PER_SLOT = 2000
+# Events on which the full rate is measured, and seconds of the stream before the outage.
+FULL_EVENTS = 1_000_000
+BEFORE_SECONDS = 10
+LOOK_SECONDS = 0.05
+WAIT_SECONDS_MAX = 1800
+TARGET = 1.2
+# Slots that the server keeps: all.
+REPLAY_SLOTS = 1_000_000
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+class Group:
+    """A cgroup with a memory limit, of the first or the second version."""
+
+    def __init__(self, limit_bytes):
+        self.path = None
+        if limit_bytes is None:
+            return
+        name = f"solkv-outage-{os.getpid()}"
+        first = os.path.isdir("/sys/fs/cgroup/memory")
+        self.path = os.path.join("/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup", name)
+        os.mkdir(self.path)
+        with open(os.path.join(self.path, "memory.limit_in_bytes" if first else "memory.max"), "w") as file:
+            file.write(str(limit_bytes))
+
+    def enter(self):
+        """Moves the calling process into the group."""
+        if self.path:
+            with open(os.path.join(self.path, "cgroup.procs"), "w") as file:
+                file.write(str(os.getpid()))
+
+    def remove(self):
+        if self.path:
+            os.rmdir(self.path)
+
+
+class Service:
+    """One start of the service."""
+
+    def __init__(self, args, engine, store, stream_port, group, log):
+        self.metrics = free_port()
+        command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store, "--extract", "account-owner"]
+        command += ["--geyser", f"http://127.0.0.1:{stream_port}", "--listen", f"127.0.0.1:{free_port()}"]
+        command += ["--metrics", f"127.0.0.1:{self.metrics}"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
+        )
+
+    def slot(self):
+        """Returns the slot that is applied; None while the service does not answer."""
+        if self.process.poll() is not None:
+            sys.exit(f"the service ended by itself: code={self.process.returncode}: see service.log")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return None
+        return next((int(float(line.split()[-1])) for line in lines if line.startswith("solkv_checkpoint_slot ")), None)
+
+    def stop(self):
+        self.process.terminate()
+        if self.process.wait(120) != 0:
+            sys.exit(f"the service's exit code={self.process.returncode}: see service.log")
+
+
+def story(args, events):
+    return ["--pairs", str(args.pairs), "--seed", "1", "--events", str(events), "--events-per-slot", str(EVENTS_PER_SLOT)]
+
+
+def full_rate(args, store):
+    """Returns the events a second of a service that always has more to do."""
+    report = os.path.join(args.work, "report.json")
+    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, *story(args, FULL_EVENTS), "--report", report]
+    command += ["--cap", str(args.cap)] if args.cap else []
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"loadgen live failed: code={done.returncode}\n{done.stdout}{done.stderr}")
+    with open(report) as file:
+        return json.load(file)["events_per_s"]
+
+
+def ahead(service, slots_per_s):
+    """Returns how far the applied slot is from a schedule of `slots_per_s` that began with the machine's clock."""
+    slot = service.slot()
+    return None if slot is None else slot - time.monotonic() * slots_per_s
+
+
+def outage(args, store, engine, children, log):
+    """Returns the seconds from the second start until the service is level with the stream."""
+    port, slots_per_s = free_port(), args.rate / EVENTS_PER_SLOT
+    group = Group(args.cap)
+    try:
+        command = [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story(args, 10**9)]
+        command += ["--rate", str(args.rate), "--replay-slots", str(REPLAY_SLOTS), "--linger", "1h"]
+        children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log))
+        service = Service(args, engine, store, port, group, log)
+        children.append(service.process)
+        while service.slot() in (None, 0):
+            time.sleep(LOOK_SECONDS)
+        time.sleep(BEFORE_SECONDS)
+        seen = [ahead(service, slots_per_s) for _ in range(20) if time.sleep(LOOK_SECONDS) is None]
+        # The least of them: the schedule runs on while a slot is under way.
+        level = min(seen)
+        service.stop()
+        time.sleep(args.outage)
+        started = time.monotonic()
+        service = Service(args, engine, store, port, group, log)
+        children.append(service.process)
+        while time.monotonic() - started < WAIT_SECONDS_MAX:
+            now = ahead(service, slots_per_s)
+            if now is not None and now >= level:
+                seconds = time.monotonic() - started
+                service.stop()
+                return seconds
+            time.sleep(LOOK_SECONDS)
+        sys.exit(f"not level with the stream within {WAIT_SECONDS_MAX} s: engine={engine}")
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        group.remove()
+
+
+def measure(args, engine):
+    shutil.rmtree(args.work, ignore_errors=True)
+    os.makedirs(args.work)
+    base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
+    load = [os.path.join(args.bin, "bootstrap"), "load", "--engine", engine, "--order", "sorted", "--dir", base]
+    done = subprocess.run(load + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
+    shutil.copytree(base, store)
+    rate = full_rate(args, store)
+    shutil.rmtree(store)
+    os.rename(base, store)
+    row = {"engine": engine, "pairs": args.pairs, "cap_bytes": args.cap, "rate": args.rate, "outage_s": args.outage,
+           "full_rate": round(rate)}
+    if rate <= args.rate:
+        sys.exit(f"the service never catches up: full_rate={rate:.0f} rate={args.rate} engine={engine}")
+    with open(os.path.join(args.work, "service.log"), "wb") as log:
+        row["level_s"] = round(outage(args, store, engine, [], log), 2)
+    row["by_rates_s"] = round(args.outage * args.rate / (rate - args.rate), 2)
+    row["is_within_target"] = row["level_s"] <= TARGET * row["by_rates_s"]
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=["lmdb", "redb", "rocksdb", "strata"])
+    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
+    parser.add_argument("--work", default="/tmp/solkv-bench-outage", help="directory for the stores; removed")
+    parser.add_argument("--pairs", type=int, default=20_000_000)
+    parser.add_argument("--cap", type=int, help="memory of the service in bytes; none without this")
+    parser.add_argument("--rate", type=int, default=10_000, help="events a second of the stream")
+    parser.add_argument("--outage", type=float, default=60, help="seconds for which the service is stopped")
+    parser.add_argument("--out", help="file that the lines are appended to")
+    args = parser.parse_args()
+    for engine in args.engines:
+        row = measure(args, engine)
+        print(json.dumps(row), flush=True)
+        if args.out:
+            os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+            with open(args.out, "a") as file:
+                file.write(json.dumps(row) + "\n")
+    shutil.rmtree(args.work)
+
+
+if __name__ == "__main__":
+    main()
