@@ -16,6 +16,7 @@ mod server;
 mod spooled;
 mod store;
 mod takeover;
+mod units;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -23,6 +23,7 @@ use super::chain::{Block, Chain, Slot};
 use super::fault::{Fault, Nature};
 use super::messages;
 use super::script::{End, Pings, Script, play};
+use super::units::{self, Subscription};
 use crate::ingest::connect::Ended;
 use crate::ingest::follow::Selection;
 use crate::ingest::receive::ReceiveConfig;
@@ -356,12 +357,13 @@ impl World {
             _ => Arc::clone(&self.chain),
         };
         let lost = (fault == Fault::Loses).then(|| self.lose(from_slot)).flatten();
+        let subscription = Subscription { filter, selection: self.selection, commitment: self.commitment };
         let mut units: Vec<(u64, Vec<Item>)> = Vec::new();
         for slot in chain.slots.iter().filter(|slot| slot.number >= from_slot) {
             let live = self.confirmed_at(slot.number) > now && lag.is_zero();
-            units.push((slot.number, self.unit(filter, slot, live, lost)));
+            units.push((slot.number, self.unit(subscription, slot, live, lost)));
         }
-        self.reorder(&mut units);
+        units::reorder(&mut units, &self.chain, &mut self.rng);
         let (mut at, mut items) = (now, VecDeque::new());
         for (number, unit) in units {
             at = at.max(self.confirmed_at(number) + lag);
@@ -408,13 +410,13 @@ impl World {
     }
 
     /// Returns the messages of one slot.
-    fn unit(&mut self, filter: &Filter, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
+    fn unit(&mut self, subscription: Subscription<'_>, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
         let mut out = Vec::new();
         if let Some((block, dead)) = &slot.failed
             && live
             && self.failed_told.insert(slot.number)
         {
-            let mut bank = self.block(filter, block, None);
+            let mut bank = units::of_block(subscription, block, None, &mut self.rng);
             // Neither a dead nor an abandoned bank was confirmed.
             bank.retain(|update| !matches!(update.update_oneof, Some(UpdateOneof::Slot(_))));
             out.append(&mut bank);
@@ -425,92 +427,10 @@ impl World {
         if let Some(block) = &slot.block {
             let part = lost.filter(|(number, _)| *number == slot.number).map(|(_, part)| part);
             if part != Some(0) {
-                out.append(&mut self.block(filter, block, part));
+                out.append(&mut units::of_block(subscription, block, part, &mut self.rng));
             }
         }
         out.into_iter().map(Ok).collect()
-    }
-
-    /// Returns the messages of a confirmed block. Its accounts come before the later one of its meta and its
-    /// confirmation.
-    fn block(&mut self, filter: &Filter, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
-        let (selection, slot) = (self.selection, block.slot);
-        // A server at these commitments mostly sends the last writes only. Several servers at one address need not.
-        let mut writes = if self.rng.chance(0.7) { block.last_writes() } else { block.writes.clone() };
-        if self.rng.chance(0.3) {
-            shuffle(&mut writes, &mut self.rng);
-        }
-        let mut out: Vec<SubscribeUpdate> = Vec::with_capacity(writes.len() + 4);
-        for write in &writes {
-            let Some(update) = messages::account(selection, filter, slot, write, &mut self.rng) else { continue };
-            if self.rng.chance(0.05) {
-                out.push(update.clone());
-            }
-            out.push(update);
-            if self.rng.chance(0.02) {
-                out.push(messages::noise(slot, &mut self.rng));
-            }
-        }
-        let finalized = self.commitment == Commitment::Finalized;
-        let (mut meta, mut confirmed) =
-            (messages::meta(block), messages::status(slot, messages::confirmation(self.commitment)));
-        if self.rng.chance(0.3) {
-            std::mem::swap(&mut meta, &mut confirmed);
-        }
-        let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
-        let lost_one = |update: &SubscribeUpdate| lost.is_some_and(|part| (part == 1) == is_meta(update));
-        if !lost_one(&meta) {
-            let early = if self.rng.chance(0.3) { self.rng.below(out.len() as u64 + 1) as usize } else { out.len() };
-            out.insert(early, meta);
-        }
-        if finalized {
-            // A confirmation below the wanted commitment has to be ignored.
-            let at = self.rng.below(out.len() as u64 + 1) as usize;
-            out.insert(at, messages::status(slot, SlotStatus::SlotConfirmed));
-        }
-        if !lost_one(&confirmed) {
-            out.push(confirmed);
-        }
-        out
-    }
-
-    /// Reorders slots, interleaves their messages, and repeats slots.
-    fn reorder(&mut self, units: &mut Vec<(u64, Vec<Item>)>) {
-        if units.len() > 1 && self.rng.chance(0.5) {
-            for at in 0..units.len() - 1 {
-                if self.rng.chance(0.2) {
-                    let to = (at + 1 + self.rng.below(4) as usize).min(units.len() - 1);
-                    units[at..=to].rotate_left(1);
-                }
-            }
-        }
-        if units.len() > 1 && self.rng.chance(0.3) {
-            let at = self.rng.below(units.len() as u64 - 1) as usize;
-            let (number, second) = units.remove(at + 1);
-            let first = std::mem::take(&mut units[at].1);
-            units[at] = (number.max(units[at].0), self.riffle(first, second));
-        }
-        if !units.is_empty() && self.rng.chance(0.5) {
-            let at = self.rng.below(units.len() as u64) as usize;
-            let again = units[at].clone();
-            // A failed bank is sent only once.
-            let dead = |item: &Item| matches!(item, Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Slot(status)), .. }) if status.status == SlotStatus::SlotDead as i32);
-            let failed = self.chain.slots.iter().any(|slot| slot.number == again.0 && slot.failed.is_some());
-            if !failed && !again.1.iter().any(dead) {
-                let to = (at + 1 + self.rng.below(6) as usize).min(units.len());
-                units.insert(to, again);
-            }
-        }
-    }
-
-    fn riffle(&mut self, first: Vec<Item>, second: Vec<Item>) -> Vec<Item> {
-        let (mut first, mut second) = (VecDeque::from(first), VecDeque::from(second));
-        let mut out = Vec::with_capacity(first.len() + second.len());
-        while !first.is_empty() || !second.is_empty() {
-            let next = if self.rng.chance(0.5) { first.pop_front() } else { second.pop_front() };
-            out.extend(next);
-        }
-        out
     }
 
     /// Returns how the connection ends, and truncates its messages to that point.
@@ -540,11 +460,5 @@ impl World {
         };
         items.truncate(self.rng.below(items.len() as u64 + 1) as usize);
         end
-    }
-}
-
-fn shuffle<T>(all: &mut [T], rng: &mut Rng) {
-    for at in (1..all.len()).rev() {
-        all.swap(at, rng.below(at as u64 + 1) as usize);
     }
 }
