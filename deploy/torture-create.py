@@ -69,7 +69,7 @@ def main():
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
         print(f"FAILED: {engine}: {failed}\nagain: deploy/torture-create.py --bin {args.bin} {again} {engine}")
-        print(f"left in {args.work}: archive, store and service.log")
+        print(f"left in {args.work}: archive, store, service.log and stream-*.log")
         sys.exit(1)
     shutil.rmtree(args.work)
 

@@ -97,7 +97,7 @@ class Healing(Life):
         self.progress = open(os.path.join(self.args.work, "follow.log"), "w+")
         until = time.monotonic() + LIFE_SECONDS_MAX
         while not self.ready().startswith("healing"):
-            check(self.service.poll() is None, f"the service ended by itself: code={self.service.returncode}")
+            self.check_runs()
             check(time.monotonic() < until, f"no heal has begun: {self.ready()}")
             time.sleep(LOOK_SECONDS)
         self.follower = subprocess.Popen(
@@ -188,7 +188,7 @@ def main():
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
         again += f" --fault {args.fault}" if args.fault else ""
         print(f"FAILED: {engine}: {failed}\nagain: deploy/torture-heal.py --bin {args.bin} {again} {engine}")
-        print(f"left in {args.work}: archives, store, service.log and follow.log")
+        print(f"left in {args.work}: archives, store, service.log, follow.log and stream-*.log")
         sys.exit(1)
     shutil.rmtree(args.work)
 

@@ -58,11 +58,17 @@ class Life:
 
     def play(self, port, story, delivery):
         """Starts a server that plays the story."""
-        return subprocess.Popen(
-            [os.path.join(self.args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story]
-            + [*delivery, "--linger", "1h"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
+        with open(os.path.join(self.args.work, f"stream-{port}.log"), "wb") as log:
+            return subprocess.Popen(
+                [os.path.join(self.args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story]
+                + [*delivery, "--linger", "1h"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )
+
+    def check_runs(self):
+        """Checks that the service and the stream's server run."""
+        check(self.service.poll() is None, f"the service ended by itself: code={self.service.returncode}")
+        check(self.stream.poll() is None, f"the stream's server ended by itself: code={self.stream.returncode}")
 
     def start(self):
         self.service = subprocess.Popen(
@@ -95,7 +101,7 @@ class Life:
     def kill(self):
         """Kills the service, and returns the phase that it was in."""
         phase = self.ready().split(":")[0].strip() or "starting"
-        check(self.service.poll() is None, f"the service ended by itself: code={self.service.returncode}")
+        self.check_runs()
         self.service.kill()
         self.service.wait()
         spool = "spool" if os.path.exists(os.path.join(self.store, "spool")) else "no spool"
@@ -108,7 +114,7 @@ class Life:
         if self.service is None or self.service.poll() is not None:
             self.start()
         while True:
-            check(self.service.poll() is None, f"the service ended by itself: code={self.service.returncode}")
+            self.check_runs()
             check(time.monotonic() - started < LIFE_SECONDS_MAX, f"not at the stream's end: {self.ready()}")
             if seconds is None and self.is_done_with_spool():
                 seconds = time.monotonic() - started

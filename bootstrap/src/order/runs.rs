@@ -72,7 +72,7 @@ fn check_space(work: &Work, records: u64) -> Result<()> {
     ensure!(
         total_bytes == 0 || free_bytes >= needed_bytes,
         "not enough disk for the next part of the spill: dir={} free_bytes={free_bytes} needed_bytes={needed_bytes}: free \
-         space, or name a directory on another disk with --work-dir",
+         space, or give a load or an audit a directory on another disk with --work-dir",
         dir.display()
     );
     Ok(())
