@@ -28,6 +28,8 @@ pub struct Waiting {
     pub archive: String,
     /// Number of the server's failures since its last byte.
     pub failures: u32,
+    /// Text of the last of them.
+    pub reason: String,
     /// Time of the first of them.
     pub since: Instant,
     /// Time of the next request; `None` once the archive's bytes are being read.
@@ -36,9 +38,12 @@ pub struct Waiting {
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { archive, failures, since, next_try } = self;
+        let Self { archive, failures, reason, since, next_try } = self;
         let seconds = since.elapsed().as_secs();
-        write!(f, "waiting for the archive's server: archive={archive} failures={failures} since_seconds={seconds}")?;
+        write!(
+            f,
+            "waiting for the archive's server: archive={archive} failures={failures} since_seconds={seconds} reason={reason:?}"
+        )?;
         let Some(next_try) = next_try else { return Ok(()) };
         write!(f, " next_try_seconds={}", next_try.saturating_duration_since(Instant::now()).as_secs())
     }

@@ -55,18 +55,20 @@ impl<'a> Failing<'a> {
     /// # Errors
     /// [`Stopped`] after a signal.
     pub(super) fn tell(&mut self, now: solana::archive::Progress) -> Result<(), solana::archive::Stop> {
+        let reason = now.last_failure.as_deref().unwrap_or_default();
         if now.failures > self.failures {
             tell!(
-                "the archive's server does not answer as it should, and is asked again: archive={} failures={}",
+                "the archive's server does not answer as it should, and is asked again: archive={} failures={}: {}",
                 self.shown,
-                now.failures
+                now.failures,
+                reason
             );
         }
         self.failures = now.failures;
         if now.failures > 0 {
             let since = *self.since.get_or_insert_with(Instant::now);
             let (archive, failures, next_try) = (self.shown.to_owned(), now.failures, now.next_try);
-            self.seen.set_waiting(Some(Waiting { archive, failures, since, next_try }));
+            self.seen.set_waiting(Some(Waiting { archive, failures, reason: reason.to_owned(), since, next_try }));
         } else if self.since.take().is_some() {
             self.seen.set_waiting(None);
         }

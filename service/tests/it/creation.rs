@@ -266,6 +266,7 @@ fn the_waiting_for_a_server_that_is_busy_is_shown_and_a_signal_ends_it() {
     assert_eq!(code, 503);
     let url = &run.archive.url;
     assert!(reason.contains(&format!("archive={url} failures=1 since_seconds=")), "{reason}");
+    assert!(reason.contains("status=503"), "{reason}");
     // The server asks for a pause of ten minutes.
     let (_, pause) = reason.trim().rsplit_once("next_try_seconds=").unwrap();
     assert!((300..=600).contains(&pause.parse::<u64>().unwrap()), "{reason}");

@@ -13,8 +13,8 @@
 //! packed differently, so that nothing less than this will do.
 
 use std::io::{self, Read};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,8 +71,8 @@ pub(super) struct Download {
     at: u64,
     body: Option<Box<dyn Read + Send>>,
     has_ended: bool,
-    /// Number of failures since the last byte, which the thread of the caller reads.
-    failures: Arc<AtomicU32>,
+    /// Failures since the last byte, which the thread of the caller reads.
+    failures: Arc<Failures>,
     /// Number of failures since the last [`FLOOR_BYTES`].
     cuts: u32,
     /// Value of `at` when `cuts` was last reset.
@@ -116,9 +116,39 @@ enum Failed {
     ForNow(Duration, io::Error),
 }
 
-/// Function that is told the number of failures, and the time of the next request, while a server is asked again. An
-/// error ends this.
-pub(super) type Waiting<'a> = dyn FnMut(u32, Instant) -> Result<(), Error> + 'a;
+/// Failures of a server since its last byte. The thread that downloads counts them, and the caller's shows them.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    count: AtomicU32,
+    last: Mutex<Option<Arc<str>>>,
+}
+
+impl Failures {
+    /// Counts a failure, and returns their number.
+    fn add(&self, error: &io::Error) -> u32 {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string().into());
+        // ORDERING: Relaxed: the number is only shown.
+        self.count.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn clear(&self) {
+        // ORDERING: Relaxed: the number is only shown.
+        self.count.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns their number, and the text of the last one.
+    pub(super) fn shown(&self) -> (u32, Option<Arc<str>>) {
+        // ORDERING: Relaxed: the number is only shown.
+        match self.count.load(Ordering::Relaxed) {
+            0 => (0, None),
+            count => (count, self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        }
+    }
+}
+
+/// Function that is told the number of failures, the time of the next request, and the text of the last failure, while a
+/// server is asked again. An error ends this.
+pub(super) type Waiting<'a> = dyn FnMut(u32, Instant, &Arc<str>) -> Result<(), Error> + 'a;
 
 /// Whether a location is a URL that can be downloaded from.
 pub fn is_url(location: &str) -> bool {
@@ -156,8 +186,9 @@ pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<O
             return Err(failed(given_up(failures, 0, &error)));
         }
         let until = Instant::now() + PATIENCE.pause(failures).max(asked);
+        let why: Arc<str> = error.to_string().into();
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            waiting(failures, until)?;
+            waiting(failures, until, &why)?;
             thread::sleep(left.min(LOOK_EVERY));
         }
     };
@@ -186,8 +217,7 @@ impl Read for Download {
                 Err(Failed::ForGood(error)) => return Err(error),
                 Err(Failed::ForNow(asked, error)) => (asked, error),
             };
-            // ORDERING: Relaxed: the number is only shown.
-            let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+            let failures = self.failures.add(&error);
             self.cuts += 1;
             if self.cuts == self.patience.tries {
                 return Err(given_up(self.cuts, self.at, &error));
@@ -216,8 +246,8 @@ impl Download {
         }
     }
 
-    /// Returns the number of failures since the last byte, which is kept up to date.
-    pub(super) fn failures(&self) -> Arc<AtomicU32> {
+    /// Returns the failures since the last byte, which are kept up to date.
+    pub(super) fn failures(&self) -> Arc<Failures> {
         Arc::clone(&self.failures)
     }
 
@@ -248,8 +278,7 @@ impl Download {
             Some(_) if read == 0 => return Err(for_now("the connection was closed early".to_owned())),
             _ => self.has_ended = read == 0,
         }
-        // ORDERING: Relaxed: the number is only shown.
-        self.failures.store(0, Ordering::Relaxed);
+        self.failures.clear();
         if self.at - self.floor_at >= FLOOR_BYTES {
             (self.cuts, self.floor_at) = (0, self.at);
         }

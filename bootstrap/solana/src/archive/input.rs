@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use super::error::Error;
 use super::name::Name;
@@ -24,8 +23,8 @@ pub(super) struct Input {
     pub(super) shown: String,
     /// Number of the archive's packed bytes, where it is known.
     pub(super) packed_bytes: Option<u64>,
-    /// Number of a server's failures since its last byte.
-    pub(super) failures: Arc<AtomicU32>,
+    /// A server's failures since its last byte.
+    pub(super) failures: Arc<http::Failures>,
 }
 
 /// Source of an archive's bytes.
@@ -59,8 +58,9 @@ impl Input {
         let opened = match waiting {
             None => http::open(url, None)?,
             Some(waiting) => {
-                let mut waiting = |failures, next_try| {
-                    let now = Progress { failures, next_try: Some(next_try), ..Progress::default() };
+                let mut waiting = |failures, next_try, why: &Arc<str>| {
+                    let last_failure = Some(Arc::clone(why));
+                    let now = Progress { failures, last_failure, next_try: Some(next_try), ..Progress::default() };
                     waiting(now).map_err(Error::Stopped)
                 };
                 http::open(url, Some(&mut waiting))?

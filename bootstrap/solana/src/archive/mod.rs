@@ -74,7 +74,7 @@ pub type Take<'a> = dyn FnMut(&Version<'_>) -> Result<(), Stop> + 'a;
 pub type Tell<'a> = dyn FnMut(Progress) -> Result<(), Stop> + 'a;
 
 /// How far the reading of an archive has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Number of the archive's bytes that were read; these are a few megabytes ahead of the others.
     pub packed_bytes: u64,
@@ -85,6 +85,8 @@ pub struct Progress {
     /// Number of failures of the archive's server since its last byte. It is asked again until it has failed for ten
     /// minutes.
     pub failures: u32,
+    /// Text of the last of these failures.
+    pub last_failure: Option<Arc<str>>,
     /// Time of the next request to a server that has failed before the archive was opened.
     pub next_try: Option<Instant>,
 }

@@ -4,11 +4,12 @@
 //! Runs on the thread that reads the archive.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::append_vec::{AppendVec, Refusal};
 use super::contents::{Contents, Part, VERSION_BYTES_MAX};
 use super::error::{Error, Fault, Within};
+use super::http::Failures;
 use super::manifest::Manifest;
 use super::name::Name;
 use super::tar::Header;
@@ -26,7 +27,7 @@ pub(super) struct Reading<'a> {
     contents: Contents,
     entry: Entry,
     packed: Arc<AtomicU64>,
-    failures: Arc<AtomicU32>,
+    failures: Arc<Failures>,
     unpacked: u64,
     /// Number of unpacked bytes at which the caller is told the progress.
     tell_at: u64,
@@ -54,11 +55,11 @@ enum Bytes {
 
 impl<'a> Reading<'a> {
     /// Begins the archive `archive`, whose name is `name` if it has one. `packed` is the number of its bytes that were
-    /// read so far, and `failures` that of its server's failures, both kept up to date by the source.
+    /// read so far, and `failures` its server's failures, both kept up to date by the source.
     pub(super) fn new(
         archive: &'a str,
         name: Option<&Name>,
-        (packed, failures): (Arc<AtomicU64>, Arc<AtomicU32>),
+        (packed, failures): (Arc<AtomicU64>, Arc<Failures>),
         tell: &'a mut Tell<'a>,
         take: &'a mut Take<'a>,
     ) -> Self {
@@ -164,11 +165,13 @@ impl<'a> Reading<'a> {
 
     /// Tells the caller the progress, and learns whether the caller wants to stop.
     pub(super) fn tell_progress(&mut self) -> Result<(), Error> {
+        let (failures, last_failure) = self.failures.shown();
         let progress = Progress {
             packed_bytes: self.packed.load(Ordering::Relaxed),
             unpacked_bytes: self.unpacked,
             versions: self.versions,
-            failures: self.failures.load(Ordering::Relaxed),
+            failures,
+            last_failure,
             next_try: None,
         };
         (self.tell)(progress).map_err(Error::Stopped)
