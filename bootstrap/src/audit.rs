@@ -140,7 +140,7 @@ impl Archived {
     /// # Errors
     /// Errors of reading and sorting the archives, naming the place; errors of scanning the store; the stop.
     pub fn compare(&self, store: &Store<'_>, name: &mut dyn FnMut(&str)) -> Result<Audited> {
-        let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
+        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
         let Compared { records, counts, lost, .. } = self.side_by_side(store, &work).compare(name)?;
         for one in &lost.named {
             let (expected, found) = (base58_or_nothing(one.expected.as_ref()), base58_or_nothing(one.found.as_ref()));
@@ -164,7 +164,7 @@ impl Archived {
     /// # Errors
     /// Those of [`Self::compare`].
     pub fn differences(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
-        let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
+        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
         let compared = self.side_by_side(store, &work).differences(u64::MAX, seen, take)?;
         Ok(Contents { pairs: compared.counts.pairs, blockhash: compared.blockhash })
     }

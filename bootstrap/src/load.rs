@@ -17,7 +17,7 @@ use crate::disk;
 use crate::fill::Fill;
 use crate::limits::{self, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
-use crate::order::{OnDuplicate, Order, Ordered, Tally, is_given_back, spilled_records};
+use crate::order::{Asked, OnDuplicate, Order, Ordered, Tally, is_given_back, spilled_records};
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
@@ -52,8 +52,8 @@ pub(crate) struct LoadArgs {
     pub(crate) on_duplicate: OnDuplicate,
     /// Continue a load of the same source that was stopped or killed
     ///
-    /// Once a store is begun, --extract, --slot and --order need not be given again, because the directory keeps them and
-    /// refuses others. --extract need not be given again either once a part of the source is spilled.
+    /// The options --engine, --bloom, --profile, --extract, --cluster, --slot and --order need not be given again, because
+    /// the store keeps them and refuses others; before there is a store, its spill keeps them.
     ///
     /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
     /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another
@@ -138,7 +138,7 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
     let (args, source) = with_known(args, &work)?;
-    let args = &args;
+    let (args, work) = (&args, WorkDir { asked: Asked::of(&args), ..work });
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.
@@ -203,7 +203,8 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
 }
 
 /// Returns the source, and the options with its slot and extraction. An archive knows its slot; with --resume the
-/// directory knows an extraction and a slot that are not given again.
+/// directory, or the spill before there is a store, knows options that are not given again. A program that runs the load
+/// as its own part gives all of them each time.
 fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
     let known = if args.resume { Known::of(&args.dir, &work.path) } else { Known::default() };
     let meaning = MeaningArgs { extract: args.meaning.extract.or(known.extract), ..args.meaning.clone() };
@@ -214,9 +215,14 @@ fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
              and say with --extract which value is taken from each account, such as --extract token-owner"
         )));
     }
-    let mut source = Source::new(&args.source, meaning.extract, &args.seen)?;
-    let slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
-    Ok((LoadArgs { slot, meaning, ..args.clone() }, source))
+    let mut args = LoadArgs { meaning, ..args.clone() };
+    if !args.is_part {
+        known.fill(&mut args);
+    }
+    let mut source = Source::new(&args.source, args.meaning.extract, &args.seen)?;
+    known.refuse_without_incremental(&source, work)?;
+    args.slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
+    Ok((args, source))
 }
 
 /// Finds all mistakes that can be found before the source is read, because reading can take an hour. `None`: the load

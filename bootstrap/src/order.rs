@@ -6,6 +6,7 @@
 //! refused by name, and so is a spill that gives other records than were read. Threads: `sort` sorts runs and `write`
 //! writes them while the caller reads the source; `order` merges them a few chunks ahead of the caller.
 
+mod asked;
 mod chunk;
 mod give_back;
 mod heads;
@@ -36,6 +37,7 @@ use merge::{Merge, Rule};
 use spill::{Spill, Spilled};
 use work::{Manifest, Work};
 
+pub(crate) use asked::Asked;
 pub(crate) use chunk::{Chunk, Mark, Tally};
 pub(crate) use run::BLOCK_BYTES;
 pub(crate) use spill::Tell;
@@ -298,10 +300,10 @@ pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
     work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
 }
 
-/// Returns the source, as messages name it, that a load has spilled into `dir` so far; `None` if there is no spill. Takes
-/// no lock.
-pub(crate) fn spilled_source(dir: &Path) -> Option<String> {
-    work::read_manifest(dir).ok().flatten().map(|manifest| manifest.source)
+/// Returns the source, as messages name it, that a load has spilled into `dir` so far, and the load's options; `None` if
+/// there is no spill. Takes no lock.
+pub(crate) fn spilled_source(dir: &Path) -> Option<(String, Asked)> {
+    work::read_manifest(dir).ok().flatten().map(|manifest| (manifest.source, manifest.asked))
 }
 
 /// Whether a load has read all of its source and spilled it into `dir`. Takes no lock.

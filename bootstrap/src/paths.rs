@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::Result;
 
 use crate::load::LoadArgs;
+use crate::order::Asked;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;
 
@@ -20,12 +21,14 @@ pub(crate) struct WorkDir {
     /// Whether the user has named no directory. A default directory is removed with the spill even if the load has
     /// found it empty, because then a load that was killed at its beginning has left it.
     pub(crate) is_default: bool,
+    /// Options of the load, which a spill there keeps.
+    pub(crate) asked: Asked,
 }
 
 impl WorkDir {
     /// A directory that the user has named.
     pub(crate) fn named(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), is_default: false }
+        Self { path: path.into(), is_default: false, asked: Asked::default() }
     }
 }
 
@@ -41,7 +44,7 @@ pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &
             dir.display()
         )));
     }
-    let default = || WorkDir { path: beside(dir, ending), is_default: true };
+    let default = || WorkDir { is_default: true, ..WorkDir::named(beside(dir, ending)) };
     let work = asked.map_or_else(default, WorkDir::named);
     let (at, store) = (resolved(&work.path), resolved(dir));
     if at.starts_with(&store) || store.starts_with(&at) {

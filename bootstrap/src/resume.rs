@@ -16,12 +16,13 @@ use solana::{ChainCheckpoint, Extract, MapPhase};
 use crate::identity::{Content, Stamp};
 use crate::info;
 use crate::load::{LoadArgs, hex};
-use crate::order::{Order, Ordered, file_id, remove_spill, spilled_source};
+use crate::order::{Asked, Order, Ordered, file_id, remove_spill, spilled_source};
 use crate::out::tell;
 use crate::paths::WorkDir;
 use crate::running;
 use crate::source::{Archives, Source};
 use crate::state::State;
+use crate::wrong::Wrong;
 
 /// Progress of the load in a directory.
 #[derive(PartialEq, Eq)]
@@ -39,6 +40,9 @@ pub(crate) struct Known {
     /// Whether there is a store, or a spill of one.
     pub(crate) is_begun: bool,
     state: Option<State>,
+    /// The spill's source as messages name it, and the options of its load.
+    spilled: Option<(String, Asked)>,
+    has_store: bool,
 }
 
 impl Known {
@@ -47,20 +51,45 @@ impl Known {
     pub(crate) fn of(dir: &Path, work: &Path) -> Self {
         // A marker that cannot be read is a store all the same.
         let (marker, spilled) = (engines::inspect(dir), spilled_source(work));
-        let is_begun = spilled.is_some() || !matches!(marker, Ok(None));
+        let has_store = !matches!(marker, Ok(None));
         let marked = marker.ok().flatten().and_then(|known| known.holds.extract);
         let marked = marked.and_then(|name| name.parse().ok());
-        let extract = marked.or_else(|| Archives::extract_of(&spilled?));
-        Self { extract, is_begun, state: State::read(dir).ok().flatten() }
+        let extract = marked.or_else(|| Archives::extract_of(&spilled.as_ref()?.0));
+        let (is_begun, state) = (spilled.is_some() || has_store, State::read(dir).ok().flatten());
+        Self { extract, is_begun, state, spilled, has_store }
+    }
+
+    /// Puts the options of the load that was begun into `args`, as long as there is no store, which knows them itself.
+    pub(crate) fn fill(&self, args: &mut LoadArgs) {
+        if let (Some((_, asked)), false) = (&self.spilled, self.has_store) {
+            asked.fill(args);
+        }
     }
 
     /// Returns the slot of the load that was begun. `None` if `source` is called otherwise than the source of that load,
     /// because another source may be of another slot.
     pub(crate) fn slot_of(&self, source: &Source) -> Option<u64> {
-        let state = self.state.as_ref()?;
+        let of_state = self.state.as_ref().map(|state| (&state.source, state.slot));
+        let of_spill = self.spilled.as_ref().map(|(source, asked)| (source, asked.slot));
+        let (words, slot) = of_state.or(of_spill)?;
         let mut same = source.clone();
-        let slot = same.fix_slot(state.slot).ok()?;
-        slot.filter(|_| same.to_string() == state.source)
+        let slot = same.fix_slot(slot).ok()?;
+        slot.filter(|_| same.to_string() == *words)
+    }
+
+    /// Refuses to leave out the incremental archive of the load that was begun, because its accounts would be as of an
+    /// older slot.
+    ///
+    /// # Errors
+    /// [`Wrong`], naming the archive.
+    pub(crate) fn refuse_without_incremental(&self, source: &Source, work: &WorkDir) -> Result<()> {
+        let (Source::Archives(archives), Some((words, _))) = (source, &self.spilled) else { return Ok(()) };
+        let Some(shown) = archives.incremental_left_out(words) else { return Ok(()) };
+        Err(Wrong::error(format!(
+            "the load was begun with an incremental archive: incremental={shown}: give it again with --incremental, or \
+             remove dir={} to load the full archive alone",
+            work.path.display()
+        )))
     }
 }
 

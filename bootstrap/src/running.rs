@@ -74,7 +74,7 @@ pub(crate) fn unread(dir: &Path) -> Result<Option<String>> {
     }
     let work = beside(dir, ".work");
     let spilled = spilled_records(&work).zip(spilled_source(&work));
-    Ok(spilled.map(|(records, source)| {
+    Ok(spilled.map(|(records, (source, _))| {
         format!(
             "interrupted before there was a store: spilled_records={records} source={source:?} spill={}: the load's \
              command with --resume continues",

@@ -104,7 +104,7 @@ impl Spill<'_> {
 
     /// Returns the spill in `work` if it may belong to this source. Removes the spill of another source.
     fn take_up(&self, work: &Work, stamp: Option<Stamp>) -> Result<Option<Begun>> {
-        let Some(manifest) = work.manifest()? else {
+        let Some(mut manifest) = work.manifest()? else {
             work.keep(&[])?;
             return Ok(None);
         };
@@ -124,6 +124,10 @@ impl Spill<'_> {
             return Ok(None);
         }
         work.keep(&manifest.runs)?;
+        if manifest.asked != *work.asked() {
+            manifest.asked = work.asked().clone();
+            work.write(&manifest)?;
+        }
         let synthetic = matches!(self.source, Source::Synthetic { .. });
         let trusted =
             synthetic || (stamp.is_some() && stamp == manifest.stamp && self.source.to_string() == manifest.source);
@@ -231,7 +235,8 @@ impl Spill<'_> {
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
     ) -> Result<(Manifest, Content, Told, Option<Vec<Record>>)> {
-        let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
+        let (source, asked) = (self.source.to_string(), work.asked().clone());
+        let manifest = Manifest { stamp, source, asked, ..begun.manifest.clone() };
         let rank = self.rank();
         std::thread::scope(|scope| {
             // There is a buffer for each of the three threads, and the channels hold none, so a thread that is ahead

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
-use super::Order;
 use super::chunk::Tally;
 use super::run::{Run, damaged, has_no_holes, is_run, punch};
+use super::{Asked, Order};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
 use crate::source::{Format, Place, Told};
@@ -46,6 +46,9 @@ pub(crate) struct Manifest {
     pub(crate) order: Order,
     /// Seed of a shuffled order; 0 for a sorted one.
     pub(crate) seed: u64,
+    /// Options of the load that has made the spill, or has taken it up last.
+    #[serde(default, skip_serializing_if = "Asked::is_nothing")]
+    pub(crate) asked: Asked,
     /// Number of records in the runs.
     pub(crate) records: u64,
     /// Digest of these records in hex: of all records once `complete`, until then up to the last border.
@@ -75,6 +78,7 @@ impl Manifest {
             format,
             order,
             seed,
+            asked: Asked::default(),
             records: 0,
             content: String::new(),
             complete: false,
@@ -109,6 +113,7 @@ pub(crate) struct Work {
     /// Whether the directory was made for spills, so that it is removed with this one.
     made: bool,
     is_default: bool,
+    asked: Asked,
 }
 
 impl Work {
@@ -117,7 +122,8 @@ impl Work {
     /// # Errors
     /// A file in it that no spill has made; another process that uses it; I/O errors.
     pub(crate) fn open(dir: &WorkDir) -> Result<Self> {
-        let mut work = Self { dir: dir.path.clone(), lock: None, made: false, is_default: dir.is_default };
+        let (path, is_default, asked) = (dir.path.clone(), dir.is_default, dir.asked.clone());
+        let mut work = Self { dir: path, lock: None, made: false, is_default, asked };
         // Check before a lock file is created in it.
         work.refuse_foreign()?;
         if work.dir.exists() {
@@ -129,6 +135,11 @@ impl Work {
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns the options of the load, which belong into the manifest.
+    pub(super) fn asked(&self) -> &Asked {
+        &self.asked
     }
 
     /// Creates the directory and locks it, unless that was done before.

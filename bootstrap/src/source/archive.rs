@@ -107,6 +107,13 @@ impl Archives {
         name.parse().ok()
     }
 
+    /// Returns the incremental archive in the words of a source that is otherwise the same as this one, which has none.
+    pub(crate) fn incremental_left_out<'a>(&self, words: &'a str) -> Option<&'a str> {
+        let (full, rest) = words.split_once(" incremental=")?;
+        let (shown, extract) = rest.rsplit_once(" extract=")?;
+        (self.to_string() == format!("{full} extract={extract}")).then_some(shown)
+    }
+
     /// Refuses a full archive in the place of an incremental one, and the other way round.
     fn check(&self, name: Option<&Name>, shown: &str) -> Result<()> {
         let (base, full_slot) = (name.and_then(|name| name.base), self.slots.first().copied());

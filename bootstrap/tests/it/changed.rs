@@ -18,13 +18,17 @@ struct Interrupted {
 
 impl Interrupted {
     fn new(home: &Path, engine: &str, made: &[Made]) -> Self {
+        Self::with(home, made, &["--engine", engine])
+    }
+
+    fn with(home: &Path, made: &[Made], options: &[&str]) -> Self {
         fs::create_dir(home).unwrap();
         let (archive, store) = (write_archive(home, SLOT, made), home.join("store"));
         let whole = fs::read(&archive).unwrap();
         let cut = &whole[..whole.len() - 2000];
         fs::write(&archive, [cut, &[0xff; 2000]].concat()).unwrap();
-        let load = ["--engine", engine, "--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&archive)];
-        let said = fails(1, &[&load[..], &["--extract", "token-owner"]].concat());
+        let load = ["--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&archive)];
+        let said = fails(1, &[&load[..], &["--extract", "token-owner"], options].concat());
         assert!(said.contains("is kept for the next start"), "{said}");
         Self { store, archive, whole }
     }
@@ -108,6 +112,81 @@ fn a_spill_serves_any_engine_and_no_other_extraction() {
     load.holds(&newest(&made).into_keys().map(|key| (key, [0; 32])).collect());
     let said = fails(1, &load.resume(&load.archive, &["--extract", "token-owner"]));
     assert!(said.contains("the store holds extract=token-mint, asked for extract=token-owner"), "{said}");
+}
+
+/// A load that was interrupted before there was a store: the options that were given at first hold without being given
+/// again, and those given otherwise are named.
+#[test]
+fn a_spill_keeps_the_options_of_its_load() {
+    let home = tempfile::tempdir().unwrap();
+    let made = versions(62);
+    for engine in engines() {
+        let of_engine: &[&str] = if engine == "rocksdb" { &["--bloom", "20", "--profile", "tuned"] } else { &[] };
+        let options = [&["--engine", engine, "--cluster", "mainnet", "--order", "shuffled"], of_engine].concat();
+        let load = Interrupted::with(&home.path().join(engine), &made, &options);
+        fs::write(&load.archive, &load.whole).unwrap();
+        let said = ok(&load.resume(&load.archive, &[]));
+        let first = if engine == "rocksdb" { "--engine rocksdb --bloom 20 --profile tuned" } else { "--engine " };
+        assert!(said.contains("options taken from the load that was begun: dir=") && said.contains(first), "{said}");
+        assert!(!said.contains("is made again"), "{said}");
+        let info = ok(&["info", "--dir", str(&load.store)]);
+        for kept in [format!("engine={engine}"), "cluster=mainnet".to_owned(), "slot=200".to_owned()] {
+            assert!(info.contains(&kept), "{kept}: {info}");
+        }
+        assert_eq!(info.contains("bloom=20") && info.contains("profile=tuned"), engine == "rocksdb", "{info}");
+        load.holds(&newest(&made));
+    }
+    let (first, last) = (engines().next().unwrap(), engines().last().unwrap());
+    let options = ["--engine", first, "--cluster", "mainnet"];
+    let load = Interrupted::with(&home.path().join("otherwise"), &made, &options);
+    // The part after the spill is damaged still, so the second start is interrupted too.
+    let said = fails(1, &load.resume(&load.archive, &["--engine", last, "--cluster", "testnet"]));
+    let otherwise = format!("--engine {last} in place of {first}, --cluster testnet in place of mainnet");
+    assert!(said.contains(&otherwise) || first == last && said.contains("--cluster testnet in place"), "{said}");
+    fs::write(&load.archive, &load.whole).unwrap();
+    ok(&load.resume(&load.archive, &[]));
+    let info = ok(&["info", "--dir", str(&load.store)]);
+    assert!(info.contains(&format!("engine={last}")) && info.contains("cluster=testnet"), "{info}");
+}
+
+/// The slot of a file is in no name, so the spill has to keep it.
+#[test]
+fn a_spill_keeps_the_slot_of_a_file() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, store) = (home.path().join("pairs.csv"), home.path().join("store"));
+    let lines: Vec<String> = (0..20_000u32)
+        .map(|number| {
+            let mut key = [7; 32];
+            key[..4].copy_from_slice(&number.to_be_bytes());
+            format!("{},{}\n", bs58::encode(key).into_string(), bs58::encode([9; 32]).into_string())
+        })
+        .collect();
+    fs::write(&file, format!("{}not a pair\n", lines.concat())).unwrap();
+    let load = ["--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&file), "--on-duplicate", "last"];
+    let said = fails(1, &[&load[..], &["--slot", "77"]].concat());
+    assert!(said.contains("is kept for the next start"), "{said}");
+    fs::write(&file, lines.concat()).unwrap();
+    ok(&[&load[..], &["--resume"]].concat());
+    assert!(ok(&["info", "--dir", str(&store)]).contains("slot=77"));
+}
+
+#[test]
+fn an_incremental_archive_is_not_left_out_of_a_load_that_was_begun_with_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (archive, store) = (write_archive(home.path(), SLOT, &versions(63)), home.path().join("store"));
+    let name = archive.file_name().unwrap().to_str().unwrap().replace("snapshot-200-", "incremental-snapshot-200-205-");
+    let incremental = home.path().join(name);
+    fs::write(&incremental, [0xff; 4096]).unwrap();
+    let load = ["--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&archive)];
+    let both = [&load[..], &["--incremental", str(&incremental)]].concat();
+    let said = fails(1, &[&both[..], &["--extract", "token-owner"]].concat());
+    assert!(said.contains("is kept for the next start"), "{said}");
+    let said = fails(2, &[&load[..], &["--resume"]].concat());
+    let shown = format!("the load was begun with an incremental archive: incremental={}", incremental.display());
+    assert!(said.contains(&shown) && said.contains("store.work"), "{said}");
+    // The spill is still there.
+    let said = fails(1, &[&both[..], &["--resume"]].concat());
+    assert!(said.contains("continuing the spill"), "{said}");
 }
 
 /// A source that is damaged is an error with its place, and never a verdict.
