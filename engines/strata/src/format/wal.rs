@@ -197,8 +197,12 @@ impl Wal {
         self.last_bytes
     }
 
-    /// Flushes everything appended so far. A failed flush is never tried again: see [`ErrorKind::Reopen`].
+    /// Flushes everything appended since the last flush, and asks the device for nothing if there is nothing. A failed
+    /// flush is never tried again: see [`ErrorKind::Reopen`].
     pub(crate) fn sync(&mut self) -> Result<()> {
+        if self.flushed == self.last {
+            return Ok(());
+        }
         self.file.sync_data().map_err(|e| {
             Error::with_source(ErrorKind::Reopen, format!("cannot flush file={} reason={e}", self.shown), e)
         })?;

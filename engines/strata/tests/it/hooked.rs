@@ -20,6 +20,8 @@ pub(crate) struct Hooks {
     pub(crate) removed: Mutex<Vec<(String, String)>>,
     /// Names of WAL files that were created or renamed to, each with the thread that did it.
     pub(crate) wals: Mutex<Vec<(String, String)>>,
+    /// Number of times that a WAL file was flushed.
+    pub(crate) wal_flushes: AtomicU64,
     /// Number of bytes written to segments.
     pub(crate) segment_bytes: AtomicU64,
     /// Least free space after any write to a segment, in bytes.
@@ -34,6 +36,7 @@ impl Default for Hooks {
             unreadable: Mutex::default(),
             removed: Mutex::default(),
             wals: Mutex::default(),
+            wal_flushes: AtomicU64::default(),
             segment_bytes: AtomicU64::default(),
             least_free_bytes: AtomicU64::new(u64::MAX),
         }
@@ -150,6 +153,9 @@ impl StorageFile for HookedFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        if self.name.ends_with(".wal") {
+            self.hooks.wal_flushes.fetch_add(1, Ordering::Relaxed);
+        }
         self.inner.sync_data()
     }
 

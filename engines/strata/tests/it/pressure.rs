@@ -321,3 +321,25 @@ fn a_commit_finds_the_next_file_and_memtable_made() {
     let engine = StrataEngine::open_sized(Arc::new(disk), &OPTIONS, groups::SIZES).unwrap();
     assert!(all(&engine).unwrap() == map);
 }
+
+/// A file whose batches are all durable is not flushed again when the next one begins, because the commit that begins it
+/// would wait for the device twice.
+#[test]
+fn a_synced_commit_that_begins_a_file_waits_for_one_flush() {
+    let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
+    let storage = Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) };
+    let engine = StrataEngine::open_sized(Arc::new(storage), &OPTIONS, groups::SIZES).unwrap();
+    let flushes = || hooks.wal_flushes.load(Ordering::Relaxed);
+    let before = flushes();
+    for seq in 1..=12 {
+        // More than half of a memtable, so that each batch begins the next file.
+        try_commit(&engine, &fresh(seq), seq, Durability::Synced).unwrap();
+        assert_eq!(flushes() - before, seq);
+    }
+    assert_eq!(stat(&engine, "wal_rotations"), 11);
+    // A batch that is not durable is flushed by the commit that begins the next file.
+    try_commit(&engine, &fresh(13), 13, Durability::Buffered).unwrap();
+    assert_eq!(flushes() - before, 12);
+    try_commit(&engine, &fresh(14), 14, Durability::Buffered).unwrap();
+    assert_eq!(flushes() - before, 13);
+}
