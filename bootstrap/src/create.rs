@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use engines::{EngineArgs, EngineOptions};
 use solana::Extract;
+use solana::archive::is_url;
 use workload::Values;
 
 use crate::load::{self, LoadArgs};
@@ -41,6 +42,18 @@ pub struct NewStore<'a> {
 /// Archives that do not belong together, or whose names do not tell the slot; an archive that cannot be opened.
 pub fn slot(archive: &Path, incremental: Option<&Path>, extract: Extract, seen: &Seen) -> Result<u64> {
     Archives::new(archive, incremental, Some(extract), seen)?.fix_slot(None)
+}
+
+/// Checks archives as far as their names and local files tell, without asking a server.
+///
+/// # Errors
+/// Those of [`slot`], except those of a server.
+pub fn check(archive: &Path, incremental: Option<&Path>, extract: Extract) -> Result<()> {
+    let is_local = |path: &Path| !is_url(&path.to_string_lossy());
+    if is_local(archive) && incremental.is_none_or(is_local) {
+        Archives::new(archive, incremental, Some(extract), &Seen::default())?.fix_slot(None)?;
+    }
+    Ok(())
 }
 
 /// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if

@@ -359,19 +359,21 @@ fn slots(loaded: Option<u64>, asked: Option<u64>) -> String {
     format!("loaded_slot={} asked_slot={}", shown(loaded), shown(asked))
 }
 
+/// Error for a store that holds another load. It lasts, because the same command would fail each time.
 fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
     let what = match how {
         _ if how.starts_with("loaded_slot=") => "as of another slot",
         _ if how.starts_with("loaded_order=") => "in another order",
         _ => "of another source",
     };
-    anyhow!(
+    let text = format!(
         "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
          directory for this one, or remove the directory and start again",
         args.dir.display(),
         known.source,
         source.to_string()
-    )
+    );
+    engine_api::Error::new(ErrorKind::FixInput, text).into()
 }
 
 /// Refuses, before a source is read for hours, a source that certainly differs from the pairs in the store.

@@ -9,12 +9,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use solana::archive::is_url;
 use tracing_subscriber::EnvFilter;
 
 use crate::audit;
 use crate::backup;
 use crate::config::{Config, Geyser, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
+use crate::heal;
 use crate::ingest::provider;
 use crate::metrics;
 use crate::out;
@@ -185,6 +187,12 @@ fn check(config: &Config) -> Result<(), Failed> {
         out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
     }
     out::print(&format!("# access: {}\n", edge.access))?;
+    if config.create && config.snapshot.iter().chain(&config.incremental).any(|path| is_url(&path.to_string_lossy())) {
+        out::print("# snapshot: its server is asked at the start of a load, and not now\n")?;
+    }
+    for reason in heal::unlisted(config) {
+        out::print(&format!("# warning: {reason}: the service waits for archives there\n"))?;
+    }
     if !store::look(config.store())? {
         out::print("# store: another process has it open, so that its files were not looked at\n")?;
     }
@@ -197,11 +205,7 @@ fn check(config: &Config) -> Result<(), Failed> {
 /// Returns an archive's location without the secrets that a URL may hold.
 fn shown_archive(location: &Path) -> PathBuf {
     let text = location.to_string_lossy();
-    if text.starts_with("http://") || text.starts_with("https://") {
-        provider::shown(&text).into()
-    } else {
-        location.to_owned()
-    }
+    if is_url(&text) { provider::shown(&text).into() } else { location.to_owned() }
 }
 
 /// Returns the label of the store's engine. A Bloom filter that the configuration leaves out is taken from the

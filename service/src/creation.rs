@@ -10,7 +10,7 @@
 
 use std::net;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -26,9 +26,9 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::info;
+use tracing::{info, warn};
 
-use crate::chain::{Base, Phase};
+use crate::chain::{Base, Gap, Phase};
 use crate::config::Config;
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
@@ -39,6 +39,7 @@ use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::spooling::{SpoolConfig, Spooling};
 use crate::overlay::Overlay;
 use crate::spool;
+use crate::store;
 use crate::systemd;
 
 /// How often the progress is shown, and the stream is asked whether it has the archive's slot.
@@ -54,6 +55,17 @@ pub(crate) struct Shown {
     pub load: Seen,
     /// The spool of the stream's slots.
     pub spool: Arc<spool::Figures>,
+}
+
+/// Checks the archives of a store that is still to be loaded, as far as that can be done without their server.
+///
+/// # Errors
+/// An archive that is missing, cannot be read, or does not belong in its place by its name.
+pub(crate) fn check(config: &Config) -> Result<(), Failed> {
+    if !store::awaits_load(config.store())? {
+        return Ok(());
+    }
+    create::check(archive(config)?, config.incremental.as_deref(), config.extract).map_err(Failed::by_remedy)
 }
 
 /// Goes on with a spool that an earlier start has left. `None` if there is none.
@@ -72,7 +84,8 @@ pub(crate) fn resume(config: &Config, stream: ReceiveConfig, shown: &Shown) -> R
 /// Loads the store, and returns the spool that was filled meanwhile; `None` if `asked` has ended the load.
 ///
 /// # Errors
-/// Errors of the archives, the load and the spool; the stream no longer has the slots after the archive.
+/// Errors of the archives, the load and the spool; the stream no longer has the slots after the archive, and nothing is set
+/// that heals such a gap.
 pub(crate) async fn load(
     config: &Config,
     stream: ReceiveConfig,
@@ -103,45 +116,98 @@ pub(crate) async fn load(
     let Some(slot) = opened.transpose()? else { return Ok(None) };
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
-    let spooling = follow(config, Some(base), stream, shown)?;
-    let pages = Pages::open(config, Some(&spooling), shown, &http)?;
-    let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
-    let (mut lacking, mut deadline) = (None, None);
-    let loaded = loop {
-        tokio::select! {
-            loaded = &mut loading => break loaded.context("the load has panicked: this is a bug")?,
-            signal = &mut asked, if deadline.is_none() => {
-                info!(signal, "stopping the load; the next start goes on with it");
-                stop.ask();
-                deadline = Some(Instant::now() + config.shutdown_timeout);
-            }
-            _ = looks.tick() => {
-                pages.show(&progress(slot, shown, &spooling));
-                lacking = lacking.or_else(|| spooling.lacks());
-                if lacking.is_some() && deadline.is_none() {
+    let spooling = follow(config, Some(base), stream.clone(), shown)?;
+    let loading = start_load(config, shown.load.clone(), stop.clone())?;
+    let load = Load { config, slot, stream, shown, http };
+    load.watch(spooling, loading, stop, asked).await
+}
+
+/// A load that is under way.
+struct Load<'a> {
+    config: &'a Config,
+    /// The slot of the archive.
+    slot: u64,
+    stream: ReceiveConfig,
+    shown: &'a Shown,
+    http: net::TcpListener,
+}
+
+impl Load<'_> {
+    /// Waits for the load's end, and returns the spool; `None` if `asked` has ended the load.
+    async fn watch(
+        self,
+        mut spooling: Spooling,
+        mut loading: oneshot::Receiver<Result<bool>>,
+        stop: Stop,
+        mut asked: Pin<&mut impl Future<Output = &'static str>>,
+    ) -> Result<Option<Spooling>, Failed> {
+        let Self { config, slot, shown, http, .. } = &self;
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pages = Pages::open(config, Some(&spooling), shown, http)?;
+        let (mut lacking, mut deadline) = (None::<Gap>, None);
+        let loaded = loop {
+            tokio::select! {
+                loaded = &mut loading => break loaded.context("the load has panicked: this is a bug")?,
+                signal = &mut asked, if deadline.is_none() => {
+                    info!(signal, "stopping the load; the next start goes on with it");
                     stop.ask();
                     deadline = Some(Instant::now() + config.shutdown_timeout);
                 }
-                // A load that opens an archive on a server does not see the stop. The end of the process ends it.
-                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                    break Ok(false);
+                _ = looks.tick() => {
+                    pages.show(&progress(*slot, shown, &spooling, lacking.as_ref()));
+                    if let Some(gap) = spooling.lacks().filter(|_| lacking.is_none() && deadline.is_none()) {
+                        if config.heal_from.is_empty() {
+                            stop.ask();
+                            deadline = Some(Instant::now() + config.shutdown_timeout);
+                        } else {
+                            spooling = self.begin_anew(spooling, &gap).await?;
+                            pages.close().await;
+                            pages = Pages::open(config, Some(&spooling), shown, http)?;
+                        }
+                        lacking = Some(gap);
+                    }
+                    // A load that opens an archive on a server does not see the stop. The end of the process ends it.
+                    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                        break Ok(false);
+                    }
                 }
             }
+        };
+        pages.close().await;
+        match lacking {
+            // A store that is whole stands before a gap as any other store does.
+            Some(gap) if config.heal_from.is_empty() && !matches!(loaded, Ok(true)) => Err(self.lacks(&gap)),
+            _ => Ok(loaded.map_err(Failed::by_remedy)?.then_some(spooling)),
         }
-    };
-    pages.close().await;
-    if let Some(gap) = lacking {
-        return Err(anyhow!(
+    }
+
+    /// Keeps the stream from its next slot on, because it no longer has those after the archive. The store is healed from a
+    /// newer archive once it is loaded.
+    async fn begin_anew(&self, spooling: Spooling, gap: &Gap) -> Result<Spooling> {
+        warn!(
+            archive_slot = self.slot,
+            missing_first_slot = gap.first_slot,
+            missing_last_slot = gap.last_slot,
+            "the stream does not have the slots after the archive: the load goes on, and heal_from brings them after it"
+        );
+        spooling.discard().await;
+        follow(self.config, None, self.stream.clone(), self.shown)
+    }
+
+    /// Describes a stream that no archive of `heal_from` can make up for. Each start would end with it, because the
+    /// archive becomes no newer.
+    fn lacks(&self, gap: &Gap) -> Failed {
+        let (slot, dir) = (self.slot, self.config.dir.display());
+        Failed::wrong(anyhow!(
             "the stream does not have the slots after the archive: archive_slot={slot} missing_first_slot={} \
-             missing_last_slot={}: {}: give a newer archive, or a server that keeps more slots",
+             missing_last_slot={}: {}: set heal_from, so that this load goes on and a newer archive brings these slots; or \
+             remove dir={dir} and give a newer archive; or name a server that keeps more slots",
             gap.first_slot,
             gap.last_slot,
             gap.detail
-        )
-        .into());
+        ))
     }
-    let complete = loaded.map_err(Failed::by_remedy)?;
-    Ok(complete.then_some(spooling))
 }
 
 /// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
@@ -214,7 +280,7 @@ fn waiting(shown: &Shown) -> Option<String> {
 }
 
 /// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
-fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
+fn progress(slot: u64, shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
     let Shown { load, spool } = shown;
     let size = ByteSize::b;
     let read = match load.archive_bytes() {
@@ -231,6 +297,12 @@ fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
     );
     if let Some(waiting) = waiting(shown) {
         text.push_str(&format!("; {waiting}"));
+    }
+    if let Some(gap) = lacking {
+        let Gap { first_slot, last_slot, .. } = gap;
+        text.push_str(&format!(
+            "; the stream lacks the slots from {first_slot} to {last_slot}, which heal_from brings later"
+        ));
     }
     let trouble = spool.stopped().or_else(|| spooling.state().readiness.verdict().not_ready);
     if let Some(trouble) = trouble {

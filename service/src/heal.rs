@@ -26,6 +26,7 @@ use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
 use engine_api::Engine;
 use engine_latency::Measured;
+use solana::archive::is_url;
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{block_in_place, spawn_blocking};
@@ -380,6 +381,15 @@ impl Healer {
             }
         }
     }
+}
+
+/// Describes the directories of the configuration that cannot be listed. A service waits for them.
+pub(crate) fn unlisted(config: &Config) -> Vec<String> {
+    let local = config.heal_from.iter().filter(|source| !is_url(source));
+    local
+        .filter_map(|source| archives::in_directory(Path::new(source)).err())
+        .map(|error| format!("{error:#}"))
+        .collect()
 }
 
 /// Shows the stream as the spool's receiver sees it, because no other one is connected.

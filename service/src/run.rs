@@ -84,6 +84,7 @@ impl Checked {
         let providers = config.providers();
         providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
         store::check(config.store())?;
+        creation::check(config)?;
         Ok(Self { edge, providers })
     }
 }

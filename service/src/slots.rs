@@ -5,6 +5,7 @@
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
+use crate::chain::Base;
 use crate::config::Config;
 use crate::failed::Failed;
 use crate::heal::{Healer, Stopped};
@@ -28,8 +29,10 @@ impl Begin {
         spooling: Option<Spooling>,
         checkpoint: &ChainCheckpoint,
     ) -> Result<Self, Failed> {
-        let base = spooling.as_ref().map_or(Ok(None), Spooling::base)?;
-        let is_before = !config.heal_from.is_empty() && base.is_some_and(|base| checkpoint.slot < Some(base.slot));
+        let base = spooling.as_ref().map(Spooling::base).transpose()?;
+        // A spool without a base will begin with the stream's next slot.
+        let is_after = |base: Option<Base>| base.is_none_or(|base| checkpoint.slot < Some(base.slot));
+        let is_before = !config.heal_from.is_empty() && base.is_some_and(is_after);
         if is_before || is_between_slots(checkpoint) {
             return Ok(Self::Heal(spooling));
         }

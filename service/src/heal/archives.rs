@@ -50,7 +50,7 @@ pub(super) fn search(sources: &[String]) -> Search {
 }
 
 /// Returns the archives in a directory. Other names, such as those of unfinished archives, are left out.
-fn in_directory(dir: &Path) -> Result<Vec<(Name, String)>> {
+pub(super) fn in_directory(dir: &Path) -> Result<Vec<(Name, String)>> {
     let list = || -> std::io::Result<_> {
         let mut found = Vec::new();
         for entry in fs::read_dir(dir)? {

@@ -17,6 +17,7 @@ use workload::Pairs;
 
 use crate::disk::Disk;
 use crate::feed::{Follower, UNKNOWN};
+use crate::heal::{wait_for_need, wait_for_sent};
 use crate::support::{BASE_SLOT, Service, columns, digest, end, stream, wait_for};
 
 const PAIRS: u64 = 4000;
@@ -298,7 +299,49 @@ fn a_stream_without_the_archives_slots_is_refused_with_their_range() {
     let code = wait_for("the end", || service.ended()).code();
     let log = service.log();
     assert!(log.contains("archive_slot=999 missing_first_slot=1000"), "{log}");
-    assert_eq!(code, Some(1));
+    let ways = [
+        "set heal_from, so that this load goes on".to_owned(),
+        format!("remove dir={} and give a newer archive", run.dir.display()),
+    ];
+    assert!(ways.iter().all(|way| log.contains(way)), "{log}");
+    // Each start would end so, and the packaged unit does not start it again.
+    assert_eq!(code, Some(2));
+}
+
+/// The archive is so old that the server has none of the slots after it. A newer one brings them once it is there, and a
+/// subscriber sees the difference.
+#[test]
+fn a_stream_without_the_archives_slots_is_joined_by_a_heal() {
+    for options in columns() {
+        let mut run = Run::new(options, "--no-wait --rate 3000 --replay-slots 15");
+        let newer = run.temp.path().join("newer");
+        fs::create_dir(&newer).unwrap();
+        let heal = ["--heal-from", newer.to_str().unwrap()];
+        run.follow();
+        wait_for_sent(&run.stream, BASE_SLOT + 40);
+        run.archive.allow(run.archive.bytes / 2);
+        let told = |service: &mut Service| {
+            let lacks = "the stream lacks the slots from 1000 to ";
+            wait_for("the gap", || service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains(lacks)));
+        };
+        let mut service = run.start(&heal);
+        told(&mut service);
+        service.kill();
+        let mut service = run.start(&heal);
+        told(&mut service);
+        run.archive.allow(run.archive.bytes);
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        assert_eq!(service.metric("solkv_checkpoint_slot"), Some(BASE_SLOT as f64));
+        // The store is whole now, and the spool is of the slots after the gap.
+        service.kill();
+        let mut service = run.start(&heal);
+        assert_eq!(wait_for_need(&mut service, "there is none").0, needed);
+        let after = needed - BASE_SLOT;
+        let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {after}")).unwrap();
+        loadgen::archive::write(&plan, &newer, &mut ()).unwrap();
+        wait_for("the heal", || service.metric("solkv_heals_total").filter(|healed| *healed == 1.0));
+        run.finish(service);
+    }
 }
 
 /// Slots of two chains have the same numbers, and their accounts may have nothing in common.
@@ -316,6 +359,34 @@ fn slots_of_another_chain_are_not_applied_to_the_archives_map() {
     assert!(reason.contains("the stream is of another chain"), "{reason}");
     assert_eq!(service.metric("solkv_checkpoint_seq"), Some(PAIRS as f64));
     assert!(service.terminate().success());
+}
+
+/// A start would refuse these, after the operator has gone home.
+#[test]
+fn check_config_refuses_archives_that_a_start_would_refuse() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    let plan = loadgen::archive::options(&format!("{STORY} --without large --incremental-slots 20")).unwrap();
+    let written = loadgen::archive::write(&plan, &temp.path().join("archives"), &mut ()).unwrap();
+    let [full, incremental] = [0, 1].map(|at: usize| written[at].file.to_str().unwrap().to_owned());
+    let checked = |more: &[&str]| {
+        let line = "check-config --create --geyser http://h:1 --extract token-owner --spool-max-bytes 1MiB --dir";
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
+        let output = command.args(line.split(' ')).arg(path("store")).args(more).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(said).unwrap())
+    };
+    let missing = path("snapshot-300-11111111111111111111111111111111.tar.zst");
+    let (code, said) = checked(&["--snapshot", &missing]);
+    assert!(code == Some(1) && said.contains(&missing), "{said}");
+    let (code, said) = checked(&["--snapshot", &incremental]);
+    assert!(code == Some(2) && said.contains("an incremental archive holds changes only"), "{said}");
+    let (code, said) = checked(&["--snapshot", &full, "--incremental", &full]);
+    assert!(code == Some(2) && said.contains("not an incremental archive by its name"), "{said}");
+    let (code, said) = checked(&["--snapshot", &full, "--incremental", &incremental, "--heal-from", &path("none")]);
+    assert!(code == Some(0) && said.contains("# warning: cannot list heal_from="), "{said}");
+    let (code, said) = checked(&["--snapshot", "http://127.0.0.1:9/snapshot-300-HASH.tar.zst"]);
+    assert!(code == Some(0) && said.contains("# snapshot: its server is asked at the start"), "{said}");
 }
 
 #[test]

@@ -66,17 +66,7 @@ impl Run {
         let mut service = self.start(&[]);
         let reached = service.wait_for_slot(LEFT);
         service.kill();
-        let url = format!("http://{}", self.stream.address());
-        client_runtime().block_on(async {
-            let mut server = GeyserClient::connect(url).await.unwrap();
-            loop {
-                let newest = server.get_slot(GetSlotRequest::default()).await.unwrap().into_inner().slot;
-                if newest >= reached + OUTAGE {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        });
+        wait_for_sent(&self.stream, reached + OUTAGE);
     }
 
     /// Writes the archive of the stream's block `block` to the directory that is watched, and returns its slot.
@@ -111,6 +101,18 @@ impl Run {
     }
 }
 
+/// Waits until the stream's server has sent this slot.
+pub(crate) fn wait_for_sent(stream: &Stream, slot: u64) {
+    let url = format!("http://{}", stream.address());
+    client_runtime().block_on(async {
+        let mut server = GeyserClient::connect(url).await.unwrap();
+        // A server without a block yet answers with an error.
+        while server.get_slot(GetSlotRequest::default()).await.map_or(0, |newest| newest.into_inner().slot) < slot {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+}
+
 fn write_archive(dir: &Path, block: u64) -> u64 {
     write_archive_of("", dir, block)
 }
@@ -122,7 +124,7 @@ fn write_archive_of(more: &str, dir: &Path, block: u64) -> u64 {
 }
 
 /// Waits until the service waits for an archive, and returns the slot that it needs and the whole reason.
-fn wait_for_need(service: &mut Service, words: &str) -> (u64, String) {
+pub(crate) fn wait_for_need(service: &mut Service, words: &str) -> (u64, String) {
     let needs = "healing: waiting for a snapshot archive of slot=";
     let (_, reason) = wait_for("the wait for an archive", || {
         service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains(needs) && body.contains(words))
