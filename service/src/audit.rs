@@ -89,6 +89,12 @@ pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
         out::tell(&format!("stopped; the store was not changed, and the same command {next}"));
         return Ok(code);
     }
+    if outcome.is_err() && sort_dir.exists() {
+        let (next, dir) = (audit::next_start(&sort_dir), sort_dir.display());
+        out::tell(&format!(
+            "the part of the archive that was sorted is kept: dir={dir}: the same command {next}, or remove it"
+        ));
+    }
     let (said, code) = outcome?;
     out::print(&said)?;
     Ok(code)

@@ -1,6 +1,6 @@
 //! Opens snapshot archives within the process's memory, and says when a server of one does not answer.
 //!
-//! Owns: the limit of a packed archive's window, and the line and the figures of a server's failures. Must not: know
+//! Owns: the limits of an archive's window and files, and the line and the figures of a server's failures. Must not: know
 //! accounts.
 //! Runs on the thread that reads the source.
 
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use probe::MemoryLimit;
-use solana::archive::Archive;
+use solana::archive::{Archive, Limits};
 
 use crate::out::tell;
 use crate::seen::{Seen, Waiting};
@@ -21,19 +21,29 @@ const WINDOW_SHARE: u64 = 8;
 /// Smallest limit of the window, in bytes: validators use no more.
 const WINDOW_BYTES_MIN: u64 = 8 << 20;
 
+/// One in this number of the bytes that the process may use is for the accounts files of an archive.
+const FILES_SHARE: u64 = 4;
+
+/// Bytes that are kept of each accounts file: its sizes, and the places of its slot.
+const FILE_BYTES: u64 = 200;
+
+/// Smallest limit of the accounts files: mainnet has 432,000, one for each slot of an epoch.
+const FILES_MIN: u64 = 450_000;
+
 /// Opens an archive. Its server is asked again while it fails, until a signal asks to stop; `seen` is told so.
 pub(super) fn open(location: &str, seen: &Seen) -> Result<Archive> {
     let shown = solana::archive::shown_url(location);
     let mut failing = Failing::new(&shown, seen);
     match Archive::open_telling(location, &mut |now| failing.tell(now)) {
         Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => Err(Stopped.into()),
-        opened => Ok(opened?.with_window_limit(window_bytes_max(&probe::memory_limit()))),
+        opened => Ok(opened?.with_limits(limits(&probe::memory_limit()))),
     }
 }
 
-/// Returns the largest window of a packed archive, in bytes, for which this limit leaves room.
-fn window_bytes_max(limit: &MemoryLimit) -> u64 {
-    (limit.bytes / WINDOW_SHARE).max(WINDOW_BYTES_MIN)
+/// Returns the limits of an archive for which this memory has room.
+fn limits(limit: &MemoryLimit) -> Limits {
+    let accounts_files = (limit.bytes / FILES_SHARE / FILE_BYTES).max(FILES_MIN);
+    Limits { window_bytes: (limit.bytes / WINDOW_SHARE).max(WINDOW_BYTES_MIN), accounts_files: accounts_files as usize }
 }
 
 /// The lines and the figures about a server that fails.
@@ -90,7 +100,13 @@ mod tests {
 
     #[test]
     fn the_window_may_take_an_eighth_of_the_memory_and_always_that_of_validators() {
-        let of = |mib: u64| window_bytes_max(&MemoryLimit { bytes: mib << 20, cgroup_file: None }) >> 20;
+        let of = |mib: u64| limits(&MemoryLimit { bytes: mib << 20, cgroup_file: None }).window_bytes >> 20;
         assert_eq!([32, 64, 176, 1024, 65536].map(of), [8, 8, 22, 128, 8192]);
+    }
+
+    #[test]
+    fn the_accounts_files_may_take_a_quarter_of_the_memory_and_always_as_many_as_mainnet_has() {
+        let of = |mib: u64| limits(&MemoryLimit { bytes: mib << 20, cgroup_file: None }).accounts_files;
+        assert_eq!([128, 1024, 65536].map(of), [450_000, 1_342_177, 85_899_345]);
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tokio::task::JoinError;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
@@ -364,7 +365,12 @@ impl Provider {
 
     async fn read(&self) -> Result<Secrets> {
         let settings = self.settings.clone();
-        tokio::task::spawn_blocking(move || settings.read()).await.context("reading the stream's secrets failed")?
+        let read = tokio::task::spawn_blocking(move || settings.read()).await;
+        if read.as_ref().is_err_and(JoinError::is_cancelled) {
+            // The runtime is ending, and this task with it.
+            std::future::pending::<()>().await;
+        }
+        read.context("reading the stream's secrets failed")?
     }
 
     fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {

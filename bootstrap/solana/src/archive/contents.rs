@@ -36,6 +36,7 @@ pub(super) struct Contents {
     has_version: bool,
     /// Slot and number of each accounts file that was met or listed.
     accounts: HashMap<(u64, u64), Sizes>,
+    files_max: usize,
     /// Number of accounts files that were met.
     files: u64,
     /// Whether the manifest's list was read to its end.
@@ -69,14 +70,15 @@ pub(super) enum Part {
 }
 
 impl Contents {
-    /// Begins an archive of this name, which standard input does not have.
-    pub(super) fn new(name: Option<&Name>) -> Self {
+    /// Begins an archive of this name, which standard input does not have, with at most so many accounts files.
+    pub(super) fn new(name: Option<&Name>, files_max: usize) -> Self {
         Self {
             base: name.and_then(|name| name.base),
             slot: name.map(|name| name.slot),
             manifest: None,
             has_version: false,
             accounts: HashMap::new(),
+            files_max: files_max.min(ACCOUNTS_FILES_MAX),
             files: 0,
             is_listed: false,
             others: HashSet::new(),
@@ -145,7 +147,7 @@ impl Contents {
             return true;
         }
         let key = (file.slot, file.file);
-        if self.accounts.len() == ACCOUNTS_FILES_MAX && !self.accounts.contains_key(&key) {
+        if self.accounts.len() == self.files_max && !self.accounts.contains_key(&key) {
             return false;
         }
         self.accounts.entry(key).or_insert(Sizes { found: NO_FILE, listed: NO_FILE }).listed = file.bytes;
@@ -187,8 +189,8 @@ impl Contents {
         if let Some(base) = self.base.filter(|base| slot <= *base) {
             return Err(Fault::SlotBelow { slot, base });
         }
-        if self.files == ACCOUNTS_FILES_MAX as u64 {
-            return Err(Fault::TooMany(ACCOUNTS_FILES_MAX));
+        if self.files == self.files_max as u64 {
+            return Err(Fault::TooManyFiles(self.files_max));
         }
         let sizes = self.accounts.entry((slot, file)).or_insert(Sizes { found: NO_FILE, listed: NO_FILE });
         if std::mem::replace(&mut sizes.found, size) != NO_FILE {
@@ -270,7 +272,7 @@ mod tests {
     fn a_snapshot_needs_all_its_parts() {
         let all = ["version", "snapshots/9/9", "accounts/9.1"];
         for left_out in [None, Some(0), Some(1), Some(2)] {
-            let mut contents = Contents::new(None);
+            let mut contents = Contents::new(None, ACCOUNTS_FILES_MAX);
             for (_, path) in all.iter().enumerate().filter(|(at, _)| Some(*at) != left_out) {
                 contents.enter(&file(path, 5)).unwrap();
             }
@@ -283,26 +285,26 @@ mod tests {
 
     #[test]
     fn slots_are_bounded_by_name_and_by_manifest() {
-        let mut named = Contents::new(Some(&name(Some(5), 9)));
+        let mut named = Contents::new(Some(&name(Some(5), 9)), ACCOUNTS_FILES_MAX);
         assert_eq!(named.enter(&file("accounts/10.1", 0)), Err(Fault::SlotAbove { slot: 10, archive: 9 }));
         assert_eq!(named.enter(&file("accounts/5.1", 0)), Err(Fault::SlotBelow { slot: 5, base: 5 }));
         assert_eq!(named.enter(&file("accounts/6.1", 0)), Ok(Part::Accounts { slot: 6, file: 1 }));
         assert_eq!(named.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
         // Without a name only the manifest tells, which may come last.
-        let mut unnamed = Contents::new(None);
+        let mut unnamed = Contents::new(None, ACCOUNTS_FILES_MAX);
         unnamed.enter(&file("accounts/10.1", 0)).unwrap();
         unnamed.enter(&file("version", 5)).unwrap();
         unnamed.enter(&file("snapshots/9/9", 0)).unwrap();
         assert_eq!(unnamed.finish(), Err(Fault::SlotAbove { slot: 10, archive: 9 }));
         assert_eq!(unnamed.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
-        let mut two = Contents::new(None);
+        let mut two = Contents::new(None, ACCOUNTS_FILES_MAX);
         assert_eq!(two.enter(&file("snapshots/8/9", 0)), Err(Fault::ManifestSlot { found: 9, expected: 8 }));
     }
 
     #[test]
     fn the_files_are_those_that_the_manifest_lists() {
         let of = |found: &[(&str, u64)], listed: &[(u64, u64, u64)], base| {
-            let mut contents = Contents::new(Some(&name(base, 9)));
+            let mut contents = Contents::new(Some(&name(base, 9)), ACCOUNTS_FILES_MAX);
             for (path, size) in [("version", 5), ("snapshots/9/9", 5)].iter().chain(found) {
                 contents.enter(&file(path, *size)).unwrap();
             }
@@ -319,7 +321,7 @@ mod tests {
         assert_eq!(of(&both, &[(9, 2, 512), (8, 1, 501)], None), Err(short));
         assert_eq!(of(&both, &[(9, 2, 512)], None), Err(Fault::FileUnlisted { slot: 8, file: 1 }));
         // A list that was not read to its end counts for nothing.
-        let mut unknown = Contents::new(None);
+        let mut unknown = Contents::new(None, ACCOUNTS_FILES_MAX);
         [("version", 5), ("snapshots/9/9", 5), both[0]].iter().for_each(|(path, size)| {
             unknown.enter(&file(path, *size)).unwrap();
         });
@@ -330,7 +332,7 @@ mod tests {
 
     #[test]
     fn nothing_comes_twice() {
-        let mut contents = Contents::new(None);
+        let mut contents = Contents::new(None, ACCOUNTS_FILES_MAX);
         let paths = ["version", "snapshots/status_cache", "snapshots/9/9", "accounts/9.1", "./accounts/009.1"];
         for path in paths {
             let first = contents.enter(&file(path, 0));
@@ -343,7 +345,7 @@ mod tests {
     fn paths_stay_inside() {
         let bad = ["/version", "../version", "accounts/../version", "accounts//1.1", "./", ".", "accounts/1.1/", ".."];
         for path in bad {
-            assert_eq!(Contents::new(None).enter(&file(path, 0)), Err(Fault::Path), "{path}");
+            assert_eq!(Contents::new(None, ACCOUNTS_FILES_MAX).enter(&file(path, 0)), Err(Fault::Path), "{path}");
         }
         let unknown = [
             "other",
@@ -359,21 +361,25 @@ mod tests {
             "accounts/1.99999999999999999999",
         ];
         for path in unknown {
-            assert_eq!(Contents::new(None).enter(&file(path, 0)), Err(Fault::UnknownEntry), "{path}");
+            assert_eq!(
+                Contents::new(None, ACCOUNTS_FILES_MAX).enter(&file(path, 0)),
+                Err(Fault::UnknownEntry),
+                "{path}"
+            );
         }
         for path in ["./", ".", "snapshots/", "./snapshots", "snapshots/9/", "accounts", "././accounts/"] {
             let header = Header { path: path.to_owned(), kind: Kind::Directory, size: 0 };
-            assert_eq!(Contents::new(None).enter(&header), Ok(Part::Ignored), "{path}");
+            assert_eq!(Contents::new(None, ACCOUNTS_FILES_MAX).enter(&header), Ok(Part::Ignored), "{path}");
         }
         let header = Header { path: "etc".to_owned(), kind: Kind::Directory, size: 0 };
-        assert_eq!(Contents::new(None).enter(&header), Err(Fault::UnknownEntry));
+        assert_eq!(Contents::new(None, ACCOUNTS_FILES_MAX).enter(&header), Err(Fault::UnknownEntry));
         let header = Header { path: "accounts".to_owned(), kind: Kind::Directory, size: 1 };
-        assert_eq!(Contents::new(None).enter(&header), Err(Fault::DirectoryData(1)));
+        assert_eq!(Contents::new(None, ACCOUNTS_FILES_MAX).enter(&header), Err(Fault::DirectoryData(1)));
     }
 
     #[test]
     fn sizes_and_numbers_of_entries_are_bounded() {
-        let mut contents = Contents::new(None);
+        let mut contents = Contents::new(None, ACCOUNTS_FILES_MAX);
         for (path, limit) in [("version", 8), ("accounts/1.1", 16 << 30), ("snapshots/1/1", 32 << 30)] {
             let refused = contents.enter(&file(path, limit + 1));
             assert_eq!(refused, Err(Fault::TooLarge { size: limit + 1, limit }), "{path}");
@@ -381,5 +387,11 @@ mod tests {
         }
         let more = (0..=OTHER_FILES_MAX).map(|number| contents.enter(&file(&format!("snapshots/x{number}"), 0)));
         assert_eq!(more.last(), Some(Err(Fault::TooMany(OTHER_FILES_MAX))));
+        let mut few = Contents::new(None, 2);
+        assert!(few.enter(&file("accounts/1.1", 0)).is_ok() && few.list(Listed { slot: 1, file: 2, bytes: 0 }));
+        assert!(!few.list(Listed { slot: 1, file: 3, bytes: 0 }), "the table is full");
+        few.end_list(false);
+        assert!(few.enter(&file("accounts/1.2", 0)).is_ok());
+        assert_eq!(few.enter(&file("accounts/1.3", 0)), Err(Fault::TooManyFiles(2)));
     }
 }

@@ -90,6 +90,15 @@ pub enum Fault {
     /// More entries than a snapshot has.
     #[error("too many entries: limit={0}")]
     TooMany(usize),
+    /// More accounts files than the caller has memory for, or than a snapshot has.
+    #[error(
+        "too many accounts files: limit={0}: each takes memory, so that a process with more memory takes more of them, but \
+         no validator writes over 5000000"
+    )]
+    TooManyFiles(usize),
+    /// A manifest whose queue of blockhashes contradicts itself.
+    #[error("the manifest's newest blockhash is not in its own list: get the archive again")]
+    Blockhash,
     /// Two entries of one name.
     #[error("the archive has two entries of this name")]
     Duplicate,

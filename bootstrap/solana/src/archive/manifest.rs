@@ -8,6 +8,8 @@
 //! list. The layout is that of agave 4.2 (`DeserializableVersionedBank`, then `AccountsDbFields`). Two slots, one on
 //! each side of the stakes and of the list, have to be the archive's: any other layout is unknown.
 
+use super::error::Fault;
+
 /// One field of the manifest.
 #[derive(Clone, Copy, Debug)]
 enum Field {
@@ -19,6 +21,8 @@ enum Field {
     Slot,
     /// The newest blockhash, which is that of the archive's slot: a bank registers it with its last tick.
     Blockhash,
+    /// A blockhash of the queue. The newest one is among them, because a bank looks up its fee there.
+    QueuedBlockhash,
     /// A byte that tells whether the fields follow.
     Optional(&'static [Self]),
     /// A count, and the fields of each element.
@@ -33,7 +37,7 @@ enum Field {
     FileBytes,
 }
 
-use Field::{Blockhash, Bytes, FileBytes, FileNumber, FileSlot, Flag, List, Optional, Skip, Slot};
+use Field::{Blockhash, Bytes, FileBytes, FileNumber, FileSlot, Flag, List, Optional, QueuedBlockhash, Skip, Slot};
 
 const EPOCH_SCHEDULE: [Field; 3] = [Skip(16), Flag, Skip(16)];
 /// Key, stake, and the account: lamports, data, owner, executable, rent epoch.
@@ -44,7 +48,7 @@ const FIELDS: &[Field] = &[
     // The queue of blockhashes: last index, last hash, (hash, fee, index, time) of each, greatest age.
     Skip(8),
     Optional(&[Blockhash]),
-    List(&[Skip(32 + 8 + 8 + 8)]),
+    List(&[QueuedBlockhash, Skip(8 + 8 + 8)]),
     Skip(8),
     // Ancestors, hash, parent's hash and slot, hard forks.
     List(&[Skip(16)]),
@@ -110,6 +114,9 @@ pub(super) struct Manifest {
     have: usize,
     is_known: bool,
     blockhash: [u8; 32],
+    /// Whether the queue has blockhashes, and whether the newest one is among them.
+    has_queue: bool,
+    is_queued: bool,
     file_slot: u64,
     file_number: u64,
 }
@@ -133,6 +140,8 @@ impl Manifest {
             have: 0,
             is_known: true,
             blockhash: [0; 32],
+            has_queue: false,
+            is_queued: false,
             file_slot: 0,
             file_number: 0,
         }
@@ -156,7 +165,7 @@ impl Manifest {
             }
             let width = match field {
                 Flag | Optional(_) => 1,
-                Blockhash => 32,
+                Blockhash | QueuedBlockhash => 32,
                 _ => 8,
             };
             let taken = (width - self.have).min(bytes.len());
@@ -173,8 +182,15 @@ impl Manifest {
 
     /// Ends the manifest. Returns the blockhash of its slot, all zeros if it names none; `None` if its layout is unknown,
     /// so that files may be missing from those that were passed on.
-    pub(super) fn finish(mut self) -> Option<[u8; 32]> {
-        (self.is_known && self.skip == 0 && self.field().is_none()).then_some(self.blockhash)
+    ///
+    /// # Errors
+    /// The manifest names two newest blockhashes, because one of them is damaged.
+    pub(super) fn finish(mut self) -> Result<Option<[u8; 32]>, Fault> {
+        if !self.is_known || self.skip > 0 || self.field().is_some() {
+            return Ok(None);
+        }
+        let is_damaged = self.blockhash != [0; 32] && self.has_queue && !self.is_queued;
+        if is_damaged { Err(Fault::Blockhash) } else { Ok(Some(self.blockhash)) }
     }
 
     /// Takes a field's bytes. Returns whether they may be there.
@@ -185,6 +201,11 @@ impl Manifest {
             Skip(_) => true,
             Blockhash => {
                 self.blockhash = bytes;
+                true
+            }
+            QueuedBlockhash => {
+                self.has_queue = true;
+                self.is_queued |= bytes == self.blockhash;
                 true
             }
             Flag => number <= 1,
@@ -275,7 +296,7 @@ mod tests {
                 true
             });
         }
-        (files, walk.finish().is_some())
+        (files, walk.finish().unwrap().is_some())
     }
 
     #[test]
@@ -298,11 +319,36 @@ mod tests {
         for piece in [1, 31, 10_000] {
             let mut walk = Manifest::new(9);
             bytes.chunks(piece).for_each(|piece| walk.push(piece, &mut |_| true));
-            assert_eq!(walk.finish(), Some([5; 32]), "{piece}");
+            assert_eq!(walk.finish(), Ok(Some([5; 32])), "{piece}");
         }
         let mut none = Manifest::new(9);
         none.push(&manifest(&[]), &mut |_| true);
-        assert_eq!(none.finish(), Some([0; 32]));
+        assert_eq!(none.finish(), Ok(Some([0; 32])));
+    }
+
+    /// A flipped bit in either of both places would make every stream one of another chain.
+    #[test]
+    fn the_newest_blockhash_is_in_the_queue() {
+        let mut good = manifest(&[]);
+        good[8] = 1;
+        good.splice(9..9, [5; 32]);
+        // The number of hashes, and three of them with 24 bytes each.
+        let hashes = [[4; 32], [5; 32], [6; 32]].map(|hash| [&hash[..], &[0; 24]].concat()).concat();
+        good[41] = 3;
+        good.splice(49..49, hashes);
+        let ends = |bytes: &[u8], piece: usize| {
+            let mut walk = Manifest::new(9);
+            bytes.chunks(piece).for_each(|piece| walk.push(piece, &mut |_| true));
+            walk.finish()
+        };
+        for piece in [1, 40, 10_000] {
+            assert_eq!(ends(&good, piece), Ok(Some([5; 32])), "{piece}");
+        }
+        for at in (9..41).chain(49 + 56..49 + 56 + 32) {
+            let mut damaged = good.clone();
+            damaged[at] ^= 4;
+            assert_eq!(ends(&damaged, 64), Err(Fault::Blockhash), "{at}");
+        }
     }
 
     #[test]
@@ -323,6 +369,6 @@ mod tests {
         let full = Manifest::new(9);
         let mut walk = full;
         walk.push(&good, &mut |_| false);
-        assert_eq!(walk.finish(), None, "more files than can be kept");
+        assert_eq!(walk.finish(), Ok(None), "more files than can be kept");
     }
 }

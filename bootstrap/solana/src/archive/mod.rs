@@ -11,8 +11,8 @@
 //!
 //! # Memory
 //! Whatever an archive's size: four buffers of 1 MiB, one of 256 KiB, and the decoder's window (512 KiB to 8 MiB for a
-//! validator's archives, never more than the caller's limit), and a table of the accounts files, at most 80 bytes each (mainnet:
-//! 432,000 files, 35 MB; never more than 5 million files, 400 MB). An entry is never held as a whole.
+//! validator's archives), and a table of the accounts files, at most 80 bytes each (mainnet: 432,000 files, 35 MB). Both
+//! have [`Limits`]. An entry is never held as a whole.
 
 pub mod append_vec;
 mod contents;
@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use contents::{ACCOUNTS_FILES_MAX, Contents};
 use decode::WINDOW_BYTES_MAX;
 pub use error::{Error, Fault, Stop, Within};
 pub use http::{is_url, shown as shown_url};
@@ -112,7 +113,22 @@ pub struct Summary {
 /// An archive that is open, and was not read yet.
 pub struct Archive {
     input: Input,
-    window_bytes_max: u64,
+    limits: Limits,
+}
+
+/// The largest archives of which the memory grows. Larger values than the defaults count as the defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Window of an archive packed by zstd, in bytes: 128 MiB by default.
+    pub window_bytes: u64,
+    /// Number of accounts files: 5 million by default, as agave has it.
+    pub accounts_files: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { window_bytes: WINDOW_BYTES_MAX, accounts_files: ACCOUNTS_FILES_MAX }
+    }
 }
 
 impl Archive {
@@ -122,7 +138,7 @@ impl Archive {
     /// # Errors
     /// [`Error::Open`] when there is nothing to read, [`Error::Name`] when the name is almost that of an archive.
     pub fn open(location: &str) -> Result<Self, Error> {
-        Ok(Self { input: Input::open(location, None)?, window_bytes_max: WINDOW_BYTES_MAX })
+        Ok(Self { input: Input::open(location, None)?, limits: Limits::default() })
     }
 
     /// Opens the archive as [`Self::open`] does. A server that fails is asked again for ten minutes or longer, in
@@ -131,21 +147,20 @@ impl Archive {
     /// # Errors
     /// Those of [`Self::open`]; [`Error::Stopped`] with the error of `progress`.
     pub fn open_telling(location: &str, progress: &mut Tell<'_>) -> Result<Self, Error> {
-        Ok(Self { input: Input::open(location, Some(progress))?, window_bytes_max: WINDOW_BYTES_MAX })
+        Ok(Self { input: Input::open(location, Some(progress))?, limits: Limits::default() })
     }
 
     /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.
     pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
         let source = Source::Stream(Box::new(bytes));
         let input = Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() };
-        Self { input, window_bytes_max: WINDOW_BYTES_MAX }
+        Self { input, limits: Limits::default() }
     }
 
-    /// Makes [`Self::read`] refuse a zstd window that is larger, in bytes. Without this the limit is 128 MiB, and it is
-    /// never more.
+    /// Makes [`Self::read`] refuse an archive beyond these limits.
     #[must_use]
-    pub fn with_window_limit(self, window_bytes_max: u64) -> Self {
-        Self { window_bytes_max, ..self }
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// Returns the parts of the archive's name. Standard input has none, nor does a file of another name.
@@ -179,12 +194,13 @@ impl Archive {
     pub fn read(self, progress: &mut Tell<'_>, take: &mut Take<'_>) -> Result<Summary, Error> {
         let Input { source, name, shown, failures, .. } = self.input;
         let packed = Arc::new(AtomicU64::new(0));
-        let mut reading = Reading::new(&shown, name.as_ref(), (Arc::clone(&packed), failures), progress, take);
+        let contents = Contents::new(name.as_ref(), self.limits.accounts_files);
+        let mut reading = Reading::new(&shown, contents, (Arc::clone(&packed), failures), progress, take);
         match source {
             Source::Directory(path) => directory::read(&path, &packed, &mut reading)?,
             Source::Stream(bytes) => {
                 let packing = name.as_ref().map(|name| name.packing);
-                let mut unpacked = Unpacked::start(&shown, bytes, packing, packed, self.window_bytes_max)
+                let mut unpacked = Unpacked::start(&shown, bytes, packing, packed, self.limits.window_bytes)
                     .map_err(|source| Error::Open { archive: shown.clone(), source })?;
                 stream::read(&mut unpacked, &mut reading)?;
             }

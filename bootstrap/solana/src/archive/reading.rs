@@ -11,7 +11,6 @@ use super::contents::{Contents, Part, VERSION_BYTES_MAX};
 use super::error::{Error, Fault, Within};
 use super::http::Failures;
 use super::manifest::Manifest;
-use super::name::Name;
 use super::tar::Header;
 use super::{Progress, Summary, Take, Tell};
 
@@ -54,18 +53,18 @@ enum Bytes {
 }
 
 impl<'a> Reading<'a> {
-    /// Begins the archive `archive`, whose name is `name` if it has one. `packed` is the number of its bytes that were
+    /// Begins the archive `archive`, of which no entry was met. `packed` is the number of its bytes that were
     /// read so far, and `failures` its server's failures, both kept up to date by the source.
     pub(super) fn new(
         archive: &'a str,
-        name: Option<&Name>,
+        contents: Contents,
         (packed, failures): (Arc<AtomicU64>, Arc<Failures>),
         tell: &'a mut Tell<'a>,
         take: &'a mut Take<'a>,
     ) -> Self {
         Self {
             archive,
-            contents: Contents::new(name),
+            contents,
             entry: Entry { name: String::new(), at: 0, bytes: Bytes::Ignored },
             packed,
             failures,
@@ -120,7 +119,7 @@ impl<'a> Reading<'a> {
                 return Err(self.entry_error(0, Fault::Version(text.escape_ascii().to_string())));
             }
             Bytes::Manifest(manifest) => {
-                let blockhash = manifest.finish();
+                let blockhash = manifest.finish().map_err(|fault| self.entry_error(0, fault))?;
                 self.contents.end_list(blockhash.is_some());
                 self.blockhash = blockhash.unwrap_or_default();
             }
