@@ -103,7 +103,7 @@ impl Healer {
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
     /// store is for a person to judge.
-    pub(crate) async fn needed(&self, state: &State) {
+    pub(crate) async fn needed(state: &State) {
         let mut since = None;
         loop {
             since = match state.readiness.phase() {

@@ -1,6 +1,8 @@
 //! Gaps that are closed from snapshot archives: the map, the feed and the lookups stay exact, with kills, and with
 //! archives that are too old, cut or late.
 
+mod faults;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,11 +48,15 @@ struct Run {
 
 impl Run {
     fn new(options: EngineOptions) -> Self {
+        Self::with(options, DELIVERY)
+    }
+
+    fn with(options: EngineOptions, delivery: &str) -> Self {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let dir = temp.path().join("store");
         let (archives, uds) = (temp.path().join("archives"), temp.path().join("solkv.sock"));
         fs::create_dir(&archives).unwrap();
-        let (stream, workload) = stream(&format!("{STORY} {DELIVERY}"));
+        let (stream, workload) = stream(&format!("{STORY} {delivery}"));
         load(&dir, &options, &workload);
         Self { temp, dir, archives, uds, stream, workload, options }
     }
@@ -61,12 +67,12 @@ impl Run {
         Service::start(&self.dir, &self.options, &geyser, &[&always[..], more].concat())
     }
 
-    /// Follows the first slots, and is away for longer than the server keeps its slots.
-    fn fall_behind(&self) {
+    /// Follows the first slots, and is away for `outage` slots, which is longer than the server keeps its slots.
+    fn fall_behind(&self, outage: u64) {
         let mut service = self.start(&[]);
         let reached = service.wait_for_slot(LEFT);
         service.kill();
-        wait_for_sent(&self.stream, reached + OUTAGE);
+        wait_for_sent(&self.stream, reached + outage);
     }
 
     /// Writes the archive of the stream's block `block` to the directory that is watched, and returns its slot.
@@ -198,7 +204,7 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         let pairs = run.workload.pairs;
         let follower = Follower::new(&run.uds, 1, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
         let follower = follower.follow(Arc::clone(&last_seq));
-        run.fall_behind();
+        run.fall_behind(OUTAGE);
         let mut service = run.start(&["--commit-every", "40", "--feed-heartbeat", "50ms"]);
         let before = wait_for("the store", || service.slot());
         let (needed, _) = wait_for_need(&mut service, "there is none");
@@ -233,7 +239,7 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
         let pairs = run.workload.pairs;
         let follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
         let follower = follower.follow(Arc::clone(&last_seq));
-        run.fall_behind();
+        run.fall_behind(OUTAGE);
         let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
         let mut service = run.start(&small);
         let (needed, _) = wait_for_need(&mut service, "there is none");
@@ -279,7 +285,7 @@ fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
         let mut follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
         follower.may_leave_open = true;
         let follower = follower.follow(Arc::clone(&last_seq));
-        run.fall_behind();
+        run.fall_behind(OUTAGE);
         let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
         let mut service = run.start(&small);
         let (needed, _) = wait_for_need(&mut service, "there is none");
@@ -307,7 +313,7 @@ fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
 #[test]
 fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     let run = Run::new(columns().remove(0));
-    run.fall_behind();
+    run.fall_behind(OUTAGE);
     let mut service = run.start(&[]);
     let before = wait_for("the store", || service.slot());
     let (needed, _) = wait_for_need(&mut service, "there is none");

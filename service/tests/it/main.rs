@@ -24,6 +24,7 @@ mod metrics;
 mod overload;
 mod provider;
 mod ready;
+mod relay;
 mod ring;
 mod scripted;
 mod secure;

@@ -1,0 +1,115 @@
+//! Heals during which a provider goes wrong while its slots are kept: map and subscriber stay exact, by a second provider
+//! or by newer slots.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proto::v1::subscribe_request::Start;
+
+use super::{Run, base_map, wait_for_need};
+use crate::feed::{Follower, UNKNOWN};
+use crate::relay::{Fault, Relay};
+use crate::support::{BASE_SLOT, Service, columns, end, wait_for};
+
+/// The server keeps four seconds of slots, and sends for twenty. A provider is left within less than those four.
+const DELIVERY: &str = "--rate 2000 --replay-slots 80";
+const TIMEOUTS: [&str; 4] = ["--idle-timeout", "1s", "--gap-timeout", "500ms"];
+/// Slots sent while the service is away: more than the server keeps.
+const OUTAGE: u64 = 110;
+
+/// Number of slots that the spool takes after the takeover before the archive comes.
+const SLOTS_AFTER: f64 = 10.0;
+
+/// Starts a service that follows `first`, and then the providers of `more`.
+fn start(run: &Run, first: &Relay, more: &[&str]) -> Service {
+    let always = ["--uds", run.uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+    let heal = ["--heal-from", run.archives.to_str().unwrap()];
+    Service::start(&run.dir, &run.options, &first.url(), &[&always[..], &heal, &TIMEOUTS, more].concat())
+}
+
+/// Heals with a first provider that `spoil` makes useless in the middle of the spool, which the log shows by `words`.
+/// With `to_end` the archive comes after the stream's end.
+fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str, to_end: bool) {
+    let run = Run::with(columns().remove(0), DELIVERY);
+    let first = Relay::start(run.stream.address());
+    let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+    let pairs = run.workload.pairs;
+    let follower = Follower::new(&run.uds, 3, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
+    let follower = follower.follow(Arc::clone(&last_seq));
+    run.fall_behind(OUTAGE);
+    let second = format!("http://{}", run.stream.address());
+    let mut service = start(&run, &first, &["--geyser", &second]);
+    let (needed, _) = wait_for_need(&mut service, "there is none");
+    assert!(!service.log().contains(words), "the fault comes later: {}", service.log());
+    let spoilt = spoil(first);
+    wait_for("the fault in the log", || service.log().contains(words).then_some(()));
+    let slots = service.metric("solkv_spool_slots").unwrap();
+    wait_for("the second provider", || service.metric("solkv_spool_slots").filter(|now| *now >= slots + SLOTS_AFTER));
+    if to_end {
+        end(&run.stream);
+    }
+    assert_eq!(wait_for_need(&mut service, "there is none").0, needed, "the kept slots have no gap");
+    let slot = run.archive(needed - BASE_SLOT);
+    service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+    let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+    // ORDERING: Relaxed: a number that is set once.
+    last_seq.store(seq, Ordering::Relaxed);
+    let followed = follower.join().unwrap();
+    let map = run.finish(service, &end);
+    drop(spoilt);
+    assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+}
+
+fn with(fault: Fault) -> impl FnOnce(Relay) -> Option<Relay> {
+    move |relay| {
+        relay.set(fault);
+        Some(relay)
+    }
+}
+
+#[test]
+fn a_provider_that_ends_during_a_heal_is_left() {
+    let end = |relay| {
+        drop(relay);
+        None
+    };
+    heal_beside(end, "stream ended: ", false);
+}
+
+#[test]
+fn a_provider_that_lies_during_a_heal_is_left() {
+    heal_beside(with(Fault::Lies), "the provider contradicts the applied chain: another one takes over", false);
+}
+
+#[test]
+fn a_provider_that_withholds_a_slot_during_a_heal_is_left() {
+    heal_beside(with(Fault::Withholds), "over gap_timeout=", false);
+}
+
+/// After the heal the first provider is asked first, and its silence lasts longer than the second one keeps its slots.
+#[test]
+fn a_provider_that_stalls_during_a_heal_is_left() {
+    heal_beside(with(Fault::Stalls), "stream ended: the server answers, but sent no slot", true);
+}
+
+#[test]
+fn kept_slots_with_a_gap_that_stays_are_dropped_for_the_newest() {
+    let run = Run::with(columns().remove(0), "--rate 1300 --replay-slots 40");
+    run.fall_behind(60);
+    let only = Relay::start(run.stream.address());
+    let mut service = start(&run, &only, &[]);
+    let (first, _) = wait_for_need(&mut service, "there is none");
+    only.set(Fault::Withholds);
+    let dropped = "the kept slots have a gap of their own: they are dropped";
+    wait_for("the end of the first spool", || service.log().contains(dropped).then_some(()));
+    let needed = wait_for("a later slot", || {
+        Some(wait_for_need(&mut service, "there is none").0).filter(|needed| *needed > first)
+    });
+    let slot = run.archive(needed - BASE_SLOT);
+    service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+    run.finish(service, &end);
+}
