@@ -1,11 +1,15 @@
 //! Resources that a store uses: disk space, and pages in the kernel's page cache.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+
+/// Bytes of one read in [`fill_page_cache`].
+const READ_BYTES: usize = 1 << 20;
 
 /// Returns the bytes of the blocks that are allocated to all files below `dir`.
 pub fn disk_bytes(dir: &Path) -> u64 {
@@ -29,6 +33,20 @@ pub fn drop_page_cache(dir: &Path) -> Result<()> {
         file.sync_all().with_context(|| format!("cannot flush file={}", path.display()))?;
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
             .with_context(|| format!("cannot drop pages of file={}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Reads the files below `dir` once, each from its beginning to its end, so that the page cache holds as much of them as
+/// it has room for. Files that vanish meanwhile are left out.
+///
+/// # Errors
+/// I/O errors of reading a file, which the message names.
+pub fn fill_page_cache(dir: &Path) -> Result<()> {
+    let mut piece = vec![0; READ_BYTES];
+    for path in files(dir) {
+        let Ok(mut file) = File::open(&path) else { continue };
+        while file.read(&mut piece).with_context(|| format!("cannot read file={}", path.display()))? > 0 {}
     }
     Ok(())
 }
@@ -151,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_a_file_are_counted_and_dropped() {
+    fn pages_of_a_file_are_counted_dropped_and_read_in() {
         let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
         fs::write(dir.path().join("file"), vec![1; 1 << 20]).expect("written");
         assert!(page_cache_bytes(dir.path()) >= 1 << 20);
@@ -160,6 +178,8 @@ mod tests {
         drop_page_cache(dir.path()).expect("dropped");
         assert_eq!(page_cache_bytes(dir.path()), 0);
         assert_eq!(mapped_resident_bytes(&file).expect("counted"), 0);
+        fill_page_cache(dir.path()).expect("read");
+        assert!(page_cache_bytes(dir.path()) >= 1 << 20);
         assert!(disk_bytes(dir.path()) >= 1 << 20);
     }
 }

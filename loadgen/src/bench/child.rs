@@ -44,6 +44,9 @@ pub(crate) struct Answer {
     #[serde(default)]
     pub(crate) open: Option<Opening>,
     pub(crate) pairs: u64,
+    /// State of the store at the start as the run itself has seen it. `None` where the parent has looked.
+    #[serde(default)]
+    pub(crate) state: Option<String>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -278,6 +281,7 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         io: Io::default(),
         open: None,
         pairs: stats.pairs_estimate,
+        state: None,
         notes: [note_of_overdue(driven.overdue, driven.ops), note_of_writer(driven.overdue_puts)]
             .into_iter()
             .flatten()

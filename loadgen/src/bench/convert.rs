@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::child::Answer;
 use super::run::Run;
+use crate::live::start::Start;
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
 /// Figures of one operation between two samples of a load.
@@ -37,6 +38,7 @@ impl Answer {
             io: Io::default(),
             open: None,
             pairs: run.pairs,
+            state: None,
             notes: Vec::new(),
         }
     }
@@ -70,6 +72,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
         io: Io { user_write_bytes: pairs * 64, ..io },
         open: None,
         pairs,
+        state: None,
         notes: vec![format!(
             "rss_peak_bytes={} page_cache_bytes={}",
             number("rss_peak_bytes")?,
@@ -91,8 +94,10 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
     if let Some(charged) = charged {
         notes.push(format!("charged_peak_bytes={charged}"));
     }
-    if let Some(held) = report.pointer("/start/page_cache_bytes").and_then(Value::as_u64) {
-        notes.push(format!("page_cache_at_start_bytes={held}"));
+    let start = Start::deserialize(report.get("start").context("no start in the report")?)?;
+    notes.push(format!("page_cache_at_start_bytes={}", start.page_cache_bytes));
+    if let Some(warm_up) = start.warm_up {
+        notes.push(format!("warm_up_read_bytes={} missing={}", warm_up.read_bytes, warm_up.missing_bytes));
     }
     Ok(Answer {
         elapsed_s: report.get("seconds").and_then(Value::as_f64).unwrap_or(elapsed.as_secs_f64()),
@@ -102,6 +107,7 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         io: Io { user_s: usage("user_s"), system_s: usage("system_s"), user_write_bytes: writes * 64, ..Io::default() },
         open: None,
         pairs: run.pairs,
+        state: Some(start.state().to_owned()),
         notes,
         engine: latencies.engine,
         engine_options: run.engine_options(),

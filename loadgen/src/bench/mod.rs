@@ -25,16 +25,17 @@ use bytesize::ByteSize;
 use probe::{Baseline, Quantiles};
 
 use crate::commands::stop_flag;
-use crate::result::{Record, SCHEMA_VERSION};
+use crate::live::start::cached;
+use crate::result::{self, Record, SCHEMA_VERSION};
 use child::Answer;
 use run::Run;
-use scenario::{Kind, Scenario, State};
+use scenario::{Kind, Scenario, State, name_of};
 use spawn::Measured;
 use store::Stores;
 
-/// Time for which the device alone is measured before each run from a cold start.
 /// Number of reads at once with which a device is compared that the service keeps busy.
 const DEVICE_DEPTH: u32 = 64;
+/// Time for which the device alone is measured before each run from a cold start.
 const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
 /// Text after the options in `loadgen bench --help`.
@@ -163,12 +164,9 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     if is_cold || run.cap_bytes.is_some() {
         probe::drop_page_cache(&dir)?;
     }
-    let (held, size) = (probe::page_cache_bytes(&dir), probe::disk_bytes(&dir));
-    if is_cold && held > size / 100 {
-        notes.push(format!("not cold at the start: {} of the store in the page cache", ByteSize::b(held)));
-    } else if is_cold && run.kind != Kind::Bootstrap {
-        notes.push(format!("cold at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
-    }
+    // `loadgen live` brings the state about itself, and has looked at it when the service was started.
+    let is_looked_at = is_cold && !matches!(run.kind, Kind::Bootstrap | Kind::Live);
+    let state = if is_looked_at { looked_at(run, &dir, &mut notes) } else { name_of(run.state) };
     let machine = probe::machine(&dir);
     let busy: f64 = machine.loadavg.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
     if busy > f64::from(machine.cores) {
@@ -189,6 +187,10 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         Answer::none(run)
     });
     notes.extend(answer.notes);
+    let (state, asked) = (answer.state.unwrap_or(state), name_of(run.state));
+    if state != asked {
+        notes.push(format!("{state} at the start, and not {asked}"));
+    }
     let record = Record {
         schema: SCHEMA_VERSION,
         program: crate::result::program(),
@@ -198,7 +200,8 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         engine: answer.engine,
         engine_line: Some(run.engine_line.clone()),
         engine_options: answer.engine_options,
-        workload: run.workload(),
+        workload: result::Workload { state: state.clone(), ..run.workload() },
+        state_asked: (state != asked).then_some(asked),
         cap_bytes: run.cap_bytes,
         cap_by,
         start_unix_ms,
@@ -219,6 +222,15 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     };
     stores.release(run, &dir)?;
     Ok(record)
+}
+
+/// Returns the state of the store before a run from a cold start: the one that was asked for if its pages are not in the
+/// page cache. Adds a note.
+fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
+    let (held, size) = (probe::page_cache_bytes(dir), probe::disk_bytes(dir));
+    let state = cached(held, size);
+    notes.push(format!("{state} at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
+    if state == "cold" { name_of(run.state) } else { state.to_owned() }
 }
 
 /// Measures the device on the store: one read at a time where the run reads, and as many at once as the service keeps in

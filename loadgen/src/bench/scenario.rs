@@ -154,7 +154,8 @@ pub(crate) enum State {
     #[default]
     Cold,
     /// The store was read through, and a tenth of its keys were read. After a rest of some seconds the same work was
-    /// done unmeasured for a tenth of the time.
+    /// done unmeasured for a tenth of the time. For `live`: its files were read once, and the service's own warm-up has
+    /// ended before the first slot.
     Warm,
     /// No page of the store is in it when the store is opened. Then the same work is done unmeasured for
     /// `before_seconds`.
@@ -193,6 +194,10 @@ impl Scenario {
             }
             let is_steady = cell.state == State::Steady;
             let loops = !matches!(cell.workload, Kind::Bootstrap | Kind::Live | Kind::Recover | Kind::Scan);
+            ensure!(
+                cell.workload != Kind::Live || cell.state != State::Warm || cell.caps.is_empty(),
+                "state=\"warm\" of live is for runs without caps: pages that loadgen has read are not charged to the service"
+            );
             ensure!(loops || !is_steady, "state=\"steady\": {} has no steady state: give cold", name_of(cell.workload));
             ensure!(cell.rate.is_none_or(|rate| rate > 0.0), "rate={:?}: give more than 0", cell.rate);
             ensure!(cell.batch > 0, "batch=0: give 1 or more");
@@ -410,6 +415,9 @@ mod tests {
         let steady = |workload: &str| text().replace("'read_positive'", &format!("'{workload}'\nstate = 'steady'"));
         assert!(with(&steady("read_positive")).is_ok());
         assert!(with(&steady("recover")).unwrap_err().to_string().contains("recover has no steady state"));
+        let warm = cell("live", "state = 'warm'");
+        assert!(with(&warm).unwrap_err().to_string().contains("without caps"));
+        assert!(with(&warm.replace("caps = [0.5, 1]", "")).is_ok());
     }
 
     #[test]

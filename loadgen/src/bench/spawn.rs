@@ -16,7 +16,7 @@ use super::child::Answer;
 use super::convert;
 use super::engine;
 use super::run::Run;
-use super::scenario::{Kind, unique};
+use super::scenario::{Kind, name_of, unique};
 use crate::live::sibling;
 use crate::result::Memory;
 
@@ -107,6 +107,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
             command.arg("live").arg("--dir").arg(dir).args(["--pairs", &run.pairs.to_string()]);
             command.args(["--seed", &run.seed.to_string(), "--events", &run.events.to_string(), "--verify"]);
             command.args(["--rate", &run.rate.map_or("max".to_owned(), |rate| rate.to_string())]);
+            command.args(["--state", &name_of(run.state)]);
             if let Some(cap) = run.cap_bytes {
                 command.args(["--cap", &cap.to_string()]);
             }

@@ -5,6 +5,7 @@
 
 pub(crate) mod process;
 mod stand;
+pub(crate) mod start;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +17,12 @@ use engine_latency::export::Report;
 use engine_latency::table::{grouped, live_table};
 use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
+use start::{Asked, Start};
 
 /// First part of the programs' names where they are installed.
 const INSTALLED: &str = "solkv-";
@@ -79,6 +80,10 @@ pub struct LiveArgs {
     /// the page cache first, because pages that another process has read are charged to that process
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
+    /// State of the store at the start. Without it the store is cold under a cap and otherwise as it is found; the
+    /// report names the state that was seen
+    #[arg(long, value_enum, value_name = "STATE", conflicts_with_all = ["service_metrics", "no_wait"])]
+    pub state: Option<Asked>,
     /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     pub service_bin: Option<PathBuf>,
@@ -112,16 +117,10 @@ struct Outcome {
     status: Value,
 }
 
-/// Bytes of the store in the page cache when the service was started, and on disk.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Start {
-    page_cache_bytes: u64,
-    disk_bytes: u64,
-}
-
 /// Runs `loadgen live`, from the start of the service to the report.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
+    args.check_state()?;
     // A directory without a store is refused here, before a service is started on it and leaves its log there.
     let engine = args.dir.as_deref().map(engine_of).transpose()?;
     let stand = stand_of(&args)?;
@@ -133,7 +132,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
         eprintln!("WARNING: the memory cap is NOT in force: {why}");
     }
-    let start = args.dir.as_deref().map(|dir| start_of(dir, args.cap.is_some())).transpose()?;
+    let mut start = args.dir.as_deref().map(|dir| Start::prepare(dir, &args)).transpose()?;
     let (mut service, metrics) = match &args.service_metrics {
         Some(metrics) => {
             eprintln!("stream at http://{}; waiting for the service to subscribe", stream.address());
@@ -141,9 +140,18 @@ pub fn run(args: LiveArgs) -> Result<()> {
         }
         None => {
             let metrics = free_address()?.to_string();
+            if args.state == Some(Asked::Warm) {
+                stream.hold();
+            }
             (Some(start_service(&args, &cap, &stream, &metrics)?), metrics)
         }
     };
+    if let (Some(dir), Some(start), Some(service), Some(Asked::Warm)) =
+        (&args.dir, start.as_mut(), service.as_mut(), args.state)
+    {
+        start.await_warm_up(dir, service, &metrics, &stop)?;
+        stream.release();
+    }
     let outcome = follow(&args, &stream, service.as_mut(), &metrics, &cap, &stop)?;
     if let Some(path) = &args.hlog {
         let hlog = get(&metrics, "/histograms.hlog")?;
@@ -171,13 +179,20 @@ pub fn run(args: LiveArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures the store before the service starts. With a cap, its pages are dropped from the page cache first, because
-/// pages read by other programs are not charged to the service.
-fn start_of(dir: &Path, capped: bool) -> Result<Start> {
-    if capped {
-        probe::drop_page_cache(dir)?;
+impl LiveArgs {
+    /// Refuses a warm start that could not be one.
+    fn check_state(&self) -> Result<()> {
+        let warm = self.state == Some(Asked::Warm);
+        ensure!(
+            !warm || self.cap.is_none(),
+            "--state warm is for a run without --cap: pages that this program has read are not charged to the service"
+        );
+        ensure!(
+            !warm || !self.service_args.iter().any(|arg| arg.starts_with("--warm-up")),
+            "--state warm needs the service's own warm-up: leave out --warm-up"
+        );
+        Ok(())
     }
-    Ok(Start { page_cache_bytes: probe::page_cache_bytes(dir), disk_bytes: probe::disk_bytes(dir) })
 }
 
 fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> Result<Service> {
@@ -378,8 +393,9 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<St
         println!("cgroup: peak charged {peak}, page cache now {cache}");
     }
     println!("memory cap: {}", cap.describe());
-    if let Some(Start { page_cache_bytes, disk_bytes }) = start {
-        println!("page cache at the start: {} of {}", ByteSize(page_cache_bytes), ByteSize(disk_bytes));
+    if let Some(start) = start {
+        let (held, size) = (ByteSize(start.page_cache_bytes), ByteSize(start.disk_bytes));
+        println!("state at the start: {}, page cache {held} of {size}", start.state());
     }
     println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
     println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
@@ -430,6 +446,8 @@ fn report(
         "delivery": args.delivery,
         "cap_bytes": args.cap.map(|cap| cap.as_u64()),
         "cap": cap.describe(),
+        "state_asked": args.state,
+        "state": start.map(|start| start.state()),
         "start": start,
         "final": outcome.end,
         "seconds": outcome.seconds,

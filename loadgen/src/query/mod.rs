@@ -217,6 +217,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         engine: engine.to_owned(),
         engine_line: None,
         engine_options: BTreeMap::new(),
+        state_asked: None,
         workload: Workload {
             name: "query".to_owned(),
             arrival: if load.rate.is_some() { "open" } else { "closed" }.to_owned(),

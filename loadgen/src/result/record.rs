@@ -35,6 +35,10 @@ pub struct Record {
     /// Every setting of the engine that was in effect.
     pub engine_options: BTreeMap<String, String>,
     pub workload: Workload,
+    /// State that the scenario asked for, where the state that was seen is another one. [`Workload::state`] is the state
+    /// that was seen. `None` in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_asked: Option<String>,
     /// Memory cap of the run's cgroup in bytes. `None`: not capped.
     pub cap_bytes: Option<u64>,
     /// How the cap was enforced, or the reason why there is none.
@@ -78,7 +82,9 @@ impl Record {
     /// Returns the key that tells this run from all others of a file.
     pub fn run_key(&self) -> String {
         let engine = self.engine_asked_for().unwrap_or_else(|| self.engine.clone());
-        Self::key_of(&self.scenario, &engine, &self.workload, self.cap_bytes, self.repeat)
+        let state = self.state_asked.as_ref().unwrap_or(&self.workload.state).clone();
+        let asked = Workload { state, ..self.workload.clone() };
+        Self::key_of(&self.scenario, &engine, &asked, self.cap_bytes, self.repeat)
     }
 
     /// Returns the [`Record::run_key`] of a run that is not done yet. `engine` has the form of [`Record::engine_line`].
@@ -126,9 +132,10 @@ pub struct Workload {
     pub pairs: u64,
     /// Number of threads (or connections) that work at once.
     pub threads: u32,
-    /// State of the page cache. `cold`: no page of the store is in it at the start. `steady`: as cold, but the same
-    /// work was done unmeasured for a while (`before_seconds` in `more`). `warm`: the store was read through
-    /// beforehand. Any other text describes the state.
+    /// State of the page cache as it was seen. `cold`: at most a hundredth of the store is in it at the start. `steady`:
+    /// as cold, but the same work was done unmeasured for a while (`before_seconds` in `more`). `warm`: the store was
+    /// read through beforehand; for `live`, its files were, and the service's own warm-up had ended. `partly cached`:
+    /// the state that was asked for did not come about. Any other text describes the state.
     pub state: String,
     /// `synced` or `buffered`. `None` for a run without commits.
     pub durability: Option<String>,
@@ -255,5 +262,10 @@ mod tests {
         assert_eq!(record(&tuned, None).engine_asked_for().as_deref(), Some("rocksdb --bloom 10 --profile tuned"));
         assert_eq!(record(&[], None).engine_asked_for(), None, "of a killed run nothing but the label is known");
         assert_ne!(record(&tuned, None).run_key(), record(&options[..2], None).run_key());
+        let mut other_state = record(&tuned, None);
+        other_state.workload.state = "partly cached".to_owned();
+        assert_ne!(other_state.run_key(), record(&tuned, None).run_key());
+        other_state.state_asked = Some("cold".to_owned());
+        assert_eq!(other_state.run_key(), record(&tuned, None).run_key(), "the run is not made again");
     }
 }

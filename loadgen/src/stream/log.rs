@@ -85,6 +85,7 @@ struct Inner {
     cursors: HashMap<u64, u64>,
     next_id: u64,
     seen_subscriber: bool,
+    held: bool,
     stopped: bool,
 }
 
@@ -163,9 +164,15 @@ impl Log {
         self.head.send_modify(|_| ());
     }
 
-    /// Waits until a subscriber has come; returns `false` when stopped.
-    pub(crate) fn wait_first_subscriber(&self) -> bool {
-        let waiting = |inner: &mut Inner| !inner.stopped && !inner.seen_subscriber;
+    /// Makes [`Log::wait_to_begin`] wait for `false`, however many subscribers come before.
+    pub(crate) fn set_held(&self, held: bool) {
+        self.lock().held = held;
+        self.moved.notify_all();
+    }
+
+    /// Waits until a subscriber has come and the log is not held; returns `false` when stopped.
+    pub(crate) fn wait_to_begin(&self) -> bool {
+        let waiting = |inner: &mut Inner| !inner.stopped && (inner.held || !inner.seen_subscriber);
         let inner = self.moved.wait_while(self.lock(), waiting).unwrap_or_else(PoisonError::into_inner);
         !inner.stopped
     }

@@ -87,6 +87,17 @@ impl Stream {
         Ok(Self { address, shared, chain: Some(chain), end, shutdown: Some(shutdown), server: Some(server) })
     }
 
+    /// Keeps the first slot back until [`Stream::release`]. Without effect on a stream that waits for no subscriber, or
+    /// that already has one.
+    pub fn hold(&self) {
+        self.shared.log.set_held(true);
+    }
+
+    /// Lets the first slot go, as soon as there is a subscriber.
+    pub fn release(&self) {
+        self.shared.log.set_held(false);
+    }
+
     /// Returns the bound address, with the port that was picked.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -182,7 +193,7 @@ fn spawn_chain(
 /// Publishes every slot at the asked pace; returns `None` when stopped before the end.
 fn drive_chain(log: &Log, mut chain: Chain, delivery: &Delivery) -> Option<Final> {
     let period = delivery.rate.slot_period(chain.events_per_slot());
-    if !delivery.no_wait && !log.wait_first_subscriber() {
+    if !delivery.no_wait && !log.wait_to_begin() {
         return None;
     }
     let mut due = Instant::now();

@@ -284,6 +284,7 @@ fn record(
         engine: engine.to_owned(),
         engine_line: None,
         engine_options: BTreeMap::new(),
+        state_asked: None,
         workload: Workload {
             name: "query".to_owned(),
             arrival: "closed".to_owned(),

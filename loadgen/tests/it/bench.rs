@@ -224,3 +224,44 @@ fn a_scenario_that_is_none_is_named() {
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && errors.contains("wrong.toml") && errors.contains("secs"), "{errors}");
 }
+
+const LIVE: &str = "
+name = 'live'
+about = 'for a test'
+engines = ENGINES
+pairs = 200000
+
+[[cell]]
+workload = 'live'
+events = 20000
+
+[[cell]]
+workload = 'live'
+events = 20000
+state = 'warm'
+";
+
+/// The digest that `loadgen live` verifies takes a scan of the store, which fills the page cache right before the run.
+#[test]
+fn a_live_run_begins_in_the_state_that_it_names() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("live.toml"), folder.path().join("results.jsonl"));
+    let engines: Vec<_> = engines::compiled().iter().map(|kind| kind.as_str()).collect();
+    std::fs::write(&scenario, LIVE.replace("ENGINES", &format!("{engines:?}"))).unwrap();
+    bench(&scenario, &out, &[]);
+    let records = read(&out).unwrap();
+    let seen: Vec<_> = records.iter().map(|record| (record.workload.state.as_str(), &record.notes)).collect();
+    let (cold, warm) = seen.split_at(engines.len());
+    assert!(
+        cold.iter().all(|(state, _)| *state == "cold") && warm.iter().all(|(state, _)| *state == "warm"),
+        "{seen:#?}"
+    );
+    for record in &records {
+        let held = record.notes.iter().find_map(|note| note.strip_prefix("page_cache_at_start_bytes=")).unwrap();
+        let share = held.parse::<f64>().unwrap() / (record.pairs * 64) as f64;
+        assert!(if record.workload.state == "cold" { share < 0.02 } else { share > 0.98 }, "{share} {record:?}");
+        assert!(record.state_asked.is_none() && record.ops == 20_000);
+    }
+    let runs = records.len();
+    assert!(bench(&scenario, &out, &["--list"]).contains(&format!("{runs} runs, {runs} of them done before")));
+}

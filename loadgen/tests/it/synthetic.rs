@@ -38,6 +38,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         engine: engine.to_owned(),
         engine_line: None,
         engine_options: options.into(),
+        state_asked: None,
         workload: Workload {
             name: workload.to_owned(),
             arrival: if workload == "live" { "open" } else { "closed" }.to_owned(),

@@ -1,0 +1,136 @@
+//! The state of a live run's store at its start: brought about as asked, and named as it was seen.
+//!
+//! Owns: dropping and reading the store's pages, and the wait for the service's own warm-up. Must not: name a state
+//! that was not seen. Runs on the live run's thread.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::process::{Service, get};
+use super::{LiveArgs, POLL_PERIOD, STALL_BOUND};
+
+/// Largest part of a cold store that the page cache holds: its last pages may be in use.
+const COLD_SHARE_MAX: f64 = 0.01;
+/// Smallest part of a warm store that the page cache holds.
+const WARM_SHARE_MIN: f64 = 0.95;
+
+/// Name of a state in which the page cache holds a part of the store that is neither small nor nearly all of it.
+const PARTLY: &str = "partly cached";
+
+/// State that `loadgen live --state` asks for.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Asked {
+    /// None of the store's pages is in the page cache when the service is started
+    Cold,
+    /// The store's files were read once, and the service's own warm-up has ended before the first slot is sent
+    Warm,
+}
+
+/// State of the store as it was seen: of a warm start right before the first slot, of any other right before the
+/// service was started.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) page_cache_bytes: u64,
+    /// Always before the service was started, because the service allocates room for its own files.
+    pub(crate) disk_bytes: u64,
+    /// Bytes that the service's own warm-up has read, and those that it had room for. `None` where it was not waited
+    /// for.
+    pub(crate) warm_up: Option<WarmUp>,
+}
+
+/// Figures of the service's own warm-up, as its `/status.json` has them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct WarmUp {
+    under_way: bool,
+    pub(crate) read_bytes: u64,
+    pub(crate) missing_bytes: u64,
+}
+
+impl Start {
+    /// Brings the store's pages into the state that `args` ask for, before the service is started. Under a cap they are
+    /// always dropped, because pages that another program has read are not charged to the service.
+    pub(super) fn prepare(dir: &Path, args: &LiveArgs) -> Result<Self> {
+        if args.cap.is_some() || args.state == Some(Asked::Cold) {
+            probe::drop_page_cache(dir)?;
+        }
+        if args.state == Some(Asked::Warm) {
+            probe::fill_page_cache(dir)?;
+        }
+        Ok(Self { page_cache_bytes: probe::page_cache_bytes(dir), disk_bytes: probe::disk_bytes(dir), warm_up: None })
+    }
+
+    /// Waits until the warm-up of `service` has ended, and looks at the page cache again.
+    pub(super) fn await_warm_up(
+        &mut self,
+        dir: &Path,
+        service: &mut Service,
+        metrics: &str,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let (mut last, mut moved) = (None, Instant::now());
+        loop {
+            // ORDERING: Relaxed: the flag carries no other data.
+            ensure!(!stop.load(Ordering::Relaxed), "stopped by a signal before the store was warm");
+            service.check_running()?;
+            // The service does not answer before its warm-up has begun.
+            let status: Option<Value> =
+                get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
+            if let Some(status) = status {
+                let warm_up: WarmUp = serde_json::from_value(status["warm_up"].clone())?;
+                if !warm_up.under_way {
+                    (self.page_cache_bytes, self.warm_up) = (probe::page_cache_bytes(dir), Some(warm_up));
+                    return Ok(());
+                }
+                if last != Some(warm_up.read_bytes) {
+                    (last, moved) = (Some(warm_up.read_bytes), Instant::now());
+                }
+            }
+            let stall_s = STALL_BOUND.as_secs();
+            ensure!(
+                moved.elapsed() < STALL_BOUND,
+                "the service's warm-up made no progress: stall_s={stall_s} read_bytes={last:?}"
+            );
+            std::thread::sleep(POLL_PERIOD);
+        }
+    }
+
+    /// Returns the name of the state. An engine that reads past the page cache is warm once its own warm-up has read
+    /// all that it has memory for.
+    pub(crate) fn state(&self) -> &'static str {
+        let filled = |warm_up: WarmUp| warm_up.missing_bytes > 0 && warm_up.read_bytes >= warm_up.missing_bytes;
+        if self.warm_up.is_some_and(filled) { "warm" } else { cached(self.page_cache_bytes, self.disk_bytes) }
+    }
+}
+
+/// Returns the name of the state of a store of `disk_bytes` of which the page cache holds `page_cache_bytes`.
+pub(crate) fn cached(page_cache_bytes: u64, disk_bytes: u64) -> &'static str {
+    let share = page_cache_bytes as f64 / disk_bytes.max(1) as f64;
+    match share {
+        share if share <= COLD_SHARE_MAX => "cold",
+        share if share >= WARM_SHARE_MIN => "warm",
+        _ => PARTLY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_named_as_it_was_seen() {
+        let of = |page_cache_bytes, warm_up: Option<(u64, u64)>| {
+            let warm_up =
+                warm_up.map(|(read_bytes, missing_bytes)| WarmUp { under_way: false, read_bytes, missing_bytes });
+            Start { page_cache_bytes, disk_bytes: 1000, warm_up }.state()
+        };
+        assert_eq!([of(0, None), of(10, None), of(11, None)], ["cold", "cold", PARTLY]);
+        assert_eq!([of(949, None), of(950, None), of(1000, None)], [PARTLY, "warm", "warm"]);
+        assert_eq!([of(0, Some((0, 0))), of(0, Some((8, 9))), of(0, Some((9, 9)))], ["cold", "cold", "warm"]);
+    }
+}
