@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use engine_api::{Error, ErrorKind, Result};
 use solana::ChainCheckpoint;
 
-use super::record::{Beginning, Change, Frame, Identity, SEGMENT_HEADER_BYTES};
+use super::record::{Beginning, Change, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, frame_at, header};
 use super::writer::{boot_id, segment_paths};
 
@@ -86,6 +86,7 @@ impl History {
             while next_seq <= self.store.seq {
                 match frame_at(&segment.file, at, next_seq, &segment.path)? {
                     Found::Frame(frame, after) => {
+                        frame.ends.iter().try_for_each(|end| self.check_passed(end))?;
                         frame.changes.iter().filter(|change| change.slot > self.slot).try_for_each(&mut *take)?;
                         (at, next_seq) = (after, frame.last_seq() + 1);
                         newest = Some(frame);
@@ -99,6 +100,22 @@ impl History {
             }
         }
         self.check_end(next_seq, newest.as_ref())
+    }
+
+    /// Refuses a slot that the store has left out, because no change leads from there to the store: a heal goes from the
+    /// slot before a gap to that of its archive at once.
+    fn check_passed(&self, end: &SlotEnd) -> Result<()> {
+        let &SlotEnd { slot, parent_slot, .. } = end;
+        if !(parent_slot + 1..slot).contains(&self.slot) {
+            return Ok(());
+        }
+        let message = format!(
+            "the store never stood at the archive's slot: archive_slot={} store_went_from_slot={parent_slot} to_slot={slot}: a \
+             heal closed that gap, or the archive is of another fork: take an archive of slot={parent_slot} or before, or \
+             of slot={slot} or later",
+            self.slot
+        );
+        Err(Error::new(ErrorKind::FixInput, message))
     }
 
     /// Refuses a log that was written without flushes before the machine last started, as the service does.
@@ -241,6 +258,25 @@ mod tests {
         assert!(refused(temp.path(), 9, &store).contains("archive_slot=9 oldest_slot=10"));
         let missing = temp.path().join("missing");
         assert!(refused(&missing, 13, &store).contains("there is no log"));
+    }
+
+    /// The changes of a heal are the difference from the slot before the gap, and not from a slot in it.
+    #[test]
+    fn a_slot_that_a_heal_has_left_out_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = write(temp.path(), 14, Durability::Synced);
+        let (mut writer, _) = FeedWriter::open(temp.path(), &store, Durability::Synced, KEEP_ALL).unwrap();
+        let change = Change { slot: 30, key: [3; 32], old: None, new: Some([30; 32]) };
+        let end = SlotEnd { seq: store.seq + 1, slot: 30, blockhash: [30; 32], parent_slot: 14 };
+        writer.append(store.seq + 1, vec![change], vec![end]).unwrap();
+        let healed = at(store.seq + 1, 30);
+        writer.publish(&healed);
+        for slot in [15, 22, 29] {
+            let said = refused(temp.path(), slot, &healed);
+            assert!(said.contains(&format!("archive_slot={slot} store_went_from_slot=14 to_slot=30")), "{said}");
+        }
+        assert_eq!(read(temp.path(), 14, &healed).unwrap(), [30]);
+        assert_eq!(read(temp.path(), 13, &healed).unwrap(), [14, 14, 30]);
     }
 
     #[test]
