@@ -30,6 +30,8 @@ BEFORE_SECONDS = 10
 LOOK_SECONDS = 0.05
 WAIT_SECONDS_MAX = 1800
 TARGET = 1.2
+# Names of the engine's own figures that a line gets, of the catching up alone.
+FIGURES = ("write_amplification_percent", "merges", "merge_us", "merge_step_longest_us")
 # Slots that the server keeps: all.
 REPLAY_SLOTS = 1_000_000
 
@@ -77,16 +79,29 @@ class Service:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
         )
 
-    def slot(self):
-        """Returns the slot that is applied; None while the service does not answer."""
+    def lines(self):
+        """Returns the lines of the metrics; none while the service does not answer."""
         if self.process.poll() is not None:
             sys.exit(f"the service ended by itself: code={self.process.returncode}: see service.log")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
-                lines = answer.read().decode().splitlines()
+                return answer.read().decode().splitlines()
         except OSError:
-            return None
+            return []
+
+    def slot(self):
+        """Returns the slot that is applied; None while the service does not answer."""
+        lines = self.lines()
         return next((int(float(line.split()[-1])) for line in lines if line.startswith("solkv_checkpoint_slot ")), None)
+
+    def figures(self):
+        """Returns the engine's own figures of writing and merging, as far as it has them."""
+        found = {}
+        for line in self.lines():
+            for name in FIGURES:
+                if line.startswith(f'solkv_engine_detail{{name="{name}"}} '):
+                    found[name] = int(float(line.split()[-1]))
+        return found
 
     def stop(self):
         self.process.terminate()
@@ -117,7 +132,7 @@ def ahead(service, slots_per_s):
 
 
 def outage(args, store, engine, children, log):
-    """Returns the seconds from the second start until the service is level with the stream."""
+    """Returns the seconds from the second start until the service is level with the stream, and the engine's figures."""
     port, slots_per_s = free_port(), args.rate / EVENTS_PER_SLOT
     group = Group(args.cap)
     try:
@@ -140,9 +155,9 @@ def outage(args, store, engine, children, log):
         while time.monotonic() - started < WAIT_SECONDS_MAX:
             now = ahead(service, slots_per_s)
             if now is not None and now >= level:
-                seconds = time.monotonic() - started
+                seconds, figures = time.monotonic() - started, service.figures()
                 service.stop()
-                return seconds
+                return seconds, figures
             time.sleep(LOOK_SECONDS)
         sys.exit(f"not level with the stream within {WAIT_SECONDS_MAX} s: engine={engine}")
     finally:
@@ -169,9 +184,11 @@ def measure(args, engine):
     if rate <= args.rate:
         sys.exit(f"the service never catches up: full_rate={rate:.0f} rate={args.rate} engine={engine}")
     with open(os.path.join(args.work, "service.log"), "wb") as log:
-        row["level_s"] = round(outage(args, store, engine, [], log), 2)
+        seconds, figures = outage(args, store, engine, [], log)
+    row["level_s"] = round(seconds, 2)
     row["by_rates_s"] = round(args.outage * args.rate / (rate - args.rate), 2)
     row["is_within_target"] = row["level_s"] <= TARGET * row["by_rates_s"]
+    row["engine_figures"] = figures
     return row
 
 

@@ -2,7 +2,8 @@
 # Runs the whole service for hours under a memory cap smaller than its data: a stream with faults, lookups, followers of
 # the feed over shared memory and gRPC. It samples memory and lookup latency throughout. At the end the store's digest
 # must be the stream's, the followers must have seen every change, and the second half must not have taken more memory
-# than the first. `make soak` runs it; it needs permission to make cgroups.
+# than the first. It also samples the bytes that the engine has written, and its merges. `make soak` runs it; it needs
+# permission to make cgroups.
 set -euo pipefail
 : "${BIN:?folder of the built binaries; run this through make soak}"
 : "${OUT:?file for the samples, a table with tabs}"
@@ -40,8 +41,21 @@ charged() { cat "$group/memory.usage_in_bytes" 2>/dev/null || cat "$group/memory
 
 metrics=$(grep -o 'http://[0-9.:]*/metrics' "$work/live.err" | head -1)
 lag_slots() { curl -s --max-time 2 "$metrics" | awk '$1 == "solkv_lag_slots" { print $2 }'; }
+# The changes of the store, the bytes that the kernel counts as written by the process, and the engine's own figures: "-"
+# where it has none. The kernel counts a whole large folio for each page of it that was changed through the page cache.
+figures() {
+    { cat "/proc/$service/io"; curl -s --max-time 2 "$metrics"; } | awk '
+        $1 == "write_bytes:" { written = $2 }
+        $1 == "solkv_events_written_total" || $1 == "solkv_events_deleted_total" { changes += $2 }
+        match($1, /^solkv_engine_detail\{name="[a-z_]*"\}$/) { own[substr($1, 27, length($1) - 28)] = $2 }
+        function of(name) { return name in own ? own[name] : "-" }
+        END {
+            printf "%.0f\t%.0f\t%s\t%s\t%s\t%s\n", changes, written, of("write_amplification_percent"),
+                of("merges"), of("merge_us"), of("merge_step_longest_us")
+        }'
+}
 
-printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\tlag_slots_max\n' >"$OUT"
+printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\tlag_slots_max\tchanges\twritten_bytes\twrite_amplification_percent\tmerges\tmerge_us\tmerge_step_longest_us\n' >"$OUT"
 start=$SECONDS most=0
 while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev/null); do
     field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
@@ -53,8 +67,9 @@ quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"
 print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
     # The service may end between two samples.
     fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l) || break
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
-        "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" "$most" >>"$OUT"
+    own=$(figures) || break
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
+        "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" "$most" "$own" >>"$OUT"
     most=0
     for _ in $(seq $((every - 5))); do
         kill -0 "$live" 2>/dev/null || break
@@ -84,4 +99,12 @@ print(f"lag_slots: highest {worst(rows, 9):.0f}, the median of the highest of ea
 median = lambda rows, column: sorted(float(row[column]) for row in rows)[len(rows) // 2]
 for name, column in (("lookup_p50_us", 7), ("lookup_p99_us", 8)):
     print(f"{name}: median of the first half {median(rows[:half], column):.0f}, of the second {median(rows[half:], column):.0f}")
+# Key and value have 32 bytes each.
+changes, written, amplification, merges, merge_us, longest_us = (field.strip() for field in rows[-1][10:])
+times = int(written) / max(int(changes) * 64, 1)
+print(f"written by the process, large folios whole: {int(written)} bytes, {times:.1f} times the changes")
+if amplification != "-":
+    print(f"write amplification of the engine, with its log: {float(amplification) / 100:.2f}")
+if merge_us != "-":
+    print(f"merges: {merges} in {float(merge_us) / 1e6:.1f} s, the longest step {float(longest_us) / 1e3:.0f} ms")
 PYTHON

@@ -91,6 +91,7 @@ impl Checked {
 
 /// Runs the service until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<(), Failed> {
+    probe::limit_arenas(probe::memory_limit().bytes);
     // All refusals come before the store is touched.
     let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
     edge.addresses.warn(&config.net(), &edge.access);

@@ -73,6 +73,9 @@ pub struct Share {
     /// Eighths of the memory limit for the engine's cache, unless a size is set. The rest is for the engine's other
     /// memory, dirty pages, connections, and the page cache, which is charged too. 0: the engine has no cache.
     pub cache_eighths: u64,
+    /// Bytes of the limit that the default cache leaves free, where its eighths leave less, for memory of the engine that
+    /// no setting bounds and for the program. 0: the eighths leave enough.
+    pub rest_bytes: u64,
     /// Bytes that batches in key order do not take and others do, in addition to the cache.
     pub memtables_bytes: u64,
     /// Bits per key of the filter, unless a number is set.
@@ -153,7 +156,7 @@ impl Descriptor {
         settings: Vec::new,
         check: |_| Ok(()),
         label: |_, _| None,
-        share: |_| Share { cache_eighths: 0, memtables_bytes: 0, bloom_bits: 0 },
+        share: |_| Share { cache_eighths: 0, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
         page_bytes: 0,
         get_many_waits_in_turn: false,
         pair_bytes: PairBytes { shuffled: 0, sorted: 0 },

@@ -1,11 +1,13 @@
 //! Resources that a process, a store, a device and a machine use and have, as the kernel reports them.
 //!
-//! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the device baseline. Must not: know
-//! an engine, or the purpose of a measurement. Figures that the kernel does not give are absent and never guessed.
+//! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the heap's arenas, the device
+//! baseline. Must not: know an engine, or the purpose of a measurement. Figures that the kernel does not give are absent
+//! and never guessed.
 //! Threads: none of its own.
 
 mod cap;
 mod device;
+mod heap;
 mod limit;
 mod machine;
 mod memory;
@@ -14,6 +16,7 @@ mod store;
 
 pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads, random_reads_at_depth};
+pub use heap::limit_arenas;
 pub use limit::{MemoryLimit, memory_limit};
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};

@@ -32,12 +32,15 @@ impl EngineOptions {
 
     /// Returns the division of `limit` for an engine with these options.
     pub fn division_of(&self, limit: MemoryLimit) -> Division {
-        let eighths = self.share().cache_eighths;
+        let Share { cache_eighths: eighths, rest_bytes, .. } = self.share();
         let cache_bytes = match self.memory {
             _ if eighths == 0 => 0,
             Some(memory) => memory.as_u64(),
             // If the limit is too small for the minimum, the engine gets half of it.
-            None => (limit.bytes / 8 * eighths).max(MEMORY_MIN.min(limit.bytes / 2)),
+            None => {
+                let room_bytes = limit.bytes.saturating_sub(rest_bytes);
+                (limit.bytes / 8 * eighths).min(room_bytes).max(MEMORY_MIN.min(limit.bytes / 2))
+            }
         };
         let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
@@ -94,6 +97,9 @@ mod tests {
     use super::*;
     use crate::list::EngineKind;
 
+    #[cfg(feature = "rocksdb")]
+    const MIB: f64 = (1 << 20) as f64;
+
     #[test]
     fn a_set_memory_wins_and_lmdb_has_no_cache() {
         let redb = EngineOptions { memory: Some(ByteSize::mib(100)), ..EngineOptions::new(EngineKind::Redb) };
@@ -116,5 +122,18 @@ mod tests {
         assert_eq!([of(&rocksdb(Profile::Memory), 8000), of(&rocksdb(Profile::Vanilla), 8000)], [4000, 2000]);
         // First the minimum, then half of a limit below twice the minimum.
         assert_eq!([of(&rocksdb(Profile::Vanilla), 200), of(&rocksdb(Profile::Vanilla), 100)], [64, 50]);
+    }
+
+    #[cfg(feature = "rocksdb")]
+    #[test]
+    fn tuned_rocksdb_leaves_room_for_a_compaction_under_every_limit_that_has_it() {
+        use crate::options::Profile;
+
+        let tuned = EngineOptions { profile: Profile::Tuned, ..EngineOptions::new(EngineKind::Rocksdb) };
+        let of =
+            |mib: u64| tuned.division_of(MemoryLimit { bytes: mib << 20, cgroup_file: None }).cache_bytes as f64 / MIB;
+        // From 341 MiB on five eighths leave 128 MiB, below it the rest has them, and in the end the cache its minimum.
+        assert_eq!([1024, 344, 336, 256, 192].map(of), [640.0, 215.0, 208.0, 128.0, 64.0]);
+        assert_eq!([191, 128, 122, 96].map(of), [64.0, 64.0, 61.0, 48.0]);
     }
 }

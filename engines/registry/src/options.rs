@@ -85,7 +85,8 @@ pub struct EngineArgs {
     /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through
     /// the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where
     /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's memory profile, a quarter
-    /// for vanilla RocksDB and for redb; and at least 64 MiB, or half of a limit below twice that.
+    /// for vanilla RocksDB and for redb; and at least 64 MiB, or half of a limit below twice that. Tuned RocksDB leaves
+    /// 128 MiB of a limit below 341 MiB, as far as that minimum allows.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 

@@ -19,8 +19,8 @@ const REST_BYTES: u64 = 256 << 20;
 
 /// Memory of the tuned profile in addition to its cache: 75 MiB for the program and its code, and the rest for a
 /// compaction. A service with 20M pairs, a cache of 64 MiB and a stream at full speed took 95 MiB and 24 MiB of code in
-/// addition.
-const REST_TUNED_BYTES: u64 = 128 << 20;
+/// addition. The default cache leaves so much where the limit has it, which a limit of 192 MiB does.
+pub(crate) const REST_TUNED_BYTES: u64 = 128 << 20;
 
 /// Returns the notes about the store in `dir`, which may be missing.
 pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {

@@ -22,6 +22,8 @@ pub(crate) struct Counters {
     segment_bytes: AtomicU64,
     flushes: AtomicU64,
     merges: AtomicU64,
+    merge_us: AtomicU64,
+    merge_step_longest_us: AtomicU64,
     failures: AtomicU64,
     /// Disk space in bytes that the next merge lacks; 0 if there is enough.
     merge_short_bytes: AtomicU64,
@@ -59,6 +61,13 @@ impl Counters {
     /// Counts a merge of several runs into one.
     pub(crate) fn merged(&self) {
         self.merges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the time of one step of a merge.
+    pub(crate) fn merge_step(&self, time: Duration) {
+        let us = time.as_micros() as u64;
+        self.merge_us.fetch_add(us, Ordering::Relaxed);
+        self.merge_step_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
     /// Counts a flush or a merge that failed, or that was put off for want of disk space.
@@ -104,7 +113,7 @@ impl Counters {
         self.debt_most_percent.fetch_max(debt_percent, Ordering::Relaxed);
     }
 
-    fn details(&self) -> [(&'static str, u64); 19] {
+    fn details(&self) -> [(&'static str, u64); 21] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (committed, wal, segments) =
             (read(&self.committed_bytes), read(&self.wal_bytes), read(&self.segment_bytes));
@@ -115,6 +124,8 @@ impl Counters {
             ("write_amplification_percent", percent(wal + segments, committed)),
             ("flushes", read(&self.flushes)),
             ("merges", read(&self.merges)),
+            ("merge_us", read(&self.merge_us)),
+            ("merge_step_longest_us", read(&self.merge_step_longest_us)),
             ("merge_failures", read(&self.failures)),
             ("merge_short_of_disk_bytes", read(&self.merge_short_bytes)),
             ("write_stalls", read(&self.stalls)),

@@ -36,7 +36,14 @@ const CLIENT_BUFFER_REQUESTS: usize = 64;
 
 /// Bytes that the server may send before they are read. 32 MiB carry 300 MB/s over a round trip of 100 ms. The window
 /// is fixed, because an adaptive one starts small.
-const WINDOW_BYTES: u32 = 32 << 20;
+const WINDOW_BYTES_MAX: u32 = 32 << 20;
+
+/// The window may fill 1/`WINDOW_SHARE` of the memory limit. While the service catches up it is full, and unread frames
+/// of 110 bytes take more than twice their bytes: with 16 MiB at a limit of 96 MiB the kernel killed the process.
+const WINDOW_SHARE: u64 = 32;
+
+/// Minimum window in bytes: 20 MB/s over a round trip of 100 ms, several times mainnet's account updates.
+const WINDOW_BYTES_MIN: u32 = 2 << 20;
 
 /// Window of the connection, as a multiple of the window of its one stream. The stream's window is the one that bounds
 /// unread bytes.
@@ -48,11 +55,6 @@ const WINDOW_BYTES: u32 = 32 << 20;
 /// an account has 110 bytes or more. Should the budget be exceeded all the same, a new connection begins at the last
 /// applied slot.
 const CONNECTION_WINDOWS: u32 = 4;
-
-/// Window of the stream where the process may use less than [`MEMORY_SMALL_BYTES`], in bytes.
-const WINDOW_SMALL_BYTES: u32 = 16 << 20;
-/// Memory limit in bytes below which the smaller window is used.
-const MEMORY_SMALL_BYTES: u64 = 1 << 30;
 
 /// Text that replaces a secret.
 const MASK: &str = "(hidden)";
@@ -228,8 +230,7 @@ impl Settings {
     }
 
     fn endpoint(&self, secrets: &Secrets) -> Result<Endpoint> {
-        let small = probe::memory_limit().bytes < MEMORY_SMALL_BYTES;
-        let window = if small { WINDOW_SMALL_BYTES } else { WINDOW_BYTES };
+        let window = window_within(probe::memory_limit().bytes);
         let endpoint = Endpoint::from_shared(self.url.clone())
             .with_context(|| format!("not a URL of a Yellowstone server: geyser={:?}", shown(&self.url)))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -385,6 +386,12 @@ fn first_line(path: &Path) -> Result<String> {
     Ok(token)
 }
 
+/// Returns the stream's window for a process that may use `limit_bytes` of memory.
+fn window_within(limit_bytes: u64) -> u32 {
+    let share = u32::try_from(limit_bytes / WINDOW_SHARE).unwrap_or(u32::MAX);
+    share.clamp(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,6 +434,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_small_memory_limit_makes_the_window_smaller() {
+        assert_eq!([1 << 20, 64 << 20, 96 << 20].map(window_within), [2 << 20, 2 << 20, 3 << 20]);
+        assert_eq!([512 << 20, 1 << 30, u64::MAX].map(window_within), [16 << 20, 32 << 20, 32 << 20]);
+    }
+
     /// h2 ends a connection on which too many small frames wait. If the windows do not fit together, it does so before
     /// the stream's window is full.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -435,11 +448,10 @@ mod tests {
         use yellowstone_grpc_proto::geyser::SubscribeRequest;
         use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 
-        /// Slots of 3000 updates each, in frames of 110 bytes: 22 MB. The window under a small memory limit holds 16
-        /// MiB.
+        /// Slots of 3000 updates each, in frames of 110 bytes: 22 MB. A smaller window holds fewer.
         const SLOTS: u64 = 70;
-        let small = probe::memory_limit().bytes < MEMORY_SMALL_BYTES;
-        let waiting = if small { SLOTS / 2 } else { SLOTS };
+        let window = window_within(probe::memory_limit().bytes);
+        let waiting = (u64::from(window) / (3000 * 150)).min(SLOTS);
         let server = loadgen::provider::Provider::start("127.0.0.1:0", 1000, 1).unwrap();
         server.set(Act::Small);
         let settings = Settings { url: format!("http://{}", server.address()), ..Settings::default() };

@@ -71,7 +71,12 @@ pub(crate) fn run(shared: &Shared) {
     let mut again = false;
     while let Some(Round { settle }) = next_round(shared, again) {
         make_pages_huge(shared);
-        let step = (settle.is_some() || pause.is_over()).then(|| merging.step(shared, settle));
+        let step = (settle.is_some() || pause.is_over()).then(|| {
+            let begun = Instant::now();
+            let step = merging.step(shared, settle);
+            shared.counters.merge_step(begun.elapsed());
+            step
+        });
         shared.garbage.sweep();
         shared.balance(0);
         let mut work = shared.work.lock();

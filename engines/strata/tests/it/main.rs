@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_strata::{StrataEngine, StrataOptions};
 
-use support::{Map, Rng};
+use support::{Map, Rng, stat};
 
 const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20 };
 
@@ -131,6 +131,8 @@ fn merges_settling_and_opening_again_keep_the_map() {
     engine.settle().unwrap();
     assert_holds(&engine, &map);
     assert_eq!(engine.stats().unwrap().pairs_estimate, map.len() as u64, "exact once settled");
+    let [longest_us, all_us] = ["merge_step_longest_us", "merge_us"].map(|name| stat(&engine, name));
+    assert!(0 < longest_us && longest_us <= all_us, "longest_us={longest_us} all_us={all_us}");
     engine.scrub().unwrap();
     Box::new(engine).close().unwrap();
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
