@@ -49,7 +49,7 @@ const HEAL_DIR: &str = "heal";
 const DIR_MODE: u32 = 0o700;
 
 /// How long a gap has to last. Another provider takes over within less.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the phase and the progress are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

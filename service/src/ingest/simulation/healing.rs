@@ -24,6 +24,7 @@ use super::sources::{Begin, Start};
 use super::spooled::{Keeper, tear};
 use super::{Simulation, Until, in_virtual_time, try_seeds};
 use crate::chain::{Base, Phase};
+use crate::heal::PATIENCE;
 use crate::ingest::State;
 use crate::ingest::healing::{DifferenceWriter, Differences, Heal};
 use crate::ingest::receive::Message;
@@ -98,12 +99,8 @@ impl Simulation {
         Some(Start { begin, healer: Some(healer), spool: figures, written })
     }
 
-    /// Keeps the service away until no server has its next slots. Nothing happens to a service that keeps a spool, whose
-    /// own gap would take another start of the spool.
+    /// Keeps the service away until no server has its next slots, nor those of its spool.
     async fn outage(&self, rng: &mut Rng) {
-        if self.heals.as_ref().is_none_or(|heals| heals.spool_dir().exists()) {
-            return;
-        }
         advance(Duration::from_millis(2000 + rng.below(8000))).await;
         let kept = self.servers[0].newest_of_chain() - rng.below(4);
         self.servers.iter().for_each(|server| server.keep_from(kept));
@@ -127,8 +124,16 @@ impl Healer {
         messages: &mpsc::Sender<Message>,
         state: &State,
     ) -> Option<Option<Replay>> {
-        let spooling = spooling.unwrap_or_else(|| self.begin_spool());
+        let mut spooling = spooling.unwrap_or_else(|| self.begin_spool());
+        let mut broken_since: Option<Instant> = None;
         loop {
+            // A spool that lacks slots itself is begun anew.
+            let is_broken = spooling.state().readiness.verdict().gap.is_some();
+            broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
+            if broken_since.take_if(|since| since.elapsed() >= PATIENCE).is_some() {
+                spooling.discard().await;
+                spooling = self.begin_spool();
+            }
             if let Some(to) = self.choose(&spooling, state) {
                 let (done, is_done) = oneshot::channel();
                 let from = **state.published.checkpoint();
