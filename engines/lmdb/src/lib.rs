@@ -19,8 +19,9 @@
 //! # Settings, and why
 //!
 //! - **Readahead while the file fits into memory** ([`LmdbOptions::readahead_bytes_max`]), `NO_READAHEAD` beyond. Keys are
-//!   uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB. That fills an empty memory quickly, and makes
-//!   reads more than a hundred times slower as soon as the data exceeds the memory. The size is looked at when the store
+//!   uniform: with readahead each miss reads as much as the device is set up for (Linux's default is 128 KiB) for the sake
+//!   of 4 KiB. That fills an empty memory quickly, and makes reads slower as soon as the data exceeds the memory: more
+//!   than a hundred times on the machine of the results, whose device reads 8 MiB ahead. The size is looked at when the store
 //!   is opened, and before each batch. Scans announce the leaves that they come to next, and batches of gets the pages of
 //!   all their keys, in either case.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and

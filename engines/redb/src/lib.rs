@@ -25,7 +25,7 @@
 //!   a commit of one flush is proved by its checksums. Quick repair costs a second flush per commit, and writes the allocator's
 //!   state of every region.
 //! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory
-//!   cap the kernel's page cache is charged beside it: give redb about half of the cap.
+//!   cap the kernel's page cache is charged beside it. The registry gives redb a quarter of the cap, and half of a small one.
 //! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
 //!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
 //! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.

@@ -224,12 +224,13 @@ impl Scenario {
     }
 
     /// Lists all runs in order: one repeat after the other, and within it the engines take turns cell by cell. So a
-    /// drift of the machine affects all engines alike.
+    /// drift of the machine affects all engines alike. Each repeat begins with the next engine, because the place in a
+    /// turn may matter.
     ///
     /// # Errors
     /// An engine that cannot be parsed, is listed twice, or is not in this build.
     pub(crate) fn runs(&self) -> Result<Vec<Run>> {
-        let engines = self.engines.iter().map(|line| engine::parse(line)).collect::<Result<Vec<_>>>()?;
+        let mut engines = self.engines.iter().map(|line| engine::parse(line)).collect::<Result<Vec<_>>>()?;
         for (at, engine) in engines.iter().enumerate() {
             ensure!(!engines[..at].contains(engine), "the same engine twice: {:?}", self.engines[at]);
         }
@@ -247,6 +248,7 @@ impl Scenario {
                     }
                 }
             }
+            engines.rotate_left(1);
         }
         Ok(runs)
     }
@@ -380,6 +382,7 @@ mod tests {
         assert_eq!(engines, [&first, &second, &first, &second]);
         assert_eq!(runs[0].cap_bytes, Some(28672));
         assert_eq!((runs[0].repeat, runs[8].repeat), (0, 1));
+        assert_eq!(runs[8].engine_line, second, "each repeat begins with the next engine");
         assert_eq!(runs[2].workload().keys, "uniform");
     }
 

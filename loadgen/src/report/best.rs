@@ -89,7 +89,7 @@ pub fn table(records: &[Record], engine: &str) -> String {
         out.push_str(&format!("\n{RSS}\n"));
     }
     if !without.is_empty() {
-        out.push_str(&format!("\nWithout a figure:\n\n{}", without.concat()));
+        out.push_str(&format!("\nWithout a figure, in all repeats or in some:\n\n{}", without.concat()));
     }
     out
 }
@@ -203,21 +203,21 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
 /// Returns the reason why a cell has no figure.
 fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
     let Some(cell) = cell else { return "not measured".to_owned() };
-    if let Some(note) = killed(cell) {
+    if let Some((_, note)) = killed(cell).filter(|(killed, _)| *killed == cell.runs.len()) {
         return note.to_owned();
     }
     let counted = |run: &&Record| op.is_some_and(|op| curve(run, op).is_some());
     if cell.runs.iter().any(counted) { "too few values" } else { "not recorded" }.to_owned()
 }
 
-/// Returns the note about a killed run, if no run of the cell has ended.
-fn killed<'a>(cell: &Cell<'a>) -> Option<&'a str> {
+/// Returns the number of runs of the cell that were killed, and the note about the first of them; `None` if none was.
+fn killed<'a>(cell: &Cell<'a>) -> Option<(usize, &'a str)> {
     let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
-    let notes: Option<Vec<&str>> = cell.runs.iter().map(note).collect();
-    notes?.first().copied()
+    let notes: Vec<&str> = cell.runs.iter().filter_map(note).collect();
+    Some((notes.len(), *notes.first()?))
 }
 
-/// Lists the engines of a scenario that have no figure at all in a cell, one line each.
+/// Lists the engines of a scenario that have no figure in a repeat of a cell, one line each.
 fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option<u64>, engine: &str) -> Vec<String> {
     let of_scenario = distinct(scenario.groups.iter().flat_map(|group| group.cells.iter().map(|cell| cell.engine)));
     let alone = of_scenario == [engine];
@@ -226,7 +226,8 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
         .iter()
         .filter_map(|engine| match group.cell(engine, cap) {
             None => Some(line(engine, "not measured")),
-            Some(cell) => killed(cell).map(|note| line(engine, note)),
+            Some(cell) => killed(cell)
+                .map(|(killed, note)| line(engine, &format!("{note} in {killed} of {} repeats", cell.runs.len()))),
         })
         .collect();
     if alone {

@@ -96,8 +96,13 @@ impl<'a> Cell<'a> {
         self.sample(of).map(|sample| sample.spread())
     }
 
-    /// Collects a figure of one operation's latencies from each repeat.
+    /// Collects a figure of one operation's latencies from each repeat. `None` if a repeat has too few values for it: a
+    /// repeat that stalled has few, and without it the figure would be that of the lucky ones.
     pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Sample> {
+        let has_too_few = |run: &&Record| curve(run, op).is_some_and(|curve| of(curve).is_none());
+        if self.runs.iter().any(has_too_few) {
+            return None;
+        }
         self.sample(|run| curve(run, op).and_then(&of))
     }
 

@@ -346,6 +346,20 @@ fn best_fills_the_cells_of_the_others_and_says_why_one_is_empty() {
     );
 }
 
+/// A repeat that stalled has too few values beyond a quantile, and the quantile of the others would be flattering.
+#[test]
+fn a_quantile_that_one_repeat_lacks_has_no_figure() {
+    let mut records = [cold("strata", 0.5, 1), cold("lmdb", 0.5, 1)].concat();
+    records[1].curves = vec![curve("read_positive", 900_000.0, 3_000)];
+    let table = loadgen::report::best::table(&records, "strata");
+    let row = |name: &str| {
+        let line = table.lines().find(|line| line.contains(&format!("| Positive read {name} |"))).unwrap();
+        line.split('|').map(|cell| cell.trim().to_owned()).skip(4).collect::<Vec<_>>()
+    };
+    assert_eq!((row("p99.9")[0].as_str(), row("p99.9")[4].as_str()), ("too few values", "no figure"), "{table}");
+    assert!(row("p99")[4] != "no figure" && row("avg")[4] != "no figure", "{table}");
+}
+
 #[test]
 fn a_steady_state_is_another_cell_than_the_first_seconds() {
     let first = cold("lmdb", 0.002, 8 << 10);
