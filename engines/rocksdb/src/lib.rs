@@ -36,7 +36,8 @@
 //!   do not fit, a get may read a whole filter first, which is a warning at the opening; partitions
 //!   (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are charged to the
 //!   cache. Files have 256 MiB. With less than 1 GiB beside the cache the files and a compaction's read-ahead are smaller,
-//!   because both take memory outside of the cache: a filter while it is made, and a buffer for each file that is read. Reads
+//!   because both take memory outside of the cache: a filter while it is made, and a buffer for each file that is read. So the
+//!   default cache leaves 128 MiB of a limit that has them beside the cache's minimum of 64 MiB. Reads
 //!   are direct where the directory exceeds the memory limit at opening, because the page cache would hold a second copy of
 //!   the block cache's blocks.
 //! - **[`RocksdbOptions::set`]** comes after the profile.

@@ -107,8 +107,8 @@ fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
 
 /// Whether filters and index of a store of this size are pinned in the cache. In a new store nothing is pinned, because
 /// it may become any size. Pinned blocks cannot be evicted, so a store that grows beyond the cache takes memory beyond
-/// it: the default cache is five eighths of the limit, and direct reads leave the rest unused, so that a store which
-/// fits at its opening may grow by half before it reaches the limit.
+/// it: the default cache is at most five eighths of the limit, and direct reads leave the rest unused, so that a store
+/// which fits at its opening may grow by half before it reaches the limit.
 fn is_pinned(store_bytes: u64, options: &RocksdbOptions) -> bool {
     let pinned_bytes = pinned_bytes(store_bytes / FILE_BYTES_A_PAIR, options.bloom_bits.unwrap_or(0));
     pinned_bytes > 0 && pinned_bytes <= options.cache_bytes / 8 * PINNED_EIGHTHS
