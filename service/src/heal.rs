@@ -48,7 +48,7 @@ const HEAL_DIR: &str = "heal";
 const DIR_MODE: u32 = 0o700;
 
 /// How long a gap has to last. Another provider takes over within less.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the phase and the progress are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -102,7 +102,7 @@ impl Healer {
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
     /// store is for a person to judge.
-    pub(crate) async fn needed(&self, state: &State) {
+    pub(crate) async fn needed(state: &State) {
         let mut since = None;
         loop {
             since = match state.readiness.phase() {

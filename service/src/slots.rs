@@ -77,7 +77,7 @@ impl Slots {
 /// Returns once a gap has to be healed; never without a healer.
 async fn needed(healer: Option<&Healer>, state: &State) {
     match healer {
-        Some(healer) => healer.needed(state).await,
+        Some(_) => Healer::needed(state).await,
         None => std::future::pending().await,
     }
 }

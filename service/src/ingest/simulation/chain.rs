@@ -83,20 +83,30 @@ impl Chain {
         } else {
             Size { slots: 8 + rng.below(56), keys: 2 + rng.below(40), writes: 1 + rng.below(20) }
         };
-        let initial = (0..size.keys / 2).map(|_| (key(rng, &size), value(rng))).collect();
+        Self::of(rng, &size)
+    }
+
+    /// Returns a chain that goes on for at least 40 seconds.
+    pub(super) fn long(rng: &mut Rng) -> Self {
+        let size = Size { slots: 100 + rng.below(100), keys: 2 + rng.below(60), writes: 1 + rng.below(20) };
+        Self::of(rng, &size)
+    }
+
+    fn of(rng: &mut Rng, size: &Size) -> Self {
+        let initial = (0..size.keys / 2).map(|_| (key(rng, size), value(rng))).collect();
         let base = Base { slot: 1000 + rng.below(1000), blockhash: hash(rng) };
         let below = Base { slot: base.slot - 1, blockhash: hash(rng) };
-        let first = Block { hash: base.blockhash, ..block(rng, &size, base.slot, below) };
+        let first = Block { hash: base.blockhash, ..block(rng, size, base.slot, below) };
         let mut slots = vec![Slot { number: base.slot, failed: None, block: Some(first) }];
         let mut parent = base;
         for number in base.slot + 1..=base.slot + size.slots {
             let last = number == base.slot + size.slots;
             let skipped = !last && rng.chance(0.15);
-            let failed = rng.chance(0.15).then(|| (block(rng, &size, number, parent), rng.chance(0.6)));
+            let failed = rng.chance(0.15).then(|| (block(rng, size, number, parent), rng.chance(0.6)));
             // A block replaces only a dead bank: where two banks of one slot both live, neither can be confirmed.
             let skipped = skipped || (!last && matches!(failed, Some((_, false))));
             let failed = failed.filter(|(_, dead)| skipped || *dead);
-            let block = (!skipped).then(|| block(rng, &size, number, parent));
+            let block = (!skipped).then(|| block(rng, size, number, parent));
             parent = block.as_ref().map_or(parent, Block::base);
             slots.push(Slot { number, failed, block });
         }
@@ -134,6 +144,19 @@ impl Chain {
     /// The blocks of the chain, the base first.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.slots.iter().filter_map(|slot| slot.block.as_ref())
+    }
+
+    /// Returns the map after the block of `slot`, as an archive of that slot holds it.
+    pub(super) fn map_at(&self, slot: u64) -> BTreeMap<[u8; 32], [u8; 32]> {
+        let mut map = self.initial.clone();
+        // The initial map is that after the first block.
+        for write in self.blocks().skip(1).take_while(|block| block.slot <= slot).flat_map(|block| &block.writes) {
+            match write.value {
+                Some(value) => map.insert(write.key, value),
+                None => map.remove(&write.key),
+            };
+        }
+        map
     }
 
     pub(super) fn tip(&self) -> Base {

@@ -1,18 +1,22 @@
 //! Simulates the ingest against a scripted Yellowstone server, in virtual time, from a seed.
 //!
 //! Owns: the lives of one simulated service, and which seeds are tried. Everything between the server's messages and
-//! the subscriber of the feed is the service's own code: receiver, assembler, the spool and its replay, ingest-apply, an
-//! engine, the feed's log.
-//! Not simulated: the network under the messages, and the loop that waits for messages on a thread of its own.
+//! the subscriber of the feed is the service's own code: receiver, assembler, the spool and its replay, ingest-apply
+//! with the differences of a heal, an engine, the feed's log.
+//! Not simulated: the network under the messages, the reader of archives, and the loop that waits for messages on a
+//! thread of its own.
 //!
-//! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and prints its log.
+//! `SIM_SEEDS=100000` tries more seeds, of the spool and of heals a share of them; `SIM_SEED=7` tries that one and prints
+//! its log.
 
 mod chain;
 mod fault;
+mod healing;
 mod messages;
 mod oracle;
 mod script;
 mod server;
+mod sources;
 mod spooled;
 mod store;
 mod takeover;
@@ -24,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine_api::{Durability, Engine as _};
+use engine_latency::Measured;
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
@@ -32,8 +37,10 @@ use workload::Rng;
 
 use self::chain::Chain;
 use self::fault::Nature;
+use self::healing::Heals;
 use self::oracle::Oracle;
 use self::server::Server;
+use self::sources::{Begin, Start};
 use self::spooled::Spool;
 use self::store::{Fault, KILLED, Opened, Store};
 use super::State;
@@ -41,9 +48,9 @@ use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
-use super::receive::ReceiveConfig;
+use super::receive::{Message, ReceiveConfig};
 use super::subscribe::Commitment;
-use crate::feed::FRAME_CHANGES_MAX;
+use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::pulse::Pulse;
 use crate::readiness::{Limits, Verdict};
 
@@ -56,13 +63,23 @@ const SEEDS: u64 = 2000;
 
 #[test]
 fn simulation() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    try_seeds(SEEDS, "simulation::simulation", simulate);
+}
+
+/// Tries `seeds` seeds, or the same share of those that the environment asks for as `seeds` has of [`SEEDS`].
+fn try_seeds(seeds: u64, test: &str, simulate: fn(u64)) {
+    let asked = number("SIM_SEEDS").map(|asked| (asked * seeds).div_ceil(SEEDS));
+    each_seed(asked.unwrap_or(seeds), test, simulate);
+}
+
+/// Tries `seeds` seeds on all cores, or the one that the environment asks for. Names a seed that fails, and the `test`
+/// to see it again with.
+fn each_seed(seeds: u64, test: &str, simulate: fn(u64)) {
     if let Some(seed) = number("SIM_SEED") {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().init();
+        tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().try_init().ok();
         return simulate(seed);
     }
-    let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
     let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
     let work = || {
         // ORDERING: Relaxed: each number is given out once, nothing else is inferred.
@@ -75,7 +92,7 @@ fn simulation() {
                 failed.store(true, Ordering::Relaxed);
                 eprintln!(
                     "the simulation failed: SIM_SEED={seed} RUST_LOG=info cargo test --release --locked -p service \
-                     --lib simulation -- --nocapture"
+                     --lib {test} -- --nocapture"
                 );
             }
         }
@@ -86,6 +103,10 @@ fn simulation() {
         }
     });
     assert!(!failed.into_inner(), "a seed failed: see above for how to see it again");
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
 /// While a commit is under way, each lookup has to read the engine's checkpoint. A failed commit must therefore count
@@ -150,6 +171,8 @@ struct Simulation {
     longest_pause: Duration,
     /// The spool that each life begins with; `None` where it begins with the stream.
     spool: Option<Spool>,
+    /// The heals of a service with archives; `None` where a gap stays one.
+    heals: Option<Heals>,
 }
 
 /// When a gap was first seen, and the followed server with its newest connection at that time; `None` without a gap.
@@ -162,6 +185,8 @@ enum Until {
     Stopped(Instant),
     /// The process is killed after that many messages.
     Killed(u64),
+    /// The process is killed at that time.
+    KilledAt(Instant),
     /// The store reaches the chain's tip, with a server that has no faults from the first time on. The second time is
     /// the deadline.
     AtTip(Instant, Instant),
@@ -171,7 +196,7 @@ impl Until {
     /// Returns the time at which the life ends at the latest.
     fn deadline(self) -> Instant {
         match self {
-            Self::Stopped(at) | Self::AtTip(_, at) => at,
+            Self::Stopped(at) | Self::KilledAt(at) | Self::AtTip(_, at) => at,
             Self::Killed(_) => Instant::now() + Duration::from_secs(120),
         }
     }
@@ -192,7 +217,13 @@ impl Simulation {
 
     /// Creates the simulation of a service that follows servers of these natures.
     fn of(mut rng: Rng, seed: u64, natures: &[Nature]) -> Self {
-        let chain = Arc::new(Chain::new(&mut rng));
+        let chain = Chain::new(&mut rng);
+        Self::over(chain, rng, seed, natures)
+    }
+
+    /// Creates the simulation of a service that follows this chain.
+    fn over(chain: Chain, mut rng: Rng, seed: u64, natures: &[Nature]) -> Self {
+        let chain = Arc::new(chain);
         let extract = [Extract::TokenOwner, Extract::TokenMint, Extract::AccountOwner][rng.below(3) as usize];
         let follow = match extract {
             Extract::AccountOwner => Follow::Exact,
@@ -242,6 +273,7 @@ impl Simulation {
             cut: false,
             longest_pause: Duration::ZERO,
             spool: None,
+            heals: None,
         }
     }
 
@@ -280,13 +312,13 @@ impl Simulation {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
-        let (replay, spool_written) = self.replay_for(&checkpoint).await;
+        let Start { begin, healer, spool, written } = self.start(&checkpoint, &engine).await;
         self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
-        let follows = Arc::new(AtomicBool::new(replay.is_none()));
-        let receiver = self.feed(replay, messages, &state, stopped.clone(), Arc::clone(&follows));
-        let receiver = tokio::spawn(receiver);
+        let follows = Arc::new(AtomicBool::new(matches!(begin, Begin::Follow(None))));
+        let sources = self.sources(messages, &state, stopped.clone(), Arc::clone(&follows));
+        let receiver = tokio::spawn(sources.feed(begin, healer));
         let mut apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
                 .expect("the engine has a checkpoint");
@@ -294,12 +326,15 @@ impl Simulation {
         let (deadline, mut taken) = (until.deadline(), 0);
         let (mut at_slot, mut moved_at, mut gap_shown) = (started_at, None, None);
         let killed = loop {
-            let Ok(message) = timeout_at(deadline, received.recv()).await else { break false };
+            let Ok(message) = timeout_at(deadline, received.recv()).await else {
+                break matches!(until, Until::KilledAt(_));
+            };
             let message = message.expect("the receiver goes on until it is stopped");
             taken += 1;
             if matches!(until, Until::Killed(after) if taken > after) {
                 break true;
             }
+            self.note_heal(&message, &state);
             if let Err(failed) = apply.take(message, received.is_empty()) {
                 assert_eq!(failed.to_string(), KILLED);
                 self.cut = true;
@@ -320,24 +355,43 @@ impl Simulation {
                 }
             }
         };
+        let flushed_bytes = spool.flushed_bytes();
         stop.send_replace(true);
         receiver.abort();
         receiver.await.ok();
         drop(received);
-        spooled::gone(spool_written).await;
+        spooled::gone(written).await;
         if killed {
-            self.oracle.follow(&feed);
+            self.tear_spool(flushed_bytes);
+        }
+        self.end(apply, killed, &engine, &feed, &state);
+        let verdict = state.readiness.verdict();
+        info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
+        (verdict, taken > 0)
+    }
+
+    /// Ends ingest-apply and checks the store that it leaves.
+    fn end(&mut self, apply: Apply, killed: bool, engine: &Measured, feed: &Feed, state: &State) {
+        if killed {
+            self.oracle.follow(feed);
             drop(apply);
         } else if let Err(failed) = apply.end() {
             assert_eq!(failed.to_string(), KILLED);
             self.cut = true;
-            self.oracle.follow(&feed);
+            self.oracle.follow(feed);
         } else {
-            self.oracle.check(&*engine, &feed, Some(&state));
+            self.oracle.check(engine, feed, Some(state));
         }
-        let verdict = state.readiness.verdict();
-        info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
-        (verdict, taken > 0)
+    }
+
+    /// Tells the oracle of a heal that begins. A store with whole slots to commit has gone on since it was compared.
+    fn note_heal(&mut self, message: &Message, state: &State) {
+        if let Message::Heal(heal) = message
+            && state.resume.slot() == heal.from.slot
+            && **state.published.checkpoint() == heal.from
+        {
+            self.oracle.heal(heal.to);
+        }
     }
 
     /// Updates the longest time between two applied slots of this life. `at_slot` is the slot that was applied last, at

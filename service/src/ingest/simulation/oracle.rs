@@ -12,6 +12,7 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use super::chain::{Block, Chain};
 use super::store::Opened;
+use crate::chain::Base;
 use crate::feed::{Change, Cursor, Feed, Frame, SlotEnd};
 use crate::ingest::State;
 
@@ -30,8 +31,12 @@ pub(super) struct Oracle {
     before: u64,
     /// Number of blocks that the history has begun, the base included.
     begun: usize,
-    /// Changes that the newest of these blocks still has to make.
+    /// Changes that the newest of these blocks, or the heal, still has to make.
     rest: BTreeMap<Key, Option<Value>>,
+    /// The block that the store is brought to by differences.
+    heals_to: Option<Base>,
+    /// Number of heals that were completed.
+    heals: u64,
     checkpoint: Option<ChainCheckpoint>,
     feed_id: Option<u64>,
     /// First sequence number of the feed that is open.
@@ -53,6 +58,8 @@ impl Oracle {
             before,
             begun: 1,
             rest: BTreeMap::new(),
+            heals_to: None,
+            heals: 0,
             checkpoint: None,
             feed_id: None,
             oldest_seq: before + 1,
@@ -64,6 +71,21 @@ impl Oracle {
     /// Whether the store knows the base's blockhash from the start.
     pub(super) fn base_known(&self) -> bool {
         self.base_known
+    }
+
+    /// Number of heals that were completed.
+    pub(super) fn heals(&self) -> u64 {
+        self.heals
+    }
+
+    /// Expects the differences that bring the store to `to`, also where an earlier heal to another block has begun.
+    pub(super) fn heal(&mut self, to: Base) {
+        assert!(self.rest.is_empty() || self.heals_to.is_some(), "a heal begins within slot={}", self.block().slot);
+        let wanted = self.chain.map_at(to.slot);
+        let vanished = self.map.keys().filter(|key| !wanted.contains_key(*key)).map(|key| (*key, None));
+        let others = wanted.iter().filter(|(key, value)| self.map.get(*key) != Some(*value));
+        self.rest = vanished.chain(others.map(|(key, value)| (*key, Some(*value)))).collect();
+        self.heals_to = Some(to);
     }
 
     pub(super) fn slot(&self) -> u64 {
@@ -82,6 +104,11 @@ impl Oracle {
             self.oldest_seq = next_seq;
         }
         self.check(&*opened.engine, &opened.feed, None);
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint.phase == MapPhase::Ready) && self.heals_to.is_some() {
+            // The last life ended before the first difference was committed.
+            self.heals_to = None;
+            self.rest.clear();
+        }
         self.check_log(&opened.feed);
     }
 
@@ -90,6 +117,8 @@ impl Oracle {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         if let Some(state) = state {
             assert_eq!(**state.published.checkpoint(), checkpoint, "what is published is what is committed");
+            let is_between_slots = checkpoint.phase != MapPhase::Ready;
+            assert_eq!(state.published.is_healing(), is_between_slots, "readers see whole slots: {checkpoint:?}");
         }
         let head = *feed.head().borrow();
         assert_eq!((head.seq, head.slot), (checkpoint.seq, checkpoint.slot), "the feed stands where the store does");
@@ -115,8 +144,9 @@ impl Oracle {
             let told = self.ends.len();
             frame.changes.iter().for_each(|change| self.change(*change));
             assert!(frame.ends == self.ends[told..], "{:?} are not the ends {:?}", frame.ends, &self.ends[told..]);
-            // Each frame is one commit, so readers see the state at its end.
-            assert!(self.rest.is_empty(), "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
+            // Each frame is one commit, so readers see the state at its end. They see none of those of a heal but the last.
+            let is_whole = self.rest.is_empty() || self.heals_to.is_some();
+            assert!(is_whole, "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
         }
     }
 
@@ -161,10 +191,15 @@ impl Oracle {
     }
 
     fn change(&mut self, change: Change) {
-        while self.block().slot < change.slot {
-            self.next_block();
+        match self.heals_to {
+            Some(to) => assert_eq!(to.slot, change.slot, "a change of another slot than that of the archive"),
+            None => {
+                while self.block().slot < change.slot {
+                    self.next_block();
+                }
+                assert_eq!(self.block().slot, change.slot, "a change of a slot that is not of the chain, or is over");
+            }
         }
-        assert_eq!(self.block().slot, change.slot, "a change of a slot that is not of the chain, or is over");
         assert_eq!(self.rest.remove(&change.key), Some(change.new), "not what the slot has yet to change: {change:?}");
         assert_eq!(self.map.get(&change.key), change.old.as_ref(), "the old value: {change:?}");
         match change.new {
@@ -173,22 +208,37 @@ impl Oracle {
         };
         self.history.push(change);
         if self.rest.is_empty() {
-            let &Block { slot, hash: blockhash, parent, .. } = self.block();
+            let &Block { slot, hash, parent, .. } = self.block();
+            let (ended, parent_slot) = match self.heals_to {
+                Some(to) => (to, slot),
+                None => (Base { slot, blockhash: hash }, parent.slot),
+            };
             let seq = self.before + self.history.len() as u64;
-            self.ends.push(SlotEnd { seq, slot, blockhash, parent_slot: parent.slot });
+            self.ends.push(SlotEnd { seq, slot: ended.slot, blockhash: ended.blockhash, parent_slot });
         }
     }
 
     fn complete_through(&mut self, checkpoint: &ChainCheckpoint) {
         let slot = checkpoint.slot.expect("the store began at a slot");
+        if let MapPhase::Healing { to_slot, next_key } = checkpoint.phase {
+            assert_eq!(self.heals_to.map(|to| to.slot), Some(to_slot), "{checkpoint:?}");
+            assert!(self.rest.keys().all(|key| *key >= next_key), "{checkpoint:?} leaves out {:?}", self.rest);
+        } else if self.heals_to.is_some_and(|to| to.slot == slot) {
+            assert!(self.rest.is_empty(), "the heal to slot={slot} leaves out {:?}", self.rest);
+            let healed = self.chain.blocks().position(|block| block.slot == slot);
+            self.begun = healed.expect("an archive is of a block") + 1;
+            self.heals_to = None;
+            self.heals += 1;
+        }
         while self.block().slot < slot {
             self.next_block();
         }
         let (named, base) = (self.block().base(), self.chain.base);
-        assert!(self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
+        let is_healing = self.heals_to.is_some();
+        assert!(is_healing || self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
         let unnamed = !self.base_known && slot == base.slot && checkpoint.blockhash == [0; 32];
         assert!(unnamed || (named.slot, named.blockhash) == (slot, checkpoint.blockhash), "{named:?} {checkpoint:?}");
-        assert_eq!((checkpoint.source, checkpoint.phase), (7, MapPhase::Ready));
+        assert_eq!((checkpoint.source, checkpoint.phase == MapPhase::Ready), (7, !is_healing), "{checkpoint:?}");
     }
 
     fn check_map(&self, engine: &dyn Engine) {

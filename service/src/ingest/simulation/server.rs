@@ -156,6 +156,11 @@ impl Server {
         self.world().nature
     }
 
+    /// Returns the newest confirmed slot of the chain.
+    pub(super) fn newest_of_chain(&self) -> u64 {
+        self.world().newest(Instant::now())
+    }
+
     /// Returns when the last slot of the chain is confirmed.
     pub(super) fn complete_at(&self) -> Instant {
         let world = self.world();
@@ -204,8 +209,7 @@ impl Upstream for Server {
         if world.nature == Nature::Refuses || !world.healthy && world.rng.chance(0.2) {
             return Err(Ended::Retry("nobody is there".to_owned()));
         }
-        let lag = SLOT_TIME * world.nature.lag_slots() as u32;
-        Ok(world.newest(Instant::now().checked_sub(lag).unwrap_or(world.started).max(world.started)))
+        Ok(world.newest_of_own())
     }
 }
 
@@ -270,13 +274,21 @@ impl Client for Connection {
         &mut self,
         request: SubscribeRequest,
     ) -> Result<(Self::Requests, Self::Updates), GeyserGrpcClientError> {
-        let from_slot = request.from_slot.expect("the store stands at a slot, so the stream begins at one");
-        match self.fault {
+        let asked = request.from_slot;
+        let fault = match self.fault {
+            // Such a client takes any chain for its own. The server contradicts it once it asks to go on.
+            Fault::OtherChain | Fault::OtherParents if asked.is_none() => Fault::Breaks,
+            // Every slot is new to such a client.
+            Fault::TooOldByStatus | Fault::JustStarted if asked.is_none() => Fault::None,
+            fault => fault,
+        };
+        match fault {
             Fault::SilentAtSubscribe => return std::future::pending().await,
             Fault::WrongToken => return Err(Status::unauthenticated("No valid auth token").into()),
             Fault::JustStarted => panic!("nobody subscribes where nothing can be sent yet"),
             Fault::Refused => return Err(Status::invalid_argument("failed to create filter: too many").into()),
             Fault::TooOldByStatus => {
+                let from_slot = asked.unwrap_or_default();
                 let mut world = self.server.world();
                 let next = if world.rng.chance(0.5) { world.begin_after(from_slot) } else { None };
                 let first = next.unwrap_or(from_slot + 3);
@@ -287,17 +299,11 @@ impl Client for Connection {
         }
         let filter = Filter::compile(&request).expect("a subscription that a server takes");
         let mut world = self.server.world();
-        let asked_of_chain = world.chain.blocks().any(|block| block.slot == from_slot);
-        let told = world.begins_at.contains(&from_slot);
-        assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
-        world.asked = from_slot;
-        let oldest = world.oldest;
-        if from_slot < oldest {
-            world.begins_at.insert(oldest);
-            let text = format!("broadcast from {from_slot} is not available, last available: {oldest}");
-            return Err(Status::out_of_range(text).into());
-        }
-        let script = world.script(self.fault, self.connection, from_slot, &filter)?;
+        let from_slot = match asked {
+            Some(from_slot) => world.replayed_from(from_slot)?,
+            None => world.newest_of_own().max(world.oldest),
+        };
+        let script = world.script(fault, self.connection, from_slot, &filter)?;
         world.open.insert(self.connection);
         drop(world);
         let open = Open { server: self.server.clone(), connection: self.connection };
@@ -323,6 +329,29 @@ impl World {
     fn newest(&self, now: Instant) -> u64 {
         let slots = (now - self.started).as_millis() / SLOT_TIME.as_millis();
         self.chain.base.slot + slots.min(self.chain.slots.len() as u128 - 1) as u64
+    }
+
+    /// Returns the newest slot that the server has.
+    fn newest_of_own(&self) -> u64 {
+        let lag = SLOT_TIME * self.nature.lag_slots() as u32;
+        self.newest(Instant::now().checked_sub(lag).unwrap_or(self.started).max(self.started))
+    }
+
+    /// Returns the slot to begin with where a client asks for `from_slot`.
+    ///
+    /// # Errors
+    /// The server no longer has the slot.
+    fn replayed_from(&mut self, from_slot: u64) -> Result<u64, Status> {
+        let asked_of_chain = self.chain.blocks().any(|block| block.slot == from_slot);
+        let told = self.begins_at.contains(&from_slot);
+        assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
+        self.asked = from_slot;
+        let oldest = self.oldest;
+        if from_slot >= oldest {
+            return Ok(from_slot);
+        }
+        self.begins_at.insert(oldest);
+        Err(Status::out_of_range(format!("broadcast from {from_slot} is not available, last available: {oldest}")))
     }
 
     fn script(&mut self, fault: Fault, connection: u64, from_slot: u64, filter: &Filter) -> Result<Script, Status> {
