@@ -65,7 +65,7 @@ miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src
 		cargo +nightly miri test --locked -p engine-strata --lib -- mem resident
 
 SEEDS ?= 100000
-simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation (2000 are part of test).
+simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation, and a tenth with heals (2000 and 200 are part of test).
 	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p service $(call with,service) --lib simulation -- --nocapture
 
 # Long inputs from the start: a sequence of operations does nothing of interest while it is short.
