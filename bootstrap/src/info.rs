@@ -217,8 +217,10 @@ fn load(dir: &Path, seq: u64) -> Result<String> {
 
 fn meaning(holds: &Holds) -> String {
     let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "unknown".to_owned());
-    let programs = holds.programs.as_ref().map_or("unknown".to_owned(), |programs| programs.join(","));
-    format!("extract={} programs={programs} cluster={}", word(&holds.extract), word(&holds.cluster))
+    // A service adds the programs that it follows.
+    let programs =
+        holds.programs.as_ref().map_or(String::new(), |programs| format!(" programs={}", programs.join(",")));
+    format!("extract={}{programs} cluster={}", word(&holds.extract), word(&holds.cluster))
 }
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {

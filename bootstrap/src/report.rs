@@ -139,6 +139,11 @@ fn next(outcome: &Outcome<'_>) -> String {
     let (args, pairs) = (outcome.args, outcome.tally.pairs);
     let (dir, engine) = (args.dir.display(), outcome.figures.label);
     let slot = args.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
+    let store = format!("the store: dir={dir} engine={engine} seq={pairs} slot={slot}");
+    if args.is_part {
+        // The program that runs the load goes on with the store.
+        return store;
+    }
     let from = match args.slot {
         Some(slot) => format!("it follows the stream from slot {slot}"),
         None => "it follows the stream from now, because no --slot was given".to_owned(),
@@ -148,7 +153,7 @@ fn next(outcome: &Outcome<'_>) -> String {
     let own = std::path::Path::new(&own).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let prefix = if own.starts_with("solkv-") { "solkv-" } else { "" };
     format!(
-        "the store: dir={dir} engine={engine} seq={pairs} slot={slot}\n\
+        "{store}\n\
          next: {prefix}service --dir {dir} --geyser URL    ({from})\n\
          its digest: {prefix}bootstrap info --digest --dir {dir}"
     )

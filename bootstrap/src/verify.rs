@@ -165,6 +165,13 @@ impl Verify<'_> {
                  Against this source {different} keys changed, {only_there} were added and {only_here} were removed. \
                  Only a source of that slot can be equal."
             );
+            if self.source.has_versions() {
+                say!(
+                    "`solkv-service audit --dir {} --archive ARCHIVE` takes back the changes since the archive's slot, and \
+                     compares such a store",
+                    self.args.dir.display()
+                );
+            }
         }
         Ok(1)
     }

@@ -145,7 +145,7 @@ impl Load<'_> {
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pages = Pages::open(config, Some(&spooling), shown, http)?;
-        let (mut lacking, mut deadline) = (None::<Gap>, None);
+        let (begun, mut lacking, mut deadline) = (Instant::now(), None::<Gap>, None);
         let loaded = loop {
             tokio::select! {
                 loaded = &mut loading => break loaded.context("the load has panicked: this is a bug")?,
@@ -155,7 +155,7 @@ impl Load<'_> {
                     deadline = Some(Instant::now() + config.shutdown_timeout);
                 }
                 _ = looks.tick() => {
-                    pages.show(&progress(*slot, shown, &spooling, lacking.as_ref()));
+                    pages.show(&progress((*slot, begun), shown, &spooling, lacking.as_ref()));
                     if let Some(gap) = spooling.lacks().filter(|_| lacking.is_none() && deadline.is_none()) {
                         if config.heal_from.is_empty() {
                             stop.ask();
@@ -280,11 +280,11 @@ fn waiting(shown: &Shown) -> Option<String> {
 }
 
 /// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
-fn progress(slot: u64, shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
+fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
     let Shown { load, spool } = shown;
     let size = ByteSize::b;
     let read = match load.archive_bytes() {
-        Some(all) => format!("{} of {}", size(load.read_bytes()), size(all)),
+        Some(all) => format!("{} of {}{}", size(load.read_bytes()), size(all), pace(load.read_bytes(), all, begun)),
         None => size(load.read_bytes()).to_string(),
     };
     // ORDERING: Relaxed: statistics.
@@ -309,6 +309,16 @@ fn progress(slot: u64, shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>
         text.push_str(&format!("; stream: {trouble}"));
     }
     text
+}
+
+/// Describes the rate of the reading and the time that is left of it; empty before there is a rate, and at the end.
+fn pace(read_bytes: u64, all_bytes: u64, begun: Instant) -> String {
+    let a_second = (read_bytes as f64 / begun.elapsed().as_secs_f64()) as u64;
+    if a_second == 0 || read_bytes >= all_bytes {
+        return String::new();
+    }
+    let left = Duration::from_secs((all_bytes - read_bytes) / a_second);
+    format!(", {}/s, {left:?} left", ByteSize::b(a_second))
 }
 
 /// The pages of HTTP during the load.

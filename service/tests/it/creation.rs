@@ -452,5 +452,6 @@ fn the_lines_of_the_load_are_lines_of_the_log() {
     let lines: Vec<serde_json::Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect();
     assert!(lines.iter().any(|line| line["target"] == "bootstrap"), "{log}");
+    assert!(log.contains("the store: dir=") && !log.contains("next: "), "the service itself comes next: {log}");
     run.finish(service);
 }
