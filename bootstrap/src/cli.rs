@@ -20,7 +20,7 @@ use crate::{compare, get, info, load, migrate, repair, scrub, verify};
 const AFTER_HELP: &str = "\
 Examples:
   solkv-bootstrap --dir /data/solkv --input snapshot-312000000-HASH.tar.zst --extract token-owner
-  solkv-bootstrap --dir /data/solkv --input snapshot-312000000-HASH.tar.zst --extract token-owner \
+  solkv-bootstrap --dir /data/solkv --input snapshot-312000000-HASH.tar.zst --extract token-owner \\
       --incremental incremental-snapshot-312000000-312004000-HASH.tar.zst --cluster mainnet --resume
   solkv-bootstrap --dir /data/solkv --input pairs.bin --slot 312000000 --extract token-owner
   solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --input owners.csv --on-duplicate last

@@ -305,6 +305,14 @@ fn status_ended(status: &Status, Terms { applied, token }: Terms) -> Ended {
              this extraction; where it allows no subscription to all accounts, or few data slices, see follow in --help"
         )),
         Code::OutOfRange => Ended::Refused(format!("the stream cannot be read: message={message:?}")),
+        // A server that has just started says so, and one whose newest slot comes before the applied one.
+        Code::Internal if message.contains("failed to get replay") => {
+            let applied = applied.unwrap_or(0);
+            Ended::Retry(format!(
+                "the server cannot send slots again from slot={applied} on: code={code:?} message={message:?}; if that \
+                 lasts, its newest slot is before that one: look whether it is a server of the store's chain"
+            ))
+        }
         _ => Ended::Retry(format!("code={code:?} message={message:?}")),
     }
 }
@@ -365,6 +373,10 @@ mod tests {
         ] {
             assert!(matches!(status_ended(&status, at(Some(3))), Ended::Retry(_)), "{status}");
         }
+        let ended = status_ended(&Status::internal("failed to get replay response"), at(Some(351)));
+        assert!(
+            matches!(&ended, Ended::Retry(why) if why.contains("slot=351 on") && why.contains("the store's chain"))
+        );
     }
 
     #[test]
