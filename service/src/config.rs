@@ -79,6 +79,7 @@ pub struct Config {
     pub idle_timeout: Duration,
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Duration,
+    pub geyser_at_once: u8,
     pub takeover_lag_slots: u64,
     pub max_lag_ms: u64,
     pub max_lag_slots: u64,

@@ -396,7 +396,7 @@ pub(crate) fn unlisted(config: &Config) -> Vec<String> {
 fn mirror(spool: &State, shown: &State) {
     let (from, to) = (&spool.figures, &shown.figures);
     // ORDERING: Relaxed: statistics.
-    to.connected.store(from.connected.load(Ordering::Relaxed), Ordering::Relaxed);
+    to.subscriptions.store(from.subscriptions.load(Ordering::Relaxed), Ordering::Relaxed);
     to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
     if let Some(newest) = spool.readiness.newest_slot() {
         shown.readiness.set_newest_slot(newest);

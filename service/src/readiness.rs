@@ -116,6 +116,11 @@ impl Readiness {
         }
     }
 
+    /// Returns a readiness at start with the limits and the applied slot of this one.
+    pub fn anew(&self) -> Self {
+        Self::new(Arc::clone(&self.published), self.limits)
+    }
+
     /// Sets the newest slot mentioned on the newest connection to the stream; 0 for none. Writer: the receiver.
     pub fn set_newest_slot(&self, slot: u64) {
         // ORDERING: Relaxed: a statistic, also in the reads.
@@ -172,6 +177,11 @@ impl Readiness {
     pub fn set_trouble(&self, why: &str) {
         let end = why.floor_char_boundary(TROUBLE_BYTES_MAX);
         self.trouble.store(Some(why[..end].to_owned().into()));
+    }
+
+    /// Returns the reason why the stream brings nothing at the moment; `None` if it does.
+    pub fn trouble(&self) -> Option<Arc<String>> {
+        self.trouble.load_full()
     }
 
     /// Clears the trouble, because the stream brings slots. Writer: the receiver, for each slot.

@@ -386,6 +386,8 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
         selection: config.selection(),
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
+        at_once: usize::from(config.geyser_at_once),
+        gap_timeout: config.gap_timeout,
         takeover_lag_slots: config.takeover_lag_slots,
         // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),

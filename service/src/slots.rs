@@ -10,8 +10,9 @@ use crate::config::Config;
 use crate::failed::Failed;
 use crate::heal::{Healer, Stopped};
 use crate::ingest::State;
-use crate::ingest::receive::{Message, ReceiveConfig, receive};
+use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
+use crate::ingest::stream::receive;
 use crate::published::is_between_slots;
 
 /// The source of the first slots.

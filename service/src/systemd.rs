@@ -4,7 +4,6 @@
 //! one task on the tokio runtime of the network edge, so that a stalled runtime is silent as well. Without systemd (no
 //! NOTIFY_SOCKET in the environment) nothing runs.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -165,7 +164,7 @@ fn describe(of: &Status) -> String {
 
 fn describe_service(of: &Status) -> String {
     // ORDERING: Relaxed: a statistic.
-    let connected = of.ingest.connected.load(Ordering::Relaxed);
+    let connected = of.ingest.is_connected();
     let (newest, slot) = (of.readiness.newest_slot().unwrap_or(0), of.published.slot());
     let at = slot.map_or_else(|| "no slot yet".to_owned(), |slot| format!("slot {slot}"));
     let Verdict { not_ready, gap, lag_ms } = of.readiness.verdict();
@@ -186,6 +185,8 @@ fn describe_service(of: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use solana::ChainCheckpoint;
 
     use super::*;
@@ -199,14 +200,14 @@ mod tests {
         let of = Status::new("redb", &ingest::State::at(checkpoint));
         let set = |phase| of.readiness.set_phase(phase);
         assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups continue, at slot 7");
-        of.ingest.connected.store(true, Ordering::Relaxed);
+        of.ingest.subscriptions.store(1, Ordering::Relaxed);
         of.readiness.set_newest_slot(9);
         set(Phase::CatchingUp);
         assert_eq!(describe(&of), "not ready: catching up with the stream: replaying, slot 7 of 9");
         of.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         set(Phase::Live);
         assert_eq!(describe(&of), "live at slot 7, lag 20 ms");
-        of.ingest.connected.store(false, Ordering::Relaxed);
+        of.ingest.subscriptions.store(0, Ordering::Relaxed);
         assert_eq!(describe(&of), "live at slot 7, not connected to the stream, lag 20 ms");
         set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false }));
         assert_eq!(describe(&of), "not ready: gap: slots 8 to 9 are missing, at slot 7");
@@ -229,7 +230,7 @@ mod tests {
         of.published.publish(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() });
         assert_eq!(line.due(&of, start + LOOK_EVERY), None);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
-        of.ingest.connected.store(true, Ordering::Relaxed);
+        of.ingest.subscriptions.store(1, Ordering::Relaxed);
         of.readiness.set_phase(Phase::CatchingUp);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
     }

@@ -12,6 +12,7 @@ use bytesize::ByteSize;
 
 use super::Config;
 use crate::feed::FRAME_CHANGES_MAX;
+use crate::ingest::providers::LANES_MAX;
 
 /// Shortest interval of heartbeats; a shorter one would be load without news.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
@@ -93,7 +94,13 @@ pub(super) fn check(config: &Config) -> Result<()> {
         (1..=LAG_SLOTS_MAX).contains(&takeover),
         "takeover_lag_slots={takeover}: give 1 to {LAG_SLOTS_MAX}, such as 50"
     );
+    let at_once = usize::from(config.geyser_at_once);
+    ensure!((1..=LANES_MAX).contains(&at_once), "geyser_at_once={at_once}: give 1 or {LANES_MAX}");
     let providers = config.geyser.len();
+    ensure!(
+        at_once <= providers.max(1),
+        "geyser_at_once={at_once} with {providers} server in geyser: name a second server, or give 1"
+    );
     ensure!(providers <= PROVIDERS_MAX, "geyser has {providers} providers: give {PROVIDERS_MAX} or fewer");
     check_durations(config)
 }
@@ -151,6 +158,7 @@ mod tests {
             ("feed_retention_bytes", &["\"1B\"", "\"16TiB\""], &["\"17TiB\"", "\"15EiB\""]),
             ("max_lag_ms", &["1", "86400000"], &["0", "86400001"]),
             ("max_lag_slots", &["1", "216000"], &["0", "216001"]),
+            ("geyser_at_once", &["1"], &["0", "2", "3"]),
             ("takeover_lag_slots", &["1", "216000"], &["0", "216001"]),
         ] {
             good.iter().for_each(|value| resolve(&format!("{key} = {value}")).unwrap());

@@ -64,6 +64,7 @@ impl Settings {
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),
+            geyser_at_once: self.geyser_at_once.unwrap_or(1),
             takeover_lag_slots: self.takeover_lag_slots.unwrap_or(50),
             max_lag_ms: self.max_lag_ms.unwrap_or(limits.max_lag.as_millis() as u64),
             max_lag_slots: self.max_lag_slots.unwrap_or(limits.max_lag_slots),

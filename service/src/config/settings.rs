@@ -152,6 +152,10 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Option<Duration>,
+    /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
+    /// applied [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub geyser_at_once: Option<u8>,
     /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
     #[arg(long, value_name = "N")]
     pub takeover_lag_slots: Option<u64>,
@@ -295,7 +299,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size set dir create_empty create snapshot incremental heal_from spool_max_bytes cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
-            commit_every commit_interval ingest_depth warm_up durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
+            commit_every commit_interval ingest_depth warm_up durability idle_timeout gap_timeout geyser_at_once takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections

@@ -72,7 +72,7 @@ fn at_present(handles: &Handles) -> Value {
         .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
         .collect();
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
-    let (connected, queued) = (ingest.connected.load(Ordering::Relaxed), ingest.queue_batches.load(Ordering::Relaxed));
+    let (connected, queued) = (ingest.is_connected(), ingest.queue_batches.load(Ordering::Relaxed));
     json!({
         "now_unix_ms": unix_ms(),
         "version": status.version,

@@ -172,7 +172,7 @@ impl Reading {
     /// Records the time if the connection or the applied slot has changed.
     fn watch(&mut self, time_unix_ms: u64) {
         // ORDERING: Relaxed: a statistic, nothing is inferred from it.
-        let connected = self.handles.status.ingest.connected.load(Ordering::Relaxed);
+        let connected = self.handles.status.ingest.is_connected();
         if connected != self.connected {
             (self.connected, self.connected_since_unix_ms) = (connected, time_unix_ms);
         }

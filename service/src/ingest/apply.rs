@@ -23,11 +23,11 @@ use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
 use super::standing::Standing;
+use super::waiting::Waiting;
 use crate::chain::{Base, Gap, WholeSlot};
 use crate::feed::{FeedWriter, SlotEnd};
 use crate::figure::{count, unix_ms};
 use crate::pulse::Pulse;
-use crate::readiness::Awaited;
 
 /// Default wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 pub const FULL_RETRY: Duration = Duration::from_secs(2);
@@ -74,8 +74,7 @@ pub struct Apply {
     complete: Option<Base>,
     created_unix_ms: u64,
     standing: Standing,
-    /// Since when a whole slot waits for its parent; `None` when none waits.
-    waiting_since: Option<Instant>,
+    waiting: Waiting,
     last_commit: Instant,
     last_stats: Option<Instant>,
     pulse: Pulse,
@@ -111,7 +110,7 @@ impl Apply {
             complete,
             created_unix_ms: 0,
             standing,
-            waiting_since: None,
+            waiting: Waiting::new(config.gap_timeout),
             last_commit: Instant::now(),
             last_stats: None,
             pulse,
@@ -154,7 +153,7 @@ impl Apply {
             }
             Message::Reconnected { provider } => {
                 // The replay may bring the missing slots, so the wait for a parent starts anew.
-                self.waiting_since = None;
+                self.waiting.over();
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.complete);
@@ -212,19 +211,9 @@ impl Apply {
     }
 
     fn check_waiting(&mut self) -> Result<()> {
-        let gap_timeout = self.config.gap_timeout;
-        let Some((slot, parent_slot)) = self.assembler.awaits_parent() else {
-            self.waiting_since = None;
-            self.state.readiness.set_awaited(None);
-            return Ok(());
-        };
-        let since = *self.waiting_since.get_or_insert_with(Instant::now);
-        self.state.readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
-        if since.elapsed() >= gap_timeout {
-            let gap = self.assembler.missing_parent(&format!("over gap_timeout={gap_timeout:?}"));
-            return gap.map_or(Ok(()), |gap| self.start_over(gap));
-        }
-        Ok(())
+        self.state.readiness.set_awaited(self.waiting.awaited(&self.assembler));
+        let gap = self.waiting.check(&self.assembler);
+        gap.map_or(Ok(()), |gap| self.start_over(gap))
     }
 
     /// Adds the next slot of the chain to the batch. Returns the gap when the slot cannot be applied.
@@ -243,7 +232,7 @@ impl Apply {
         self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.state.resume.set_slot(slot.slot);
-        self.waiting_since = None;
+        self.waiting.over();
         count(&self.state.figures.slots_applied, 1);
         if self.batch.is_due() || self.last_commit.elapsed() >= self.config.commit_interval {
             self.flush()?;
@@ -406,7 +395,7 @@ impl Apply {
     fn start_over(&mut self, gap: Gap) -> Result<()> {
         self.flush()?;
         self.assembler.restart(self.complete);
-        self.waiting_since = None;
+        self.waiting.over();
         self.state.readiness.set_awaited(None);
         self.standing.gap(gap);
         Ok(())

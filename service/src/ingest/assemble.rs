@@ -170,6 +170,21 @@ impl Assembler {
         self.remembered.extend(base);
     }
 
+    /// Goes on after `base`, a later slot than the last one, which was applied without this assembler. Drops what is held of the slots up to there, and
+    /// returns those of them that are whole.
+    pub fn advance(&mut self, base: Base) -> Vec<WholeSlot> {
+        self.drop_partial_through(base.slot);
+        let later = self.whole.split_off(&(base.slot + 1));
+        let mut passed: Vec<WholeSlot> = std::mem::replace(&mut self.whole, later).into_values().collect();
+        for slot in &mut passed {
+            self.held_bytes -= held(slot.events.len());
+            self.keep_last_writes(&mut slot.events);
+        }
+        // Not remembered: this stream may still announce a block of that slot that is going to be dead.
+        self.last = Some(base);
+        passed
+    }
+
     /// Removes and returns the next slot of the chain, if it is whole.
     #[allow(clippy::should_implement_trait, reason = "not an iterator: more may come after a None")]
     pub fn next(&mut self) -> Option<WholeSlot> {

@@ -12,6 +12,7 @@ pub mod follow;
 pub mod fuzzing;
 pub mod healing;
 mod heard;
+mod merge;
 mod probe;
 pub mod provider;
 pub mod providers;
@@ -23,8 +24,10 @@ mod simulation;
 pub mod spooling;
 mod standing;
 mod state;
+pub mod stream;
 pub mod subscribe;
 mod token;
 pub(crate) mod upstream;
+mod waiting;
 
 pub use state::{Figures, State};

@@ -27,11 +27,10 @@ pub(super) async fn probe<U: Upstream>(upstreams: &[U], providers: &Providers, c
     if upstreams.len() < 2 {
         std::future::pending::<()>().await;
     }
-    let followed = providers.followed();
     loop {
         sleep(ASK_EVERY).await;
-        let at = *followed.borrow();
-        let others = upstreams.iter().enumerate().filter(|(index, _)| *index != at && !providers.is_distrusted(*index));
+        let is_asked = |index: usize| !providers.is_followed(index) && !providers.is_distrusted(index);
+        let others = upstreams.iter().enumerate().filter(|(index, _)| is_asked(*index));
         join_all(others.map(|(index, upstream)| ask(index, upstream, providers, commitment))).await;
     }
 }

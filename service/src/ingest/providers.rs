@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
@@ -17,14 +17,31 @@ use crate::spool::source_of;
 /// Maximum length of the kept text of an error, in bytes. A server may send an error of any length.
 const ERROR_BYTES_MAX: usize = 300;
 
+/// Maximum number of providers that are followed at once. A second one hides the failure of the first, and a third
+/// would cost as much again for the rare failure of both.
+pub const LANES_MAX: usize = 2;
+
+/// The value of an atomic index that names no provider.
+const NOBODY: usize = usize::MAX;
+
 /// All providers in the order of preference. Without names there is one, which has none.
 #[derive(Debug)]
 pub struct Providers {
     all: Vec<Provider>,
-    /// Index of the provider of the newest subscription.
+    lanes: [Lane; LANES_MAX],
+    /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
     /// How often another provider than the one before was followed.
     takeovers: AtomicU64,
+}
+
+/// One of the subscriptions that are kept at once. All lanes belong to one task.
+#[derive(Debug)]
+struct Lane {
+    /// Index of the provider that the lane turns to, or [`NOBODY`]. Another lane leaves this one alone.
+    at: AtomicUsize,
+    /// Index of the provider of the lane's newest subscription, or [`NOBODY`].
+    followed: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -34,6 +51,8 @@ struct Provider {
     failing: AtomicBool,
     /// The newest slot that the provider is known to have; 0 for none.
     newest_slot: AtomicU64,
+    slots_first: AtomicU64,
+    slots_differing: AtomicU64,
     errors: AtomicU64,
     last_error: ArcSwapOption<String>,
 }
@@ -41,7 +60,7 @@ struct Provider {
 /// How a provider does, as reports show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// The newest subscription is with it, and works.
+    /// The newest subscription is with it, or one of two at once, and works.
     Followed,
     /// It answers, and is not followed.
     StandsBy,
@@ -74,6 +93,10 @@ pub struct Report {
     pub condition: Condition,
     /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown.
     pub lag_slots: Option<u64>,
+    /// Slots that it brought whole before the other provider that is followed at once.
+    pub slots_first: u64,
+    /// Slots whose accounts it told otherwise than the other provider, which was first.
+    pub slots_differing: u64,
     /// Ends of its stream and unanswered questions since the start.
     pub errors: u64,
     /// Text of the newest of these errors.
@@ -92,7 +115,8 @@ impl Providers {
         if all.is_empty() {
             all.push(Provider::default());
         }
-        Self { all, followed: watch::channel(0).0, takeovers: AtomicU64::new(0) }
+        let lane = |at| Lane { at: AtomicUsize::new(at), followed: AtomicUsize::new(at) };
+        Self { all, lanes: [lane(0), lane(NOBODY)], followed: watch::channel(0).0, takeovers: AtomicU64::new(0) }
     }
 
     /// Returns the name of the provider with this index.
@@ -106,7 +130,7 @@ impl Providers {
         self.all.iter().position(|provider| source_of(&provider.name) == source).unwrap_or(self.all.len())
     }
 
-    /// Returns the index of the provider of the newest subscription, with a notice of each change.
+    /// Returns the index of the provider of the first lane's newest subscription, with a notice of each change.
     pub fn followed(&self) -> watch::Receiver<usize> {
         self.followed.subscribe()
     }
@@ -130,6 +154,8 @@ impl Providers {
             name: provider.name.clone(),
             condition: self.condition(index),
             lag_slots: self.newest_slot(index).map(|slot| tip.unwrap_or(slot).saturating_sub(slot)),
+            slots_first: provider.slots_first.load(Ordering::Relaxed),
+            slots_differing: provider.slots_differing.load(Ordering::Relaxed),
             errors: provider.errors.load(Ordering::Relaxed),
             last_error: provider.last_error.load().as_deref().cloned(),
         };
@@ -148,11 +174,54 @@ impl Providers {
         }
     }
 
-    /// Notes a subscription to this provider.
-    pub(super) fn follow(&self, index: usize) {
-        if self.followed.send_if_modified(|followed| std::mem::replace(followed, index) != index) {
+    /// Notes that a lane turns to this provider, or to none, so that no other lane does.
+    pub(super) fn turn(&self, lane: usize, to: Option<usize>) {
+        // ORDERING: Relaxed: all lanes belong to one task.
+        self.lanes[lane].at.store(to.unwrap_or(NOBODY), Ordering::Relaxed);
+        if to.is_none() {
+            self.lanes[lane].followed.store(NOBODY, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a lane other than this one has turned to the provider.
+    pub(super) fn is_of_another(&self, index: usize, lane: usize) -> bool {
+        let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != lane);
+        // ORDERING: Relaxed: see `turn`.
+        others.into_iter().any(|(_, other)| other.at.load(Ordering::Relaxed) == index)
+    }
+
+    /// Whether the lane has no provider that could bring slots.
+    pub(super) fn cannot_bring(&self, lane: usize) -> bool {
+        // ORDERING: Relaxed: see `turn`.
+        let at = self.lanes[lane].at.load(Ordering::Relaxed);
+        at == NOBODY || self.is_failing(at) || self.is_distrusted(at)
+    }
+
+    /// Notes a subscription of a lane to this provider.
+    pub(super) fn follow(&self, lane: usize, index: usize) {
+        // ORDERING: Relaxed: see `turn`.
+        let before = self.lanes[lane].followed.swap(index, Ordering::Relaxed);
+        if before != index && before != NOBODY {
             count(&self.takeovers, 1);
         }
+        if lane == 0 {
+            self.followed.send_if_modified(|followed| std::mem::replace(followed, index) != index);
+        }
+    }
+
+    /// Whether the newest subscription of a lane is with this provider.
+    pub(super) fn is_followed(&self, index: usize) -> bool {
+        self.lanes.iter().any(|lane| lane.followed.load(Ordering::Relaxed) == index)
+    }
+
+    /// Counts a slot that this provider brought whole before the others.
+    pub(super) fn was_first(&self, index: usize) {
+        self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_first, 1));
+    }
+
+    /// Counts a slot whose accounts this provider told otherwise than the one that was first.
+    pub(super) fn differs(&self, index: usize) {
+        self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_differing, 1));
     }
 
     /// Notes an error of the provider. Returns whether the provider had answered before it.
@@ -197,7 +266,7 @@ impl Providers {
         match () {
             () if self.is_distrusted(index) => Condition::Distrusted,
             () if self.is_failing(index) => Condition::Fails,
-            () if *self.followed.borrow() == index => Condition::Followed,
+            () if self.is_followed(index) => Condition::Followed,
             () => Condition::StandsBy,
         }
     }
@@ -222,7 +291,7 @@ mod tests {
     #[test]
     fn reports_name_each_provider_with_its_condition_lag_and_errors() {
         let providers = three();
-        providers.follow(1);
+        providers.follow(0, 1);
         providers.set_newest_slot(0, 90);
         providers.set_newest_slot(1, 100);
         assert!(providers.failed(0, "refused") && !providers.failed(0, &"x".repeat(1000)));

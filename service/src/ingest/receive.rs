@@ -1,7 +1,8 @@
 //! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to ingest-apply in batches.
 //!
-//! Owns: when to connect again, and from which slot; `roster` says to which provider. Must not: block the runtime, keep updates beyond one batch, or log
-//! the token. Runs as one task on the tokio runtime; the ingest-apply thread has the receiving end of the channel.
+//! Owns: when to connect again, and from which slot; `roster` says to which provider. Must not: block the runtime, keep
+//! updates beyond one batch, or log the token. Runs on a task of the tokio runtime. The ingest-apply thread has the
+//! receiving end of the channel, or the merging of several receivers.
 //!
 //! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
 
@@ -11,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::select_all;
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::info;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
@@ -24,12 +25,11 @@ use super::convert::{Converted, convert};
 use super::follow::Selection;
 use super::healing::Heal;
 use super::heard::Heard;
-use super::probe::probe;
 use super::provider::Provider;
 use super::roster::{Lag, Roster};
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
-use crate::chain::Gap;
+use crate::chain::{Gap, WholeSlot};
 use crate::figure::{count, unix_ms};
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
@@ -60,17 +60,25 @@ fn batches_within(limit_bytes: u64) -> usize {
     batches.clamp(QUEUE_BATCHES_MIN, QUEUE_BATCHES_MAX)
 }
 
-/// Settings of the receiver: the servers, the subscription and its timeouts.
+/// How often a receiver for which no provider is left looks whether that is still so.
+const NOBODY_LEFT: Duration = Duration::from_secs(1);
+
+/// Settings of the receivers: the servers, the subscription and its timeouts.
 #[derive(Clone, Debug)]
 pub struct ReceiveConfig {
-    /// The Yellowstone servers, in the order of preference. One is followed, and the others may take over.
+    /// The Yellowstone servers, in the order of preference.
     pub providers: Vec<Provider>,
+    /// Number of them that are followed at once, up to [`LANES_MAX`](super::providers::LANES_MAX); the others may take
+    /// over.
+    pub at_once: usize,
     /// The accounts to subscribe to, and the value to take from them.
     pub selection: Selection,
     /// Commitment at which a slot is taken in.
     pub commitment: Commitment,
     /// The connection is given up after this long without a slot that was applied or can be.
     pub idle_timeout: Duration,
+    /// How long a whole slot waits for its parent on each of several subscriptions.
+    pub gap_timeout: Duration,
     /// Another provider takes over from one that lags by more slots than this and does not catch up.
     pub takeover_lag_slots: u64,
     /// Seed of the jitter in the waits between attempts, so that it differs from that of other clients.
@@ -95,57 +103,46 @@ pub enum Message {
     Beat,
 }
 
-/// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
-///
-/// Each connection starts over from the newest slot that ingest-apply has taken over.
-pub async fn receive(config: ReceiveConfig, tx: mpsc::Sender<Message>, state: State, stop: watch::Receiver<bool>) {
-    receive_from(config.providers.clone(), config, tx, state, stop).await;
+/// Returns the messages of a whole slot as a receiver would send them.
+pub(super) fn messages_of(whole: WholeSlot) -> impl Iterator<Item = Message> {
+    let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events } = whole;
+    let batches = events.len().div_ceil(BATCH_INPUTS);
+    let accounts = (0..batches).map(move |batch| {
+        let events = events[batch * BATCH_INPUTS..].iter().take(BATCH_INPUTS);
+        Message::Batch(events.map(|&event| Input::Account { slot, event }).collect())
+    });
+    let meta = Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms };
+    let end = vec![meta, Input::Status { slot, confirmed: true, dead: false }];
+    accounts.chain([Message::Batch(end)])
 }
 
-/// Receives as [`receive`] does, from any upstreams, at least one; the simulation passes scripted servers.
-pub(super) async fn receive_from<U: Upstream>(
-    upstreams: Vec<U>,
-    config: ReceiveConfig,
-    tx: mpsc::Sender<Message>,
-    state: State,
-    mut stop: watch::Receiver<bool>,
-) {
-    let receiver = Receiver { upstreams, config, tx, state };
-    let asks = probe(&receiver.upstreams, &receiver.state.providers, receiver.config.commitment);
-    tokio::select! {
-        biased;
-        () = receiver.run() => {}
-        () = asks => {}
-        // An error means that the sender of `stop` is gone, which counts as stop as well.
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
-    // ORDERING: Relaxed: a statistic.
-    receiver.state.figures.connected.store(false, Ordering::Relaxed);
-}
-
-struct Receiver<U> {
+/// One of the receivers that follow a provider each.
+pub(super) struct Receiver<'a, U> {
+    /// Number of this receiver, from 0.
+    pub(super) lane: usize,
     /// In the order of preference.
-    upstreams: Vec<U>,
-    config: ReceiveConfig,
-    tx: mpsc::Sender<Message>,
-    state: State,
+    pub(super) upstreams: &'a [U],
+    pub(super) config: &'a ReceiveConfig,
+    pub(super) tx: mpsc::Sender<Message>,
+    pub(super) state: State,
 }
 
-impl<U: Upstream> Receiver<U> {
-    async fn run(&self) {
-        let mut roster = Roster::new(self.upstreams.len(), self.config.jitter_seed);
+impl<U: Upstream> Receiver<'_, U> {
+    /// Receives until the channel's receiving end is dropped. Each connection starts over from the newest slot that was
+    /// taken over.
+    pub(super) async fn run(&self) {
+        let mut roster = Roster::new(self.upstreams.len(), self.lane, self.config.jitter_seed);
         let mut hangups = self.hangups();
         // A gap is one of the chain only once no other provider can be asked.
         let mut held_gap = None;
         loop {
             let applied = self.state.resume.slot();
-            let at = roster.begin(applied, &self.state.providers);
-            let ended = match self.follow(applied, &mut roster, &mut hangups).await {
-                Err(ended) => ended,
-                Ok(never) => match never {},
+            let Some(at) = roster.begin(applied, &self.state.providers) else {
+                sleep(NOBODY_LEFT).await;
+                self.trust_again(&mut hangups);
+                continue;
             };
-            // ORDERING: Relaxed: a statistic.
-            self.state.figures.connected.store(false, Ordering::Relaxed);
+            let Err(ended) = self.follow(applied, &mut roster, &mut hangups).await;
             let link = roster.link();
             if link.progressed {
                 link.waits.broken.reset();
@@ -237,10 +234,9 @@ impl<U: Upstream> Receiver<U> {
         let mut connection = Connection::open(upstream, idle_timeout, subscription, applied).await?;
         self.send(Message::Reconnected { provider: at }).await?;
         let number = self.state.resume.announce();
-        // ORDERING: Relaxed: a statistic.
-        self.state.figures.connected.store(true, Ordering::Relaxed);
+        let _open = self.state.open();
         count(&self.state.figures.connects, 1);
-        self.state.providers.follow(at);
+        self.state.providers.follow(self.lane, at);
         info!(url = self.state.providers.name(at), from_slot, "subscribed");
         if !roster.link().idle {
             self.state.readiness.clear_trouble();

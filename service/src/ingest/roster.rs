@@ -89,6 +89,8 @@ impl Link {
 /// All providers of one receiver, in the order of preference.
 #[derive(Debug)]
 pub(super) struct Roster {
+    /// Number of this receiver among those that follow a provider each; it leaves the others' providers alone.
+    lane: usize,
     links: Vec<Link>,
     /// Index of the provider that is followed, or was followed last.
     at: usize,
@@ -97,10 +99,11 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// Creates the records of `len` providers, at least one. The jitter of the waits depends on `seed`.
-    pub(super) fn new(len: usize, seed: u64) -> Self {
-        let links = (0..len.max(1)).map(|index| Link::new(seed.wrapping_add(index as u64))).collect();
-        Self { links, at: 0, left_for_lag: None }
+    /// Creates the records of `len` providers, at least one, for the receiver with the number `lane`, which begins with
+    /// the provider of that number. The jitter of the waits depends on `seed`.
+    pub(super) fn new(len: usize, lane: usize, seed: u64) -> Self {
+        let links = (0..len.max(1)).map(|index| Link::new(seed.wrapping_add((lane * len + index) as u64))).collect();
+        Self { lane, links, at: lane, left_for_lag: None }
     }
 
     /// Index of the provider that is followed, or was followed last.
@@ -108,14 +111,17 @@ impl Roster {
         self.at
     }
 
-    /// Begins a connection to a store that stands at `applied`. Returns the index of the provider to connect to.
-    pub(super) fn begin(&mut self, applied: Option<u64>, providers: &Providers) -> usize {
+    /// Begins a connection to a store that stands at `applied`. Returns the index of the provider to connect to; `None`
+    /// where none is left for this receiver.
+    pub(super) fn begin(&mut self, applied: Option<u64>, providers: &Providers) -> Option<usize> {
         // ingest-apply may have seen the contradiction after the end of the connection.
-        if providers.is_distrusted(self.at) {
+        if !self.may_turn_to(self.at, providers) {
             self.at = self.choose(Instant::now(), providers);
         }
+        let at = Some(self.at).filter(|at| self.may_turn_to(*at, providers));
+        providers.turn(self.lane, at);
         self.link().begin(applied);
-        self.at
+        at
     }
 
     /// The record of that provider.
@@ -146,7 +152,8 @@ impl Roster {
     /// Returns the providers that wait and may be asked earlier, because their secrets are renewed.
     pub(super) fn waiting(&self, providers: &Providers) -> Vec<usize> {
         let now = Instant::now();
-        (0..self.links.len()).filter(|at| self.links[*at].retry_at > now && !providers.is_distrusted(*at)).collect()
+        let waits = |at: &usize| self.links[*at].retry_at > now && self.may_turn_to(*at, providers);
+        (0..self.links.len()).filter(waits).collect()
     }
 
     /// Follows this provider next, although another one was chosen.
@@ -161,16 +168,21 @@ impl Roster {
             return None;
         }
         let others = (0..self.links.len()).filter(|at| *at != self.at && self.links[*at].retry_at <= now);
-        let able = others.filter(|at| !providers.is_distrusted(*at) && !providers.is_failing(*at));
+        let able = others.filter(|at| self.may_turn_to(*at, providers) && !providers.is_failing(*at));
         able.filter_map(|at| providers.newest_slot(at)).max()
     }
 
-    /// Returns the trusted provider that has failed least often among those whose wait is over, the most preferred of
+    /// Whether the provider is trusted, and no other receiver has turned to it.
+    fn may_turn_to(&self, at: usize, providers: &Providers) -> bool {
+        !providers.is_distrusted(at) && !providers.is_of_another(at, self.lane)
+    }
+
+    /// Returns the provider to turn to that has failed least often among those whose wait is over, the most preferred of
     /// several; else the one whose wait ends first.
     fn choose(&self, now: Instant, providers: &Providers) -> usize {
-        let trusted = || (0..self.links.len()).filter(|at| !providers.is_distrusted(*at));
-        let ready = trusted().filter(|at| self.links[*at].retry_at <= now).min_by_key(|at| self.links[*at].failures);
-        ready.or_else(|| trusted().min_by_key(|at| self.links[*at].retry_at)).unwrap_or(self.at)
+        let free = || (0..self.links.len()).filter(|at| self.may_turn_to(*at, providers));
+        let ready = free().filter(|at| self.links[*at].retry_at <= now).min_by_key(|at| self.links[*at].failures);
+        ready.or_else(|| free().min_by_key(|at| self.links[*at].retry_at)).unwrap_or(self.at)
     }
 }
 
@@ -209,7 +221,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn three() -> (Roster, Providers) {
-        (Roster::new(3, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
+        (Roster::new(3, 0, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
     }
 
     fn silent() -> Ended {

@@ -13,18 +13,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
-use super::receive::{BATCH_INPUTS, Message, ReceiveConfig, queue_batches, receive_from};
+use super::receive::{Message, ReceiveConfig, messages_of, queue_batches};
 use super::standing::Standing;
+use super::stream::receive_from;
 use super::upstream::Upstream;
+use super::waiting::Waiting;
 use crate::chain::{Base, Gap, Phase, WholeSlot};
 use crate::overlay::Overlay;
 use crate::readiness;
@@ -105,8 +106,7 @@ impl Spooling {
             assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
             standing: Standing::new(state.clone()),
             state: state.clone(),
-            gap_timeout,
-            waiting_since: None,
+            waiting: Waiting::new(gap_timeout),
         };
         let writer = run(spooler, received)?;
         let receiver = tokio::spawn(receive_from(upstreams, stream, messages, state.clone(), stopped));
@@ -193,8 +193,7 @@ pub(super) struct Spooler {
     assembler: Assembler,
     standing: Standing,
     state: State,
-    gap_timeout: Duration,
-    waiting_since: Option<Instant>,
+    waiting: Waiting,
 }
 
 impl Spooler {
@@ -239,7 +238,7 @@ impl Spooler {
             _ if let_go => {}
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
-                self.waiting_since = None;
+                self.waiting.over();
                 self.source = source_of(self.state.providers.name(provider));
                 if let Some(writer) = &mut self.writer {
                     writer.set_source(self.source);
@@ -271,7 +270,7 @@ impl Spooler {
         while let Some(slot) = self.assembler.next() {
             self.writer_for(&slot)?.append(&slot)?;
             self.state.resume.set_slot(slot.slot);
-            self.waiting_since = None;
+            self.waiting.over();
             self.standing.committed(slot.slot, slot.created_unix_ms);
         }
         match self.assembler.check_gap() {
@@ -281,22 +280,14 @@ impl Spooler {
     }
 
     fn check_waiting(&mut self) -> Result<(), Full> {
-        if self.assembler.awaits_parent().is_none() {
-            self.waiting_since = None;
-            return Ok(());
-        }
-        let since = *self.waiting_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < self.gap_timeout {
-            return Ok(());
-        }
-        let gap = self.assembler.missing_parent(&format!("over gap_timeout={:?}", self.gap_timeout));
+        let gap = self.waiting.check(&self.assembler);
         gap.map_or(Ok(()), |gap| self.start_over(gap))
     }
 
     fn start_over(&mut self, gap: Gap) -> Result<(), Full> {
         self.flush()?;
         self.assembler.restart(self.last());
-        self.waiting_since = None;
+        self.waiting.over();
         self.standing.gap(gap);
         Ok(())
     }
@@ -476,21 +467,8 @@ impl Feeder {
         // ORDERING: Relaxed: a statistic.
         let newest = self.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed);
         self.state.readiness.set_newest_slot(newest);
-        send(slot, &self.messages).ok()
+        messages_of(slot).try_for_each(|message| self.messages.blocking_send(message).ok())
     }
-}
-
-/// Sends a slot as the stream would have.
-fn send(whole: WholeSlot, messages: &mpsc::Sender<Message>) -> Result<()> {
-    let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events } = whole;
-    let gone = |_| anyhow!("ingest-apply has ended");
-    for events in events.chunks(BATCH_INPUTS) {
-        let batch = events.iter().map(|&event| Input::Account { slot, event }).collect();
-        messages.blocking_send(Message::Batch(batch)).map_err(gone)?;
-    }
-    let meta = Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms };
-    let end = vec![meta, Input::Status { slot, confirmed: true, dead: false }];
-    messages.blocking_send(Message::Batch(end)).map_err(gone)
 }
 
 async fn remove(spooling: Spooling) {

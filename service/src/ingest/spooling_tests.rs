@@ -63,8 +63,7 @@ async fn replayed(source: u32) -> State {
         assembler: Assembler::new(Some(last), Limits::within(1 << 30)),
         standing: Standing::new(state.clone()),
         state: state.clone(),
-        gap_timeout: Duration::from_secs(3600),
-        waiting_since: None,
+        waiting: Waiting::new(Duration::from_secs(3600)),
     };
     let (messages, received) = mpsc::channel(8);
     let taking = thread::spawn(move || taker.run(received));

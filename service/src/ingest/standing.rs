@@ -35,12 +35,28 @@ pub(super) struct Standing {
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
+    /// Follows the description of a gap.
+    consequence: &'static str,
 }
 
 impl Standing {
     /// Creates the standing at the start: catching up, before the first connection.
     pub(super) fn new(state: State) -> Self {
-        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None }
+        Self {
+            state,
+            live: false,
+            gap: None,
+            connections: 0,
+            given_up: false,
+            provider: None,
+            consequence: "the store stays at the slot before, and the stream is asked again until it goes on from there",
+        }
+    }
+
+    /// Creates the standing of one of several lanes, which has no store of its own.
+    pub(super) fn of_lane(state: State) -> Self {
+        let consequence = "another provider is followed as well, and this one is asked again";
+        Self { consequence, ..Self::new(state) }
     }
 
     /// Publishes the phase, before the first message.
@@ -66,17 +82,33 @@ impl Standing {
         self.provider.replace(provider).is_some_and(|before| before != provider)
     }
 
+    /// Index of the provider of the newest connection; `None` before the first.
+    pub(super) fn provider(&self) -> Option<usize> {
+        self.provider
+    }
+
+    /// Whether slots are missing, or contradict the chain and nobody else is trusted.
+    pub(super) fn is_in_gap(&self) -> bool {
+        self.gap.is_some()
+    }
+
+    /// Gives up the newest connection.
+    pub(super) fn give_up(&mut self) {
+        self.given_up = true;
+        self.state.resume.give_up(self.connections);
+    }
+
     /// Whether the newest connection was given up.
     pub(super) fn has_given_up(&self) -> bool {
         self.given_up
     }
 
-    /// Enters a gap: slots are missing on the newest connection, or the server says that it cannot send them.
-    pub(super) fn gap(&mut self, mut gap: Gap) {
-        self.given_up = true;
+    /// Enters a gap: slots are missing on the newest connection, or the server says that it cannot send them. Returns
+    /// false where the provider is distrusted instead, because it contradicts the chain.
+    pub(super) fn gap(&mut self, mut gap: Gap) -> bool {
+        self.give_up();
         if gap.contradicts && self.distrusts(&gap) {
-            self.state.resume.give_up(self.connections);
-            return;
+            return false;
         }
         // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
         // An older value only ends the gap earlier.
@@ -86,13 +118,14 @@ impl Standing {
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
-            "gap: {}; the store stays at the slot before, and the stream is asked again until it goes on from there",
-            if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" }
+            "gap: {}; {}",
+            if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" },
+            self.consequence
         );
         self.live = false;
         self.gap = Some(gap);
         self.tell();
-        self.state.resume.give_up(self.connections);
+        true
     }
 
     /// Publishes that a commit failed for lack of something that may come back, and is retried.

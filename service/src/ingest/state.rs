@@ -12,6 +12,7 @@ use solana::ChainCheckpoint;
 
 use super::healing;
 use super::providers::Providers;
+use crate::figure::count;
 use crate::overlay::Overlay;
 use crate::published::Published;
 use crate::readiness::{Limits, Readiness};
@@ -56,6 +57,26 @@ impl State {
     }
 }
 
+impl State {
+    /// Counts a subscription as open until the result is dropped.
+    pub(super) fn open(&self) -> Open<'_> {
+        count(&self.figures.subscriptions, 1);
+        // ORDERING: Relaxed: see `Open`.
+        self.resume.is_open.store(true, Ordering::Relaxed);
+        Open(self)
+    }
+
+    /// Returns the state of one of several subscriptions that are kept at once: what it hears and where it resumes are
+    /// its own, all else is shared.
+    pub(super) fn of_lane(&self) -> Self {
+        Self {
+            readiness: Arc::new(self.readiness.anew()),
+            resume: Arc::new(Resume::new(self.resume.slot())),
+            ..self.clone()
+        }
+    }
+}
+
 #[cfg(test)]
 impl State {
     /// Returns the state at the start of a service that does not follow processed slots.
@@ -84,8 +105,9 @@ pub struct Figures {
     pub updates_duplicate: AtomicU64,
     pub commits: AtomicU64,
     pub commits_without_space: AtomicU64,
-    /// Whether the stream is connected at this moment. Writer: the receiver, as of all the following.
-    pub connected: AtomicBool,
+    /// Number of subscriptions to the stream that are open at this moment. Writer: the receivers, as of all the
+    /// following.
+    pub subscriptions: AtomicU64,
     /// Time at which the newest updates of the stream were passed on, in ms since the Unix epoch; 0 before the first.
     pub last_update_unix_ms: AtomicU64,
     /// Number of batches in the queue between the receiver and ingest-apply.
@@ -93,6 +115,25 @@ pub struct Figures {
     pub connects: AtomicU64,
     pub updates_received: AtomicU64,
     pub updates_malformed: AtomicU64,
+}
+
+impl Figures {
+    /// Whether the stream is connected at this moment.
+    pub fn is_connected(&self) -> bool {
+        // ORDERING: Relaxed: a statistic.
+        self.subscriptions.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Mark of an open subscription.
+pub(super) struct Open<'a>(&'a State);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed: a statistic; and the receivers and their merging belong to one task.
+        self.0.figures.subscriptions.fetch_sub(1, Ordering::Relaxed);
+        self.0.resume.is_open.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The value of an atomic slot that holds none; no chain ever reaches it.
@@ -107,6 +148,8 @@ pub(super) struct Resume {
     given_up: AtomicU64,
     /// Number of connections that were announced to ingest-apply. Writer: the task that sends it messages.
     announced: AtomicU64,
+    /// Whether the receiver has a subscription. Writer: the receiver.
+    is_open: AtomicBool,
 }
 
 impl Resume {
@@ -115,6 +158,7 @@ impl Resume {
             slot: AtomicU64::new(slot.unwrap_or(NO_SLOT)),
             given_up: AtomicU64::new(0),
             announced: AtomicU64::new(0),
+            is_open: AtomicBool::new(false),
         }
     }
 
@@ -136,6 +180,12 @@ impl Resume {
     pub(super) fn announce(&self) -> u64 {
         // ORDERING: Relaxed: one task at a time announces.
         self.announced.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Whether the receiver has a subscription.
+    pub(super) fn is_open(&self) -> bool {
+        // ORDERING: Relaxed: see `Open`.
+        self.is_open.load(Ordering::Relaxed)
     }
 
     /// Gives up the `connection`-th connection that the receiver has announced, and all earlier ones, because it does

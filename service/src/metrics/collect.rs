@@ -80,7 +80,7 @@ impl Families {
     fn lag(&self, out: &mut Out<'_>) -> fmt::Result {
         let Status { published, readiness, ingest, .. } = &self.handles.status;
         let checkpoint = published.checkpoint();
-        out.one(&c::CONNECTED, is(&ingest.connected))?;
+        out.one(&c::CONNECTED, flag(ingest.is_connected()))?;
         out.one(&c::QUEUE_BATCHES, read(&ingest.queue_batches) as f64)?;
         out.one(&c::CHECKPOINT_SEQ, checkpoint.seq as f64)?;
         out.maybe(&c::CHECKPOINT_SLOT, checkpoint.slot.map(|slot| slot as f64))?;

@@ -13,8 +13,9 @@ use super::Simulation;
 use super::healing::Healer;
 use super::server::Server;
 use crate::ingest::State;
-use crate::ingest::receive::{Message, ReceiveConfig, receive_from};
+use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
+use crate::ingest::stream::receive_from;
 use crate::spool::Figures;
 
 /// The source of the first slots.

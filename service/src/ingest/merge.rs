@@ -1,0 +1,262 @@
+//! Merges two subscriptions by slot: of each slot, the first whole one goes to ingest-apply.
+//!
+//! Owns: the slots that were passed on, and the comparison of the other lane's slots with them. Must not: connect,
+//! choose a provider, or guess which of two tells the truth. Runs on the receivers' task.
+//!
+//! A *lane* is one subscription. Its slots are assembled by themselves, so that each lane has a chain without holes. A
+//! lane that lacks a slot goes on after it as soon as the other lane has brought it. So the chain has a gap only where
+//! both lanes lack a slot, or where one does and the other's provider fails.
+//!
+//! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
+//! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. Two
+//! lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends, so
+//! that nothing in the stream says which of them is right: the difference is reported, and an audit decides.
+
+mod lane;
+mod passed;
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::error;
+
+pub(super) use self::lane::Lane;
+use self::passed::{Passed, Place};
+use super::State;
+use super::assemble::Input;
+use super::receive::{Message, messages_of};
+use crate::chain::{Base, Gap, WholeSlot};
+
+/// How often the lanes' state is looked at while nothing arrives.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// ingest-apply has ended.
+struct Closed;
+
+/// The merging of several lanes.
+pub(super) struct Merge {
+    lanes: Vec<Lane>,
+    passed: Passed,
+    out: mpsc::Sender<Message>,
+    /// The state of ingest-apply. Each lane has one of its own.
+    state: State,
+    /// The provider of the newest slot that was passed on, and the number of the connection that ingest-apply takes it
+    /// for; `None` before the first slot, and after a gap.
+    told: Option<(usize, u64)>,
+    /// The newest gap of a lane and its provider, until it is over or ingest-apply is told.
+    gap: Option<(usize, Gap)>,
+}
+
+impl Merge {
+    /// Begins after the newest slot that ingest-apply, which has the state `state`, has taken over.
+    pub(super) fn new(mut lanes: Vec<Lane>, out: mpsc::Sender<Message>, state: State) -> Self {
+        let checkpoint = **state.published.checkpoint();
+        let known = |slot| if checkpoint.slot == Some(slot) { checkpoint.blockhash } else { [0; 32] };
+        let base = state.resume.slot().map(|slot| Base { slot, blockhash: known(slot) });
+        lanes.iter_mut().for_each(|lane| lane.restart(base));
+        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None }
+    }
+
+    /// Takes the messages of the lanes' receivers until one of them or ingest-apply ends.
+    pub(super) async fn run(mut self, mut received: Vec<mpsc::Receiver<Message>>) {
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (out, mut turn) = (self.out.clone(), 0);
+        loop {
+            let goes_on = tokio::select! {
+                biased;
+                () = out.closed() => return,
+                _ = ticks.tick() => self.look(),
+                (lane, message) = next(&mut received, turn) => {
+                    // The other lane has its turn after this one, if both have messages.
+                    turn = lane + 1;
+                    let Some(message) = message else { return };
+                    self.take(lane, message).await
+                }
+            };
+            if goes_on.is_err() || self.tell_gap().await.is_err() {
+                return;
+            }
+            self.mirror();
+        }
+    }
+
+    /// Looks at waits and at ingest-apply, which a message may not come for.
+    fn look(&mut self) -> Result<(), Closed> {
+        self.start_over_if_given_up();
+        for at in 0..self.lanes.len() {
+            if let Some(gap) = self.lanes[at].check_waiting() {
+                self.lack(at, gap);
+            }
+        }
+        // A full queue needs no tick.
+        match self.out.try_send(Message::Tick) {
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(Closed),
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Ok(()),
+        }
+    }
+
+    /// Takes in one message of a lane.
+    async fn take(&mut self, at: usize, message: Message) -> Result<(), Closed> {
+        self.start_over_if_given_up();
+        let ends_slot = matches!(&message, Message::Batch(inputs)
+            if !matches!(inputs.last(), Some(Input::Account { .. })));
+        if let Some(gap) = self.lanes[at].take(message) {
+            self.lack(at, gap);
+        }
+        let mut has_passed = false;
+        while let Some((lane, slot)) = self.next_whole() {
+            has_passed |= self.place(lane, slot).await?;
+        }
+        if ends_slot && !has_passed {
+            // The receiver may have heard of a finalized slot, for which ingest-apply looks after each message.
+            self.out.try_send(Message::Beat).ok();
+        }
+        Ok(())
+    }
+
+    /// Returns the next whole slot of any lane, and the lane.
+    fn next_whole(&mut self) -> Option<(usize, WholeSlot)> {
+        self.lanes.iter_mut().enumerate().find_map(|(at, lane)| Some((at, lane.next()?)))
+    }
+
+    /// Passes a lane's slot on, or compares it with the one that was. Returns whether it was passed on.
+    async fn place(&mut self, at: usize, slot: WholeSlot) -> Result<bool, Closed> {
+        let provider = self.lanes[at].provider();
+        match self.passed.place(&slot) {
+            Place::Next => {
+                self.pass(provider, slot).await?;
+                self.catch_up();
+                return Ok(true);
+            }
+            Place::Known => {}
+            Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
+            Place::Contradicts(detail) => {
+                let gap = Gap { first_slot: slot.slot, last_slot: slot.slot, detail, contradicts: true };
+                if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
+                    self.lack(at, gap);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    async fn pass(&mut self, provider: usize, slot: WholeSlot) -> Result<(), Closed> {
+        self.follow(provider).await?;
+        self.passed.push(&slot, provider);
+        self.state.providers.was_first(provider);
+        for message in messages_of(slot) {
+            self.send(message).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells ingest-apply whose messages are next, if it was another provider's before.
+    async fn follow(&mut self, provider: usize) -> Result<(), Closed> {
+        if self.told.is_none_or(|(told, _)| told != provider) {
+            self.send(Message::Reconnected { provider }).await?;
+            self.told = Some((provider, self.state.resume.announce()));
+        }
+        Ok(())
+    }
+
+    /// Has the lanes that lack the newest slot go on after it.
+    fn catch_up(&mut self) {
+        let Some(last) = self.passed.last() else { return };
+        for at in 0..self.lanes.len() {
+            let provider = self.lanes[at].provider();
+            for slot in self.lanes[at].pass_over(last) {
+                if let Place::Differs { first, events_first } = self.passed.place(&slot) {
+                    self.report(provider, first, &slot, events_first);
+                }
+            }
+        }
+        self.gap.take_if(|(_, gap)| gap.first_slot <= last.slot);
+    }
+
+    /// Reports a block of which two providers tell different accounts.
+    fn report(&self, provider: usize, first: usize, slot: &WholeSlot, events_first: usize) {
+        let providers = &self.state.providers;
+        providers.differs(provider);
+        error!(
+            slot = slot.slot,
+            provider = providers.name(provider),
+            accounts = slot.events.len(),
+            applied_of = providers.name(first),
+            applied_accounts = events_first,
+            "two providers tell different accounts of one block: the first one's are applied; see with `service audit` \
+             which of them is right"
+        );
+    }
+
+    /// Notes that a lane lacks slots that were not passed on, or contradicts those that were.
+    fn lack(&mut self, at: usize, gap: Gap) {
+        if gap.contradicts || self.passed.last().is_none_or(|last| gap.first_slot > last.slot) {
+            self.gap = Some((self.lanes[at].provider(), gap));
+        }
+    }
+
+    /// Tells ingest-apply of a gap once no lane can close it.
+    async fn tell_gap(&mut self) -> Result<(), Closed> {
+        let providers = &self.state.providers;
+        let is_lost = |(at, lane): (usize, &Lane)| {
+            lane.is_in_gap() || !lane.state().resume.is_open() && providers.cannot_bring(at)
+        };
+        if self.gap.is_none() || !self.lanes.iter().enumerate().all(is_lost) {
+            return Ok(());
+        }
+        let Some((provider, gap)) = self.gap.take() else { return Ok(()) };
+        self.follow(provider).await?;
+        // ingest-apply gives up all that it was told of before. The lanes have begun anew already.
+        self.told = None;
+        self.send(Message::Gap(gap)).await
+    }
+
+    /// Begins every lane anew where ingest-apply could not take a slot.
+    fn start_over_if_given_up(&mut self) {
+        if !self.told.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
+            return;
+        }
+        self.told = None;
+        let base = self.passed.rewind(self.state.resume.slot());
+        self.lanes.iter_mut().for_each(|lane| lane.give_up(base));
+    }
+
+    /// Shows the stream as the lanes see it.
+    fn mirror(&self) {
+        let (readiness, providers) = (&self.state.readiness, &self.state.providers);
+        let trusted = self.lanes.iter().filter(|lane| !providers.is_distrusted(lane.provider()));
+        let newest = trusted.filter_map(|lane| lane.state().readiness.newest_slot()).max();
+        readiness.set_newest_slot(newest.unwrap_or(0));
+        let troubles: Option<Vec<_>> = self.lanes.iter().map(|lane| lane.state().readiness.trouble()).collect();
+        match troubles.as_deref() {
+            Some([why, ..]) => readiness.set_trouble(why),
+            _ => readiness.clear_trouble(),
+        }
+    }
+
+    async fn send(&self, message: Message) -> Result<(), Closed> {
+        self.out.send(message).await.map_err(|_| Closed)
+    }
+}
+
+/// Returns the next message of any lane, asking the lane `turn` first, and the lane. `None` in place of the message if
+/// the lane's receiver has ended.
+async fn next(received: &mut [mpsc::Receiver<Message>], turn: usize) -> (usize, Option<Message>) {
+    let lanes = received.len();
+    poll_fn(|context| {
+        for at in (turn..turn + lanes).map(|at| at % lanes) {
+            if let Poll::Ready(message) = received[at].poll_recv(context) {
+                return Poll::Ready((at, message));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! One lane of a merge: the slots of one subscription, assembled by themselves.
+//!
+//! Owns: the lane's place in the chain, and the end of its connection. Must not: send anything, or know another lane.
+//! Runs on the receivers' task.
+
+use std::time::Duration;
+
+use crate::chain::{Base, Gap, WholeSlot};
+use crate::ingest::State;
+use crate::ingest::assemble::{Assembler, Input, Limits};
+use crate::ingest::receive::Message;
+use crate::ingest::standing::Standing;
+use crate::ingest::waiting::Waiting;
+
+/// The lanes' assemblers may take 1/`MEMORY_SHARE` of the memory that the one of ingest-apply may take.
+const MEMORY_SHARE: u64 = 2;
+
+/// One subscription of a merge.
+pub(crate) struct Lane {
+    state: State,
+    assembler: Assembler,
+    standing: Standing,
+    waiting: Waiting,
+}
+
+impl Lane {
+    /// Creates a lane of the ingest with this state. A whole slot waits for its parent for `gap_timeout`.
+    pub(crate) fn new(ingest: &State, gap_timeout: Duration) -> Self {
+        let state = ingest.of_lane();
+        Self {
+            assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
+            standing: Standing::of_lane(state.clone()),
+            waiting: Waiting::new(gap_timeout),
+            state,
+        }
+    }
+
+    /// The state of the lane's receiver.
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Index of the provider of the newest connection; before the first one, of the most preferred provider.
+    pub(super) fn provider(&self) -> usize {
+        self.standing.provider().unwrap_or(0)
+    }
+
+    /// Whether the lane lacks slots that have not come from anywhere.
+    pub(super) fn is_in_gap(&self) -> bool {
+        self.standing.is_in_gap()
+    }
+
+    /// Begins after `base`, which the next connection is asked for.
+    pub(super) fn restart(&mut self, base: Option<Base>) {
+        self.assembler.restart(base);
+        self.waiting.over();
+        if let Some(base) = base {
+            self.state.resume.set_slot(base.slot);
+        }
+    }
+
+    /// Gives up the connection, and begins after `base`.
+    pub(super) fn give_up(&mut self, base: Option<Base>) {
+        self.restart(base);
+        self.standing.give_up();
+    }
+
+    /// Takes in one message of the receiver. Returns the gap that it leads to.
+    pub(super) fn take(&mut self, message: Message) -> Option<Gap> {
+        let let_go = self.standing.lets_go(&message);
+        match message {
+            _ if let_go => None,
+            Message::Batch(inputs) => inputs.into_iter().find_map(|input| self.input(input)),
+            Message::Reconnected { provider } => {
+                self.waiting.over();
+                if self.standing.follows(provider) {
+                    // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
+                    self.assembler.restart(self.assembler.last());
+                }
+                self.input(Input::Reconnected)
+            }
+            Message::Tick => self.check_waiting(),
+            Message::Gap(gap) => self.lack(self.assembler.last(), gap),
+            // A lane gets its messages from a receiver alone, which sends neither.
+            Message::Heal(_) | Message::Beat => None,
+        }
+    }
+
+    /// Returns the next slot of the lane's chain, if it is whole.
+    pub(super) fn next(&mut self) -> Option<WholeSlot> {
+        let slot = self.assembler.next()?;
+        self.waiting.over();
+        self.state.resume.set_slot(slot.slot);
+        self.standing.committed(slot.slot, slot.created_unix_ms);
+        Some(slot)
+    }
+
+    /// Goes on after `last`, which another lane has brought, if this lane lacks it or slots before it. Returns the whole
+    /// slots that are passed over.
+    pub(super) fn pass_over(&mut self, last: Base) -> Vec<WholeSlot> {
+        let own = self.assembler.last();
+        if own.is_some_and(|own| own.slot >= last.slot) {
+            return Vec::new();
+        }
+        self.standing.committed(last.slot, 0);
+        let lacks = own.is_none() || self.assembler.awaits_parent().is_some() || self.standing.has_given_up();
+        if !lacks {
+            return Vec::new();
+        }
+        self.waiting.over();
+        self.state.resume.set_slot(last.slot);
+        self.assembler.advance(last)
+    }
+
+    /// Returns the gap if a slot has waited too long for its parent.
+    pub(super) fn check_waiting(&mut self) -> Option<Gap> {
+        let gap = self.waiting.check(&self.assembler)?;
+        self.lack(self.assembler.last(), gap)
+    }
+
+    /// Ends the connection because of `gap`, and begins after `base`. Returns the gap, unless the provider is distrusted
+    /// for it.
+    pub(super) fn lack(&mut self, base: Option<Base>, gap: Gap) -> Option<Gap> {
+        self.restart(base);
+        self.standing.gap(gap.clone()).then_some(gap)
+    }
+
+    fn input(&mut self, input: Input) -> Option<Gap> {
+        if self.standing.has_given_up() {
+            return None;
+        }
+        if let Err(gap) = self.assembler.push(input) {
+            return self.lack(self.assembler.last(), gap);
+        }
+        None
+    }
+}

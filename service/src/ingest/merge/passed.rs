@@ -1,0 +1,156 @@
+//! The slots that a merge has passed on, and the comparison of other slots with them.
+//!
+//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: decide what
+//! follows from a difference. Runs on the receivers' task.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher as _;
+
+use foldhash::fast::RandomState;
+
+use crate::chain::{Base, WholeSlot};
+use crate::ingest::assemble::REMEMBERED_SLOTS;
+
+/// Placeholder for an unknown blockhash.
+const UNKNOWN: [u8; 32] = [0; 32];
+
+/// The place of a lane's slot among those that were passed on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is the next one.
+    Next,
+    /// It was passed on with this content, or so long ago that its content is forgotten.
+    Known,
+    /// The same block was passed on with other accounts, of this provider.
+    Differs { first: usize, events_first: usize },
+    /// It is not on their chain; holds the reason in words.
+    Contradicts(String),
+}
+
+/// The chain of the slots that were passed on.
+pub(super) struct Passed {
+    last: Option<Base>,
+    /// Ascending by slot; at most [`REMEMBERED_SLOTS`].
+    slots: VecDeque<Slot>,
+    /// Seeded anew in each process, so that nobody can make two contents with one hash.
+    hasher: RandomState,
+}
+
+struct Slot {
+    base: Base,
+    provider: usize,
+    /// Sum of the hashes of key and value of each account.
+    content: u64,
+    events: usize,
+}
+
+impl Passed {
+    /// Begins after `base`.
+    pub(super) fn after(base: Option<Base>) -> Self {
+        Self { last: base, slots: VecDeque::new(), hasher: RandomState::default() }
+    }
+
+    /// The newest slot that was passed on; before the first one, the base.
+    pub(super) fn last(&self) -> Option<Base> {
+        self.last
+    }
+
+    /// Returns the place of a slot whose lane has all slots before it.
+    pub(super) fn place(&self, slot: &WholeSlot) -> Place {
+        let Some(last) = self.last else { return Place::Next };
+        if slot.slot > last.slot {
+            let is_child = slot.parent_slot == last.slot && is_same(slot.parent_blockhash, last.blockhash);
+            return if is_child { Place::Next } else { contradicts(slot, last) };
+        }
+        match self.slots.binary_search_by_key(&slot.slot, |passed| passed.base.slot) {
+            Ok(at) => {
+                let passed = &self.slots[at];
+                match () {
+                    () if passed.base.blockhash != slot.blockhash => contradicts(slot, passed.base),
+                    () if (passed.content, passed.events) == (self.content(slot), slot.events.len()) => Place::Known,
+                    () => Place::Differs { first: passed.provider, events_first: passed.events },
+                }
+            }
+            // A slot between two that follow one another.
+            Err(at) if at > 0 => contradicts(slot, self.slots[at - 1].base),
+            Err(_) => Place::Known,
+        }
+    }
+
+    /// Notes that the next slot is passed on.
+    pub(super) fn push(&mut self, slot: &WholeSlot, provider: usize) {
+        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
+        if self.slots.len() == REMEMBERED_SLOTS {
+            self.slots.pop_front();
+        }
+        let (content, events) = (self.content(slot), slot.events.len());
+        self.slots.push_back(Slot { base, provider, content, events });
+        self.last = Some(base);
+    }
+
+    /// Goes back to `slot`. Returns it with its blockhash, as far as that is known.
+    pub(super) fn rewind(&mut self, slot: Option<u64>) -> Option<Base> {
+        self.slots.retain(|passed| slot.is_some_and(|slot| passed.base.slot <= slot));
+        let known = self.slots.back().map(|passed| passed.base).or(self.last);
+        self.last =
+            slot.map(|slot| known.filter(|known| known.slot == slot).unwrap_or(Base { slot, blockhash: UNKNOWN }));
+        self.last
+    }
+
+    fn content(&self, slot: &WholeSlot) -> u64 {
+        let hashes = slot.events.iter().map(|event| self.hasher.hash_one((event.key, event.value)));
+        hashes.fold(0, u64::wrapping_add)
+    }
+}
+
+fn is_same(one: [u8; 32], other: [u8; 32]) -> bool {
+    one == other || one == UNKNOWN || other == UNKNOWN
+}
+
+fn contradicts(slot: &WholeSlot, passed: Base) -> Place {
+    let base58 = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
+    Place::Contradicts(format!(
+        "slot={} with blockhash={} is of another chain than slot={} with blockhash={} of the provider that is followed \
+         at the same time",
+        slot.slot,
+        base58(&slot.blockhash),
+        passed.slot,
+        base58(&passed.blockhash)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::Event;
+
+    fn slot(number: u64, hash: u8, values: &[u8]) -> WholeSlot {
+        let event = |value: &u8| Event { key: [*value; 32], value: Some([*value; 32]), write_version: 0 };
+        WholeSlot {
+            slot: number,
+            blockhash: [hash; 32],
+            parent_slot: number - 1,
+            parent_blockhash: [hash - 1; 32],
+            created_unix_ms: 0,
+            events: values.iter().map(event).collect(),
+        }
+    }
+
+    #[test]
+    fn a_slot_is_the_next_one_or_compared_with_the_one_that_was_passed_on() {
+        let mut passed = Passed::after(Some(Base { slot: 10, blockhash: [10; 32] }));
+        assert_eq!(passed.place(&slot(11, 11, &[1, 2])), Place::Next);
+        passed.push(&slot(11, 11, &[1, 2]), 1);
+        passed.push(&slot(12, 12, &[]), 0);
+        assert_eq!(passed.place(&slot(11, 11, &[2, 1])), Place::Known, "the order of accounts is a server's own");
+        assert_eq!(passed.place(&slot(11, 11, &[1])), Place::Differs { first: 1, events_first: 2 });
+        assert_eq!(passed.place(&slot(11, 11, &[1, 3])), Place::Differs { first: 1, events_first: 2 });
+        let of_other_chain = [slot(11, 99, &[1, 2]), slot(13, 99, &[]), slot(14, 14, &[])];
+        for other in of_other_chain {
+            assert!(matches!(passed.place(&other), Place::Contradicts(_)), "{other:?}");
+        }
+        assert_eq!(passed.rewind(Some(11)), Some(Base { slot: 11, blockhash: [11; 32] }));
+        assert_eq!(passed.place(&slot(12, 12, &[7])), Place::Next);
+        assert_eq!(passed.rewind(Some(10)), Some(Base { slot: 10, blockhash: UNKNOWN }));
+    }
+}
