@@ -505,10 +505,13 @@ function buildProviders(host) {
       one.name,
       one.condition,
       count(one.lag_slots),
+      count(one.slots_first),
+      count(one.slots_differing),
       count(one.errors),
       one.last_error ?? NONE,
     ]);
-    body.replaceChildren(table('Providers', ['Provider', 'Condition', 'Slots behind', 'Errors', 'Last error'], rows));
+    const heads = ['Provider', 'Condition', 'Slots behind', 'Slots first', 'Slots differing', 'Errors', 'Last error'];
+    body.replaceChildren(table('Providers', heads, rows));
   };
 }
 

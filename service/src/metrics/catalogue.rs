@@ -214,6 +214,10 @@ catalogue! {
             "Number of slots by which the provider lags behind the newest slot of all trusted ones";
         PROVIDER_ERRORS Counter Count ["provider"] ALWAYS, "solkv_provider_errors_total",
             "Failures of the provider: ends of its stream, and questions without an answer while it is not followed";
+        PROVIDER_SLOTS_FIRST Counter Count ["provider"] ALWAYS, "solkv_provider_slots_first_total",
+            "Slots that the provider brought whole before the other one; counted while two are followed at once";
+        PROVIDER_SLOTS_DIFFERING Counter Count ["provider"] ALWAYS, "solkv_provider_slots_differing_total",
+            "Slots of which the provider told other accounts than the one that brought them first, for the same block";
         PROVIDER_TAKEOVERS Counter Count [] ALWAYS, "solkv_provider_takeovers_total",
             "How often another provider than the one before was followed";
         QUEUE_BATCHES Gauge Count [] ALWAYS, "solkv_queue_batches",

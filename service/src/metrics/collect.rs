@@ -108,6 +108,10 @@ impl Families {
         }
         let errors = reports.iter().map(|report| (report.name.as_str(), report.errors));
         out.by(&c::PROVIDER_ERRORS, "provider", errors)?;
+        let firsts = reports.iter().map(|report| (report.name.as_str(), report.slots_first));
+        out.by(&c::PROVIDER_SLOTS_FIRST, "provider", firsts)?;
+        let differing = reports.iter().map(|report| (report.name.as_str(), report.slots_differing));
+        out.by(&c::PROVIDER_SLOTS_DIFFERING, "provider", differing)?;
         out.one(&c::PROVIDER_TAKEOVERS, providers.takeovers() as f64)
     }
 

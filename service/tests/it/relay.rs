@@ -1,11 +1,12 @@
-//! A Yellowstone server that passes on the messages of another one, until it is told to lie, to withhold a slot or to
-//! stall.
+//! A Yellowstone server that passes on the messages of another one, until it is told to lie, to withhold a slot, to alter
+//! accounts or to stall.
 //!
 //! Owns: the change or loss of each message on its way. Must not: know the slots before they come. Threads: one of its runtime.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use tokio::runtime::Runtime;
@@ -23,6 +24,9 @@ use yellowstone_grpc_proto::geyser::{
     SubscribeUpdateGossip,
 };
 
+/// How late each block comes of a server that alters accounts.
+const LATE: Duration = Duration::from_millis(30);
+
 /// Misbehaviour of the server from a moment on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -31,6 +35,8 @@ pub(crate) enum Fault {
     Lies,
     /// The next slot never comes, on no connection.
     Withholds,
+    /// Each account has another value, and each block comes late.
+    Alters,
     /// Nothing comes any more, and no request is answered.
     Stalls,
 }
@@ -103,6 +109,9 @@ impl Way {
         if let (Fault::Lies, Some(UpdateOneof::BlockMeta(meta))) = (self.fault, &mut update.update_oneof) {
             meta.parent_blockhash = bs58::encode([0xee; 32]).into_string();
         }
+        if let (Fault::Alters, Some(UpdateOneof::Account(account))) = (self.fault, &mut update.update_oneof) {
+            account.account.iter_mut().flat_map(|account| account.data.first_mut()).for_each(|byte| *byte ^= 1);
+        }
         (self.withheld_slot != Some(slot)).then_some(update)
     }
 }
@@ -113,6 +122,10 @@ async fn pass(
 ) -> Option<Result<SubscribeUpdate, Status>> {
     if lock(&way).fault == Fault::Stalls {
         return std::future::pending().await;
+    }
+    let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
+    if lock(&way).fault == Fault::Alters && update.as_ref().is_ok_and(is_meta) {
+        tokio::time::sleep(LATE).await;
     }
     match update {
         Ok(update) => lock(&way).pass(update).map(Ok),

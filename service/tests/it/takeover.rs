@@ -4,6 +4,7 @@ use loadgen::provider::{Act, Provider};
 use loadgen::stream::{Stream, Workload};
 use serde_json::Value;
 
+use crate::relay::{Fault, Relay};
 use crate::support::{BASE_SLOT, Service, Signal, columns, digest, end, load, stream, wait_for};
 
 const SLOT_MS: u64 = 100;
@@ -125,4 +126,66 @@ fn the_map_is_whole_after_a_provider_is_killed_or_withholds_a_slot() {
             assert_eq!(digest(&dir, &options), end.digest);
         }
     }
+}
+
+/// Follows two relays of one stream at once, which misbehave as `spoil` says after the first slots. Compares the store with
+/// the stream, and returns the log and the slots that each of the two told otherwise.
+fn follow_two(spoil: impl FnOnce(&mut Service, &Relay, &Relay)) -> (String, [f64; 2]) {
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, options) = (temp.path().join("store"), columns().remove(0));
+    let (stream, workload) = stream(LINE);
+    load(&dir, &options, &workload);
+    let [one, two] = [(); 2].map(|()| Relay::start(stream.address()));
+    let more = ["--geyser", &two.url(), "--geyser-at-once", "2", "--gap-timeout", "700ms", "--idle-timeout", "1s"];
+    let mut service = Service::start(&dir, &options, &one.url(), &more);
+    service.wait_for_slot(BASE_SLOT + 10);
+    spoil(&mut service, &one, &two);
+    let end = end(&stream);
+    service.wait_for_slot(end.slot);
+    let of = |name: &str, relay: &Relay| service.metric(&format!("{name}{{provider=\"{}\"}}", relay.url())).unwrap();
+    let firsts = of("solkv_provider_slots_first_total", &one) + of("solkv_provider_slots_first_total", &two);
+    assert_eq!(Some(firsts), service.metric("solkv_slots_applied_total"), "each slot was first once");
+    let differing = [&one, &two].map(|relay| of("solkv_provider_slots_differing_total", relay));
+    let log = service.log();
+    assert!(service.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest);
+    (log, differing)
+}
+
+#[test]
+fn of_two_at_once_each_may_lack_a_slot_and_one_may_end() {
+    let (log, differing) = follow_two(|service, one, two| {
+        one.set(Fault::Withholds);
+        let slot = service.slot().unwrap();
+        service.wait_for_slot(slot + 10);
+        two.set(Fault::Withholds);
+        let slot = service.slot().unwrap();
+        service.wait_for_slot(slot + 10);
+        assert_eq!(service.metric("solkv_provider_takeovers_total"), Some(0.0));
+        two.set(Fault::Stalls);
+    });
+    assert_eq!(differing, [0.0; 2]);
+    assert!(!log.contains("gap:"), "a slot that the other one brings is no gap: {log}");
+}
+
+#[test]
+fn of_two_at_once_one_that_lies_is_distrusted_and_the_other_followed() {
+    let (log, _) = follow_two(|service, _, two| {
+        two.set(Fault::Lies);
+        wait_for_condition(service, 1, "distrusted");
+        wait_for_condition(service, 0, "followed");
+    });
+    assert!(log.contains("the provider contradicts the applied chain"), "{log}");
+}
+
+#[test]
+fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
+    let (log, differing) = follow_two(|service, one, two| {
+        two.set(Fault::Alters);
+        let differing = format!("solkv_provider_slots_differing_total{{provider=\"{}\"}}", two.url());
+        wait_for("a slot that differs", || service.metric(&differing).filter(|slots| *slots > 0.0));
+        assert_eq!(service.metric("solkv_gap"), Some(0.0));
+        one.set(Fault::None);
+    });
+    assert!(differing[0] == 0.0 && log.contains("two providers tell different accounts of one block"), "{log}");
 }

@@ -1,1 +1,170 @@
+//! Tests of the merging with scripted lanes, and of the messages that ingest-apply gets.
 
+use solana::ChainCheckpoint;
+
+use super::*;
+use crate::chain::Event;
+
+const BASE: u64 = 10;
+
+fn hash(slot: u64) -> [u8; 32] {
+    [slot as u8; 32]
+}
+
+/// The inputs of a slot whose one account has this value.
+fn slot(number: u64, value: u8) -> Vec<Input> {
+    let event = Event { key: [1; 32], value: Some([value; 32]), write_version: 0 };
+    let parent_slot = number - 1;
+    vec![
+        Input::Account { slot: number, event },
+        Input::BlockMeta {
+            slot: number,
+            blockhash: hash(number),
+            parent_slot,
+            parent_blockhash: hash(parent_slot),
+            created_unix_ms: 0,
+        },
+        Input::Status { slot: number, confirmed: true, dead: false },
+    ]
+}
+
+struct Two {
+    merge: Merge,
+    state: State,
+    passed: mpsc::Receiver<Message>,
+}
+
+impl Two {
+    fn new() -> Self {
+        let checkpoint = ChainCheckpoint { slot: Some(BASE), blockhash: hash(BASE), ..ChainCheckpoint::default() };
+        let state = State::at(checkpoint).with_providers(["a", "b", "c"].map(str::to_owned));
+        let (out, passed) = mpsc::channel(1000);
+        let lanes = (0..2).map(|_| Lane::new(&state, Duration::from_secs(60))).collect();
+        Self { merge: Merge::new(lanes, out, state.clone()), state, passed }
+    }
+
+    async fn take(&mut self, lane: usize, message: Message) {
+        assert!(self.merge.take(lane, message).await.is_ok());
+        assert!(self.merge.tell_gap().await.is_ok());
+    }
+
+    /// Has a lane's receiver connect to the provider with this index.
+    async fn connect(&mut self, lane: usize, provider: usize) {
+        self.state.providers.turn(lane, Some(provider));
+        self.take(lane, Message::Reconnected { provider }).await;
+    }
+
+    async fn slot(&mut self, lane: usize, number: u64, value: u8) {
+        self.take(lane, Message::Batch(slot(number, value))).await;
+    }
+
+    /// Returns the providers and confirmed slots that ingest-apply was told of since the last call, in words.
+    fn told(&mut self) -> Vec<String> {
+        let mut told = Vec::new();
+        while let Ok(message) = self.passed.try_recv() {
+            match message {
+                Message::Reconnected { provider } => told.push(format!("provider={provider}")),
+                Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
+                Message::Batch(inputs) => told.extend(inputs.iter().filter_map(|input| match input {
+                    Input::Status { slot, .. } => Some(format!("slot={slot}")),
+                    _ => None,
+                })),
+                _ => {}
+            }
+        }
+        told
+    }
+}
+
+fn gap(slot: u64) -> Message {
+    Message::Gap(Gap { first_slot: slot, last_slot: slot, detail: "lost".to_owned(), contradicts: false })
+}
+
+#[tokio::test]
+async fn the_first_whole_slot_is_passed_on_and_the_second_compared() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(0, 11, 1).await;
+    two.slot(1, 11, 1).await;
+    two.slot(1, 12, 1).await;
+    assert_eq!(two.told(), ["provider=0", "slot=11", "provider=1", "slot=12"]);
+    two.slot(0, 12, 2).await;
+    assert_eq!(two.told(), [""; 0]);
+    let reports = two.state.providers.reports();
+    assert_eq!((reports[0].slots_first, reports[1].slots_first), (1, 1));
+    assert_eq!((reports[0].slots_differing, reports[1].slots_differing), (1, 0), "the later one differs");
+}
+
+#[tokio::test]
+async fn a_slot_that_one_lane_lacks_comes_from_the_other() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(0, 12, 1).await;
+    two.slot(1, 11, 1).await;
+    assert_eq!(two.told(), ["provider=1", "slot=11", "provider=0", "slot=12"]);
+    assert_eq!(two.merge.lanes.iter().map(|lane| lane.state().resume.slot()).collect::<Vec<_>>(), [Some(12), Some(11)]);
+}
+
+#[tokio::test]
+async fn a_gap_is_told_once_no_lane_can_close_it() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.take(0, gap(11)).await;
+    assert_eq!(two.told(), [""; 0], "the other lane may bring the slot");
+    two.take(1, gap(11)).await;
+    assert_eq!(two.told(), ["provider=1", "gap=11-11"]);
+    two.connect(1, 2).await;
+    two.slot(1, 11, 1).await;
+    assert_eq!(two.told(), ["provider=2", "slot=11"]);
+    two.take(0, gap(11)).await;
+    assert_eq!(two.told(), [""; 0], "the slot was passed on");
+}
+
+#[tokio::test]
+async fn a_gap_of_one_lane_is_told_where_the_other_one_has_nobody_to_ask() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.state.providers.failed(1, "refused");
+    two.take(0, gap(11)).await;
+    assert_eq!(two.told(), ["provider=0", "gap=11-11"]);
+}
+
+#[tokio::test]
+async fn a_lane_of_another_chain_is_distrusted_and_the_other_one_goes_on() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(0, 11, 1).await;
+    let mut other = slot(11, 1);
+    other.iter_mut().for_each(|input| {
+        if let Input::BlockMeta { blockhash, .. } = input {
+            *blockhash = [99; 32];
+        }
+    });
+    two.take(1, Message::Batch(other)).await;
+    assert!(two.state.providers.is_distrusted(1) && !two.state.providers.is_distrusted(0));
+    two.slot(0, 12, 1).await;
+    assert_eq!(two.told(), ["provider=0", "slot=11", "slot=12"]);
+}
+
+#[tokio::test]
+async fn lanes_begin_anew_where_a_slot_could_not_be_applied() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(0, 11, 1).await;
+    two.slot(0, 12, 1).await;
+    two.state.resume.set_slot(11);
+    two.state.resume.give_up(1);
+    assert!(two.merge.look().is_ok());
+    two.told();
+    let resumed: Vec<_> = two.merge.lanes.iter().map(|lane| lane.state().resume.slot()).collect();
+    assert_eq!(resumed, [Some(11); 2]);
+    two.connect(0, 0).await;
+    two.slot(0, 12, 1).await;
+    assert_eq!(two.told(), ["provider=0", "slot=12"]);
+}
