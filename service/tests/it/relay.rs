@@ -25,7 +25,7 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 /// How late each block comes of a server that alters accounts.
-const LATE: Duration = Duration::from_millis(30);
+const LATE: Duration = Duration::from_millis(300);
 
 /// Misbehaviour of the server from a moment on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) enum Fault {
     Lies,
     /// The next slot never comes, on no connection.
     Withholds,
-    /// Each account has another value, and each block comes late.
+    /// Each account has another owner, and each block comes late.
     Alters,
     /// Nothing comes any more, and no request is answered.
     Stalls,
@@ -110,7 +110,7 @@ impl Way {
             meta.parent_blockhash = bs58::encode([0xee; 32]).into_string();
         }
         if let (Fault::Alters, Some(UpdateOneof::Account(account))) = (self.fault, &mut update.update_oneof) {
-            account.account.iter_mut().flat_map(|account| account.data.first_mut()).for_each(|byte| *byte ^= 1);
+            account.account.iter_mut().flat_map(|account| account.owner.first_mut()).for_each(|byte| *byte ^= 1);
         }
         (self.withheld_slot != Some(slot)).then_some(update)
     }
