@@ -16,7 +16,7 @@ use crate::order::spilled_records;
 use crate::paths::{WorkDir, beside};
 use crate::seen::Seen;
 use crate::served;
-use crate::side_by_side::{Compared, Differs, SideBySide};
+use crate::side_by_side::{Changed, Compared, Differs, SideBySide};
 use crate::sides::{Counts, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::{Archives, Source};
@@ -96,7 +96,7 @@ pub struct Audited {
 /// Facts of archives that were read to their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contents {
-    /// Number of pairs: accounts that have a value.
+    /// Number of pairs: accounts that have a value. Of an incremental archive without its full one, number of accounts.
     pub pairs: u64,
     /// Blockhash of the newest archive's slot; all zeros if it is unknown.
     pub blockhash: [u8; 32],
@@ -167,6 +167,32 @@ impl Archived {
         let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
         let compared = self.side_by_side(store, &work).differences(u64::MAX, seen, take)?;
         Ok(Contents { pairs: compared.counts.pairs, blockhash: compared.blockhash })
+    }
+
+    /// Opens an incremental archive without the full one: a file, a directory or a URL, whose name tells its slots.
+    ///
+    /// # Errors
+    /// [`Wrong`](crate::Wrong) for another archive; an archive that cannot be opened.
+    pub fn open_incremental(location: &Path, extract: Extract) -> Result<Self> {
+        let mut archives = Archives::incremental(location, extract, &Seen::default())?;
+        let slot = archives.fix_slot(None)?;
+        Ok(Self { source: Source::Archives(archives), slot })
+    }
+
+    /// Calls `take` for every account in which the store differs from an incremental archive that was opened without its
+    /// full one, in ascending order, with the archive's value and the store's.
+    ///
+    /// The archive has the newest version of each account that was written after its base, closed ones included. So a
+    /// store whose slot lies between the base and the archive's slot is at the archive's slot once these differences are
+    /// applied. The same holds for a store that a heal to a slot up to the archive's has reached in part, because the
+    /// accounts that it changed were written after the store's slot.
+    ///
+    /// # Errors
+    /// Those of [`Self::compare`].
+    pub fn changes(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
+        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
+        let Changed { keys, blockhash } = self.side_by_side(store, &work).changes(seen, take)?;
+        Ok(Contents { pairs: keys, blockhash })
     }
 
     fn side_by_side<'a>(&'a self, store: &'a Store<'_>, work: &'a WorkDir) -> SideBySide<'a> {

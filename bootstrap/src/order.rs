@@ -198,11 +198,22 @@ impl Ordered {
     /// Passes the pairs from position `skip` on to `take` in chunks, until `take` returns `false`. The thread `order`
     /// makes the chunks ahead of `take`, and fills those again that were taken.
     pub(crate) fn for_each(&self, skip: u64, on_duplicate: OnDuplicate, take: &mut Take<'_>) -> Result<Tally> {
+        self.pass(skip, on_duplicate, false, take)
+    }
+
+    /// Passes the newest version of each key of archives to `take` in chunks, also those without a value, until `take`
+    /// returns `false`.
+    pub(crate) fn for_each_version(&self, take: &mut Take<'_>) -> Result<Tally> {
+        self.pass(0, OnDuplicate::Last, true, take)
+    }
+
+    fn pass(&self, skip: u64, on_duplicate: OnDuplicate, with_absent: bool, take: &mut Take<'_>) -> Result<Tally> {
         std::thread::scope(|scope| {
             let (sender, chunks) = sync_channel(self.chunks.ahead);
             // It has room for all chunks that there are, so returning one never waits.
             let (return_to, spare) = sync_channel(self.chunks.count());
-            let to = Outlet { pairs: self.chunks.pairs, mark_every: self.mark_every, chunks: sender, spare };
+            let (pairs, mark_every) = (self.chunks.pairs, self.mark_every);
+            let to = Outlet { pairs, with_absent, mark_every, chunks: sender, spare };
             let maker = std::thread::Builder::new()
                 .name("order".to_owned())
                 .spawn_scoped(scope, move || self.make(skip, on_duplicate, to))?;

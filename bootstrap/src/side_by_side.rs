@@ -1,4 +1,5 @@
-//! Sorts a source and merges it with a scan of a store: the comparison of `verify` and of an audit.
+//! Sorts a source and merges it with a scan of a store, or looks its keys up there: the comparison of `verify`, of an
+//! audit and of a heal.
 //!
 //! Owns: the sorted source, and the order of the two steps. Must not: write to the store, or hold either map in memory.
 //! Threads: main sorts and merges; `store` scans the store.
@@ -13,7 +14,7 @@ use engines::EngineOptions;
 
 use crate::info::scan_memory;
 use crate::limits;
-use crate::order::{OnDuplicate, Order, Ordered};
+use crate::order::{Chunk, OnDuplicate, Order, Ordered};
 use crate::paths::WorkDir;
 use crate::progress::Progress;
 use crate::seen::Seen;
@@ -61,6 +62,14 @@ pub(crate) struct Compared {
     pub(crate) lost: LostChanges,
 }
 
+/// Result of looking up the keys of an incremental archive.
+pub(crate) struct Changed {
+    /// Number of keys that were looked up: accounts with or without a value.
+    pub(crate) keys: u64,
+    /// Blockhash of the archive's slot; all zeros if it is unknown.
+    pub(crate) blockhash: [u8; 32],
+}
+
 impl SideBySide<'_> {
     /// Sorts the source and merges it with a scan of the store. Calls `name` with a line for each of the first keys that
     /// differ.
@@ -106,6 +115,35 @@ impl SideBySide<'_> {
         Ok(Compared { records, blockhash, counts, lost })
     }
 
+    /// Sorts an incremental archive and looks its keys up in the store. Calls `take` for each key with another value in the
+    /// store, in ascending order. The store's other keys have no version in the archive, and are not looked at.
+    ///
+    /// # Errors
+    /// Errors of reading and sorting the archive, and of the lookups; the stop.
+    pub(crate) fn changes(&self, seen: &Seen, take: &mut Differs<'_>) -> Result<Changed> {
+        let ordered = self.sort(seen)?;
+        let mut looking = Progress::new(Some(ordered.records), "looking up in the store").seen_by(seen);
+        let mut reader = self.engine.reader()?;
+        let (mut keys, mut stored, mut looked_up) = (Vec::new(), Vec::new(), 0);
+        let tally = ordered.for_each_version(&mut |chunk| {
+            let versions = versions_of(chunk);
+            keys.clear();
+            keys.extend(versions.iter().map(|(key, _)| **key));
+            stored.clear();
+            stored.resize(keys.len(), None);
+            reader.get_many(&keys, &mut stored)?;
+            let both = versions.iter().zip(&stored).filter(|((_, new), old)| *new != old.as_ref());
+            both.for_each(|((key, new), old)| take(key, *new, old.as_ref()));
+            looked_up += keys.len() as u64;
+            looking.set(looked_up);
+            self.look().map(|()| true)
+        });
+        looking.clear();
+        let (tally, blockhash) = (tally?, ordered.blockhash);
+        ordered.discard()?;
+        Ok(Changed { keys: tally.pairs + tally.absent, blockhash })
+    }
+
     /// Sorts the source by key. Goes on with the spill of an earlier comparison with the same source.
     fn sort(&self, seen: &Seen) -> Result<Ordered> {
         let engine = engines::inspect(self.dir)?.map_or_else(engines::default_engine, |known| known.engine);
@@ -132,6 +170,14 @@ impl SideBySide<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the keys of a chunk in ascending order, each with its value if it has one.
+fn versions_of(chunk: &Chunk) -> Vec<(&Key, Option<&Value>)> {
+    let mut versions: Vec<_> = chunk.absent.iter().map(|key| (key, None)).collect();
+    versions.extend(chunk.pairs.iter().map(|(key, value)| (key, Some(value))));
+    versions.sort_unstable_by_key(|(key, _)| *key);
+    versions
 }
 
 /// Names a key that differs, with its value in the source and in the store.

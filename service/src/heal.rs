@@ -10,10 +10,10 @@
 //! that cannot be used changes nothing.
 
 mod archives;
+mod comparison;
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +21,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use bootstrap::audit::{Archived, Contents, Store, Undo};
 use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
-use engine_api::Engine;
 use engine_latency::Measured;
 use solana::archive::is_url;
 use solana::{ChainCheckpoint, MapPhase};
@@ -38,15 +36,15 @@ use crate::config::Config;
 use crate::creation::{self, Shown};
 use crate::figure::count;
 use crate::ingest::State;
-use crate::ingest::healing::{DifferenceWriter, Differences, Heal};
+use crate::ingest::healing::{Differences, Heal};
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
 use archives::{Found, Search, search};
+use comparison::Comparison;
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
-const DIR_MODE: u32 = 0o700;
 
 /// How long a gap has to last. Another provider takes over within less.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -77,7 +75,7 @@ pub(crate) struct Healer {
     config: Config,
     engine: Arc<Measured>,
     shown: Shown,
-    refused: HashMap<String, Refused>,
+    refused: HashMap<Found, Refused>,
 }
 
 /// Differences that were found, and the states that they lie between.
@@ -244,8 +242,9 @@ impl Healer {
             asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
         let newest = found.first().map(|found| found.slot);
         let now = Instant::now();
-        let rested = |found: &Found| self.refused.get(found.newest()).is_none_or(|refused| refused.until <= now);
-        let mut usable = found.iter().filter(|found| found.slot >= needed && rested(found));
+        let rested = |found: &Found| self.refused.get(found).is_none_or(|refused| refused.until <= now);
+        let stands_at = checkpoint.slot.unwrap_or(0);
+        let mut usable = found.iter().filter(|found| found.slot >= needed && found.takes(stands_at) && rested(found));
         let newer = usable.next();
         // The rest of an interrupted heal belongs to the same slot as its beginning, if the archive is still there.
         let same = newer.into_iter().chain(usable).find(|found| found.slot == healed_to);
@@ -255,10 +254,15 @@ impl Healer {
         let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
         match newest {
             Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
+            Some(_) if found.iter().all(|found| found.slot < needed || !found.takes(stands_at)) => {
+                why += &format!(
+                    ": there are only incremental ones whose full archive is newer than the store: store_slot={stands_at}"
+                );
+            }
             Some(_) => {}
             None => why += ": there is none",
         }
-        let refused = found.iter().find_map(|found| self.refused.get(found.newest()));
+        let refused = found.iter().find_map(|found| self.refused.get(found));
         for reason in refused.map(|refused| &refused.why).into_iter().chain(&failed) {
             why += &format!("; {reason}");
         }
@@ -267,7 +271,7 @@ impl Healer {
 
     /// Notes that an archive cannot be used. It is tried again later, because a download or a disk may have failed.
     fn refuse(&mut self, found: &Found, failed: &anyhow::Error, state: &State) {
-        let refused = self.refused.entry(found.newest().to_owned()).or_insert(Refused {
+        let refused = self.refused.entry(found.clone()).or_insert(Refused {
             until: Instant::now(),
             failures: 0,
             why: String::new(),
@@ -400,45 +404,6 @@ fn mirror(spool: &State, shown: &State) {
     to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
     if let Some(newest) = spool.readiness.newest_slot() {
         shown.readiness.set_newest_slot(newest);
-    }
-}
-
-/// The work of the thread `heal`.
-struct Comparison {
-    engine: Arc<Measured>,
-    config: Config,
-    found: Found,
-    seen: Seen,
-    stop: Stop,
-}
-
-impl Comparison {
-    fn run(self) -> Result<(Differences, [u8; 32])> {
-        let Found { slot, full, incremental } = &self.found;
-        let archived =
-            Archived::open(Path::new(full), incremental.as_deref().map(Path::new), self.config.extract, None)?;
-        ensure!(archived.slot() == *slot, "the archive is of another slot: slot={} named_slot={slot}", archived.slot());
-        let dir = heal_dir(&self.config.dir);
-        let made = DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir);
-        made.with_context(|| format!("cannot make dir={}", dir.display()))?;
-        let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
-        // Not the measured engine, because a scan is no lookup.
-        let engine: &dyn Engine = self.engine.inner();
-        let cache_bytes = self.config.engine.division().cache_bytes;
-        let store = Store {
-            engine,
-            dir: &self.config.dir,
-            memory: (cache_bytes > 0).then(|| ByteSize::b(cache_bytes)),
-            undo: &Undo::nothing(),
-            sort_dir: dir.join("sorted"),
-            skip_disk_check: false,
-            stop: &self.stop,
-        };
-        let Contents { pairs, blockhash } =
-            archived.differences(&store, &self.seen, &mut |key, new, old| writer.push(key, old, new))?;
-        let estimate = engine.stats()?.pairs_estimate;
-        ensure!(pairs > 0 || estimate == 0, "the archive has no pairs, but the store has: stored_pairs={estimate}");
-        Ok((writer.finish()?, blockhash))
     }
 }
 

@@ -52,6 +52,8 @@ impl Mark {
 /// Pairs in order, none of which was in an earlier chunk.
 pub(crate) struct Chunk {
     pub(crate) pairs: Vec<(Key, Value)>,
+    /// Keys between those of the pairs, in order, whose newest version has no value; empty unless they are wanted.
+    pub(crate) absent: Vec<Key>,
     /// Position after the last of the pairs, where the spill may be given back up to it.
     pub(crate) mark: Option<Mark>,
 }
@@ -62,8 +64,10 @@ pub(super) type Spare = Receiver<Vec<(Key, Value)>>;
 
 /// How a [`Chunker`] makes chunks and hands them on.
 pub(super) struct Outlet {
-    /// Number of pairs in a chunk.
+    /// Number of pairs in a chunk, with the keys that have none if those are wanted.
     pub(super) pairs: usize,
+    /// Whether keys without a value are wanted.
+    pub(super) with_absent: bool,
     /// Number of records between two marks. `None`: no marks are wanted.
     pub(super) mark_every: Option<u64>,
     pub(super) chunks: SyncSender<Chunk>,
@@ -74,6 +78,7 @@ pub(super) struct Outlet {
 pub(super) struct Chunker {
     skip: u64,
     chunk: Vec<(Key, Value)>,
+    absent: Vec<Key>,
     tally: Tally,
     /// Number of records taken from each run.
     taken: Vec<u64>,
@@ -87,7 +92,7 @@ impl Chunker {
     /// first one of the order that are not wanted.
     pub(super) fn new(tally: Tally, taken: Vec<u64>, skip: u64, to: Outlet) -> Self {
         let (skip, chunk) = (skip.saturating_sub(tally.pairs), Vec::with_capacity(to.pairs));
-        Self { skip, chunk, tally, taken, marked: tally.records(), to }
+        Self { skip, chunk, absent: Vec::new(), tally, taken, marked: tally.records(), to }
     }
 
     /// Adds a pair from this run; returns `false` when no more are wanted.
@@ -99,15 +104,20 @@ impl Chunker {
             return Ok(true);
         }
         self.chunk.push((record.1, record.2));
-        if self.chunk.len() < self.to.pairs {
-            return Ok(true);
+        Ok(self.send_if_full())
+    }
+
+    /// Sends the chunk if it is full; returns `false` when no more are wanted.
+    fn send_if_full(&mut self) -> bool {
+        if self.chunk.len() + self.absent.len() < self.to.pairs {
+            return true;
         }
-        let (pairs, mark) = (std::mem::take(&mut self.chunk), self.mark());
+        let (pairs, absent, mark) = (std::mem::take(&mut self.chunk), std::mem::take(&mut self.absent), self.mark());
         // A failed send means that the receiver is gone and wants no more chunks.
-        let wanted = self.to.chunks.send(Chunk { pairs, mark }).is_ok();
+        let wanted = self.to.chunks.send(Chunk { pairs, absent, mark }).is_ok();
         self.chunk = self.to.spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(self.to.pairs));
         self.chunk.clear();
-        Ok(wanted)
+        wanted
     }
 
     /// Handles two records of one key, of which `earlier` comes first in the source and is from this run: counts a
@@ -142,10 +152,16 @@ impl Chunker {
         self.taken[run] += 1;
     }
 
-    /// Counts a key that has no pair. The version that says so is from this run.
-    pub(super) fn absent(&mut self, run: usize) {
+    /// Counts a key that has no pair, and adds it if such keys are wanted. The version that says so is from this run.
+    /// Returns `false` when no more are wanted.
+    pub(super) fn absent(&mut self, key: &Key, run: usize) -> bool {
         self.tally.absent += 1;
         self.taken[run] += 1;
+        if !self.to.with_absent {
+            return true;
+        }
+        self.absent.push(*key);
+        self.send_if_full()
     }
 
     /// Returns a mark at the current position, if the last one is far enough away.
@@ -160,9 +176,9 @@ impl Chunker {
 
     /// Sends the last pairs, and returns the counts of the whole pass.
     pub(super) fn finish(self) -> Tally {
-        if !self.chunk.is_empty() {
+        if !self.chunk.is_empty() || !self.absent.is_empty() {
             // If the receiver is gone, it did not want these pairs either.
-            self.to.chunks.send(Chunk { pairs: self.chunk, mark: None }).ok();
+            self.to.chunks.send(Chunk { pairs: self.chunk, absent: self.absent, mark: None }).ok();
         }
         self.tally
     }

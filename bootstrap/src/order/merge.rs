@@ -111,10 +111,7 @@ pub(super) fn unique(
     chunker: &mut Chunker,
 ) -> Result<bool> {
     let end = |chunker: &mut Chunker, held: &Record, run: usize| match rule {
-        Rule::Newest(_) if has_no_value(held) => {
-            chunker.absent(run);
-            Ok(true)
-        }
+        Rule::Newest(_) if has_no_value(held) => Ok(chunker.absent(&held.1, run)),
         _ => chunker.push(held, run),
     };
     // Two records take turns, because copying one for each key would cost time.

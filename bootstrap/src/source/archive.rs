@@ -72,32 +72,49 @@ impl Archives {
                  --extract token-owner",
             ));
         };
-        let (locations, shown, slots, read_bytes) = Default::default();
-        let mut all = Self {
-            locations,
-            shown,
-            slots,
-            extract,
-            packed_bytes: Some(0),
-            versions_max: Some(0),
-            read_bytes,
-            seen: seen.clone(),
-        };
+        let mut all = Self::none(extract, seen);
         for path in [Some(full), incremental].into_iter().flatten() {
-            let Some(location) = path.to_str().map(str::to_owned) else {
-                return Err(Wrong::error(format!(
-                    "the archive's path is not UTF-8: archive={}: rename it, or give a link to it",
-                    path.display()
-                )));
-            };
-            let archive = open(&location, seen)?;
-            all.check(archive.name(), archive.shown())?;
-            all.shown.push(archive.shown().to_owned());
-            all.slots.push(archive.name().map(|name| name.slot).or_else(|| slot_of_both(path)));
-            all.packed_bytes = all.packed_bytes.zip(archive.packed_bytes()).map(|(sum, bytes)| sum + bytes);
-            all.versions_max = all.versions_max.zip(versions_max(&archive)).map(|(sum, versions)| sum + versions);
-            all.locations.push(location);
+            let full_slot = all.slots.first().copied();
+            all.push(path, |name, shown| check(full_slot, name, shown))?;
         }
+        Ok(all)
+    }
+
+    fn none(extract: Extract, seen: &Seen) -> Self {
+        let (locations, shown, slots, read_bytes) = Default::default();
+        let (packed_bytes, versions_max, seen) = (Some(0), Some(0), seen.clone());
+        Self { locations, shown, slots, extract, packed_bytes, versions_max, read_bytes, seen }
+    }
+
+    /// Adds the archive at `path` if `check`, which gets its name and its location for messages, takes it.
+    fn push(&mut self, path: &Path, check: impl FnOnce(Option<&Name>, &str) -> Result<()>) -> Result<()> {
+        let Some(location) = path.to_str().map(str::to_owned) else {
+            return Err(Wrong::error(format!(
+                "the archive's path is not UTF-8: archive={}: rename it, or give a link to it",
+                path.display()
+            )));
+        };
+        let archive = open(&location, &self.seen)?;
+        check(archive.name(), archive.shown())?;
+        self.shown.push(archive.shown().to_owned());
+        self.slots.push(archive.name().map(|name| name.slot).or_else(|| slot_of_both(path)));
+        self.packed_bytes = self.packed_bytes.zip(archive.packed_bytes()).map(|(sum, bytes)| sum + bytes);
+        self.versions_max = self.versions_max.zip(versions_max(&archive)).map(|(sum, versions)| sum + versions);
+        self.locations.push(location);
+        Ok(())
+    }
+
+    /// Opens an incremental archive without the full one that it adds to: it holds the newest version of each account
+    /// that was written after its base.
+    ///
+    /// # Errors
+    /// [`Wrong`] for another archive; an archive that cannot be opened.
+    pub(crate) fn incremental(location: &Path, extract: Extract, seen: &Seen) -> Result<Self> {
+        let mut all = Self::none(extract, seen);
+        all.push(location, |name, shown| match name.and_then(|name| name.base) {
+            Some(_) => Ok(()),
+            None => Err(not_incremental(shown)),
+        })?;
         Ok(all)
     }
 
@@ -112,27 +129,6 @@ impl Archives {
         let (full, rest) = words.split_once(" incremental=")?;
         let (shown, extract) = rest.rsplit_once(" extract=")?;
         (self.to_string() == format!("{full} extract={extract}")).then_some(shown)
-    }
-
-    /// Refuses a full archive in the place of an incremental one, and the other way round.
-    fn check(&self, name: Option<&Name>, shown: &str) -> Result<()> {
-        let (base, full_slot) = (name.and_then(|name| name.base), self.slots.first().copied());
-        let wrong = match (full_slot, base) {
-            (None, Some(base)) => format!(
-                "an incremental archive holds changes only: archive={shown}: give the full archive of slot={base} \
-                 first, and this one as --incremental"
-            ),
-            (Some(Some(slot)), Some(base)) if slot != base => format!(
-                "the incremental archive adds to another full archive: archive={shown} base_slot={base} \
-                 full_slot={slot}: give the full archive of slot={base}"
-            ),
-            (Some(_), None) => format!(
-                "not an incremental archive by its name: archive={shown}: such a file is called \
-                 incremental-snapshot-BASE-SLOT-HASH.tar.zst"
-            ),
-            _ => return Ok(()),
-        };
-        Err(Wrong::error(wrong))
     }
 
     /// Returns the slot of the map: that of the newest archive, or `asked` where no name tells.
@@ -264,6 +260,32 @@ impl Archives {
         }
         Ok(Told { files: numbers.files(), blockhash })
     }
+}
+
+/// Refuses a full archive in the place of an incremental one, and the other way round. `full_slot` is the slot of the full
+/// archive before this one, as far as its name tells.
+fn check(full_slot: Option<Option<u64>>, name: Option<&Name>, shown: &str) -> Result<()> {
+    let base = name.and_then(|name| name.base);
+    let wrong = match (full_slot, base) {
+        (None, Some(base)) => format!(
+            "an incremental archive holds changes only: archive={shown}: give the full archive of slot={base} first, and \
+             this one as --incremental"
+        ),
+        (Some(Some(slot)), Some(base)) if slot != base => format!(
+            "the incremental archive adds to another full archive: archive={shown} base_slot={base} full_slot={slot}: give \
+             the full archive of slot={base}"
+        ),
+        (Some(_), None) => return Err(not_incremental(shown)),
+        _ => return Ok(()),
+    };
+    Err(Wrong::error(wrong))
+}
+
+fn not_incremental(shown: &str) -> anyhow::Error {
+    Wrong::error(format!(
+        "not an incremental archive by its name: archive={shown}: such a file is called \
+         incremental-snapshot-BASE-SLOT-HASH.tar.zst"
+    ))
 }
 
 /// Returns the slot that the files of an unpacked archive name, in `snapshots/SLOT`; `None` if they name none or several.

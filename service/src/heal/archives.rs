@@ -13,19 +13,54 @@ use solana::archive::{Archive, Name, is_url};
 const NEWEST_FULL: &str = "snapshot.tar.bz2";
 const NEWEST_INCREMENTAL: &str = "incremental-snapshot.tar.bz2";
 
-/// A full archive, perhaps with an incremental one on top of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Archives that bring a store to a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Found {
-    /// Slot of the newer one.
     pub(super) slot: u64,
-    pub(super) full: String,
-    pub(super) incremental: Option<String>,
+    pub(super) archives: Archives,
+}
+
+/// The locations of archives.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Archives {
+    Full(String),
+    /// A full archive, and an incremental one on top of it.
+    Both {
+        full: String,
+        incremental: String,
+    },
+    /// An incremental archive, for a store that does not stand before the slot `base`.
+    Incremental {
+        base: u64,
+        incremental: String,
+    },
 }
 
 impl Found {
-    /// The location of the newer one.
+    /// The location of the newest archive.
     pub(super) fn newest(&self) -> &str {
-        self.incremental.as_deref().unwrap_or(&self.full)
+        match &self.archives {
+            Archives::Full(newest)
+            | Archives::Both { incremental: newest, .. }
+            | Archives::Incremental { incremental: newest, .. } => newest,
+        }
+    }
+
+    /// Whether a store at `slot` can be brought to the archives' slot.
+    pub(super) fn takes(&self, slot: u64) -> bool {
+        match self.archives {
+            Archives::Full(_) | Archives::Both { .. } => true,
+            Archives::Incremental { base, .. } => base <= slot,
+        }
+    }
+
+    /// How much is read of archives of one slot: less first.
+    fn cost(&self) -> u8 {
+        match self.archives {
+            Archives::Incremental { .. } => 0,
+            Archives::Full(_) => 1,
+            Archives::Both { .. } => 2,
+        }
     }
 }
 
@@ -84,20 +119,23 @@ fn at_url(url: &str) -> Result<Vec<(Name, String)>> {
     Ok(std::iter::once(full).chain(incremental).collect())
 }
 
-/// Pairs incremental archives with the full ones that they add to. The newest comes first, and of one slot a full one.
+/// Returns the ways to use archives: each one by itself, and incremental ones on top of the full ones that they add to.
+/// The newest comes first, and of one slot the one of which the least is read.
 fn paired(all: &[(Name, String)]) -> Vec<Found> {
-    let fulls = || all.iter().filter(|(name, _)| name.base.is_none());
-    let mut found: Vec<Found> =
-        fulls().map(|(name, full)| Found { slot: name.slot, full: full.clone(), incremental: None }).collect();
-    for (name, incremental) in all {
-        let base = fulls().find(|(full, _)| Some(full.slot) == name.base);
-        found.extend(base.map(|(_, full)| Found {
-            slot: name.slot,
-            full: full.clone(),
-            incremental: Some(incremental.clone()),
-        }));
+    let mut found = Vec::new();
+    for (name, location) in all {
+        let mut add = |archives| found.push(Found { slot: name.slot, archives });
+        let Some(base) = name.base else {
+            add(Archives::Full(location.clone()));
+            continue;
+        };
+        let incremental = || location.clone();
+        add(Archives::Incremental { base, incremental: incremental() });
+        if let Some((_, full)) = all.iter().find(|(full, _)| full.base.is_none() && full.slot == base) {
+            add(Archives::Both { full: full.clone(), incremental: incremental() });
+        }
     }
-    found.sort_by_key(|found| (std::cmp::Reverse(found.slot), found.incremental.is_some()));
+    found.sort_by_key(|found| (std::cmp::Reverse(found.slot), found.cost()));
     found
 }
 
@@ -124,10 +162,21 @@ mod tests {
         }
         let missing = path("missing".to_owned());
         let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()]);
-        let expected = [(30, &old, Some(&on_old)), (20, &new, None), (10, &old, None)]
-            .map(|(slot, full, incremental)| Found { slot, full: full.clone(), incremental: incremental.cloned() });
-        assert_eq!(found, expected);
+        let expected = [
+            (40, alone(15, &on_none)),
+            (30, alone(10, &on_old)),
+            (30, Archives::Both { full: old.clone(), incremental: on_old.clone() }),
+            (20, Archives::Full(new.clone())),
+            (10, Archives::Full(old.clone())),
+        ];
+        assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives }));
+        let takes: Vec<bool> = found.iter().map(|found| found.takes(12)).collect();
+        assert_eq!(takes, [false, true, true, true, true], "a store that stands before the base lacks changes");
         assert!(failed.len() == 1 && failed[0].contains(&missing), "{failed:?}");
+    }
+
+    fn alone(base: u64, incremental: &str) -> Archives {
+        Archives::Incremental { base, incremental: incremental.to_owned() }
     }
 
     /// Serves the headers of a validator's RPC that has a full archive and an incremental one, for `requests` requests.
@@ -159,9 +208,13 @@ mod tests {
         let Search { found, failed } = search(&[format!("{url}/")]);
         let at = |name: String| format!("{url}/{name}.tar.zst");
         let full = at(format!("snapshot-10-{HASH}"));
-        let incremental = Some(at(format!("incremental-snapshot-10-30-{HASH}")));
-        let both = Found { slot: 30, full: full.clone(), incremental };
-        assert_eq!(found, [both, Found { slot: 10, full, incremental: None }], "{failed:?}");
+        let incremental = at(format!("incremental-snapshot-10-30-{HASH}"));
+        let expected = [
+            (30, alone(10, &incremental)),
+            (30, Archives::Both { full: full.clone(), incremental }),
+            (10, Archives::Full(full)),
+        ];
+        assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives }), "{failed:?}");
     }
 
     #[test]
@@ -169,6 +222,6 @@ mod tests {
         let url = format!("https://user:secret@host/snapshot-10-{HASH}.tar.zst?token=secret");
         let Search { found, failed } = search(std::slice::from_ref(&url));
         assert_eq!((found.len(), found[0].slot, failed.len()), (1, 10, 0));
-        assert_eq!(found[0].full, url);
+        assert_eq!(found[0].archives, Archives::Full(url));
     }
 }

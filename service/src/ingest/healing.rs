@@ -79,10 +79,10 @@ impl DifferenceWriter {
         Ok(Self { file: BufWriter::with_capacity(1 << 20, file), path: path.to_owned(), count: 0, failed: None })
     }
 
-    /// Adds a key whose value changes. Does nothing after an error, which [`Self::finish`] returns.
-    pub fn push(&mut self, key: &Key, old: Option<&Value>, new: Option<&Value>) {
+    /// Adds a key whose value changes. Returns false after an error, which [`Self::finish`] returns.
+    pub fn push(&mut self, key: &Key, old: Option<&Value>, new: Option<&Value>) -> bool {
         if self.failed.is_some() {
-            return;
+            return false;
         }
         let flags = u8::from(old.is_some()) * HAS_OLD + u8::from(new.is_some()) * HAS_NEW;
         let mut record = [0; RECORD_BYTES];
@@ -94,6 +94,7 @@ impl DifferenceWriter {
             Ok(()) => self.count += 1,
             Err(error) => self.failed = Some(error),
         }
+        self.failed.is_none()
     }
 
     /// Ends the writing, and begins the reading.
@@ -185,6 +186,15 @@ mod tests {
             new: *new,
         });
         assert!(read.into_iter().eq(expected) && differences.next(7, 2).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_full_disk_is_told_before_the_end() {
+        let mut writer = DifferenceWriter::create(Path::new("/dev/full")).unwrap();
+        let written = (0..100_000u32).take_while(|_| writer.push(&[0; 32], None, None)).count();
+        assert!(written < 100_000, "the first flush of the buffer fails");
+        let failed = format!("{:#}", writer.finish().unwrap_err());
+        assert!(failed.contains("cannot write file=/dev/full"), "{failed}");
     }
 
     #[test]

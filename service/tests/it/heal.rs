@@ -2,6 +2,7 @@
 //! archives that are too old, cut or late.
 
 mod faults;
+mod incremental;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,84 @@
+//! The comparison of the store with snapshot archives.
+//!
+//! Owns: which accounts are compared, and the file of the differences. Must not: write to the engine. Runs on the thread
+//! `heal`, together with bootstrap's threads.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use bootstrap::audit::{Archived, Contents, Store, Undo};
+use bootstrap::{Seen, Stop};
+use bytesize::ByteSize;
+use engine_api::{Engine, Key, Value};
+use engine_latency::Measured;
+
+use super::archives::{Archives, Found};
+use super::heal_dir;
+use crate::config::Config;
+use crate::ingest::healing::{DifferenceWriter, Differences};
+
+const DIR_MODE: u32 = 0o700;
+
+/// The work of the thread `heal`.
+pub(super) struct Comparison {
+    pub(super) engine: Arc<Measured>,
+    pub(super) config: Config,
+    pub(super) found: Found,
+    pub(super) seen: Seen,
+    pub(super) stop: Stop,
+}
+
+impl Comparison {
+    /// Finds the differences, and the blockhash that the archive names for its slot; all zeros if it names none.
+    ///
+    /// # Errors
+    /// An archive that cannot be read to its end, or has no pairs; errors of the engine and of writing; the stop.
+    pub(super) fn run(self) -> Result<(Differences, [u8; 32])> {
+        let (slot, extract) = (self.found.slot, self.config.extract);
+        let archived = match &self.found.archives {
+            Archives::Full(full) => Archived::open(Path::new(full), None, extract, None)?,
+            Archives::Both { full, incremental } => {
+                Archived::open(Path::new(full), Some(Path::new(incremental)), extract, None)?
+            }
+            Archives::Incremental { incremental, .. } => Archived::open_incremental(Path::new(incremental), extract)?,
+        };
+        ensure!(archived.slot() == slot, "the archive is of another slot: slot={} named_slot={slot}", archived.slot());
+        let dir = heal_dir(&self.config.dir);
+        let made = DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir);
+        made.with_context(|| format!("cannot make dir={}", dir.display()))?;
+        let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
+        // Not the measured engine, because a scan is no lookup.
+        let engine: &dyn Engine = self.engine.inner();
+        let cache_bytes = self.config.engine.division().cache_bytes;
+        let store = Store {
+            engine,
+            dir: &self.config.dir,
+            memory: (cache_bytes > 0).then(|| ByteSize::b(cache_bytes)),
+            undo: &Undo::nothing(),
+            sort_dir: dir.join("sorted"),
+            skip_disk_check: false,
+            stop: &self.stop,
+        };
+        let mut take = |key: &Key, new: Option<&Value>, old: Option<&Value>| {
+            if !writer.push(key, old, new) {
+                self.stop.ask();
+            }
+        };
+        if matches!(self.found.archives, Archives::Incremental { .. }) {
+            let changed = archived.changes(&store, &self.seen, &mut take);
+            // An error of writing has stopped the lookups.
+            let differences = writer.finish()?;
+            return Ok((differences, changed?.blockhash));
+        }
+        let compared = archived.differences(&store, &self.seen, &mut take);
+        // An error of writing has stopped the scan.
+        let differences = writer.finish()?;
+        let Contents { pairs, blockhash } = compared?;
+        let estimate = engine.stats()?.pairs_estimate;
+        ensure!(pairs > 0 || estimate == 0, "the archive has no pairs, but the store has: stored_pairs={estimate}");
+        Ok((differences, blockhash))
+    }
+}
