@@ -218,6 +218,9 @@ ARCHIVE_GB ?= 10
 bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
 	@deploy/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover.jsonl"
 
+bench-heal: build ## Measures a heal of a million changes from an incremental and a full archive, on each of ENGINES (PAIRS=50000000).
+	@deploy/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal.jsonl" $(ENGINES)
+
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
 	cargo build --locked --release -p solana --example append_vec --example read
 	@mkdir -p "$(RESULTS)"

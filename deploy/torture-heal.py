@@ -56,7 +56,7 @@ class Times:
 class Healing(Life):
     """A life whose stream has gone on without the service."""
 
-    def __init__(self, args, engine, archives, story, base):
+    def __init__(self, args, engine, archives, story, base, stands_at):
         times = Times(args.fault)
         self.watched, self.socket = (os.path.join(args.work, name) for name in ("watched", "kv.sock"))
         options = ["--heal-from", self.watched, "--uds", self.socket, "--commit-every", "1000"]
@@ -80,7 +80,7 @@ class Healing(Life):
             self.timers.append(threading.Timer(slots / SLOTS_A_SECOND, os.link, [archive["file"], name]))
         for timer in self.timers:
             timer.start()
-        load = [os.path.join(args.bin, "bootstrap"), "--engine", engine, "--dir", self.store, "--slot", str(base)]
+        load = [os.path.join(args.bin, "bootstrap"), "--engine", engine, "--dir", self.store, "--slot", str(stands_at)]
         load += ["--pairs", str(args.pairs), "--seed", str(args.seed), "--extract", "account-owner"]
         done = subprocess.run(load, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         check(done.returncode == 0, f"bootstrap: {done.stdout}{done.stderr}")
@@ -143,9 +143,10 @@ class Healing(Life):
         super().close()
 
 
-def live(args, engine, archives, story, base, moments):
-    """Returns the phases of the kills, and the seconds from the last start until the store was healed."""
-    life = Healing(args, engine, archives, story, base)
+def live(args, engine, archives, story, base, number, moments):
+    """Returns the phases of the kills, and the seconds from the last start until the store was healed. In each second life an
+    incremental archive suffices, and else its base is newer than the store."""
+    life = Healing(args, engine, archives, story, base, base - number % 2)
     try:
         life.begin()
         phases = [life.kill_begun(moment) if number == 0 else life.kill_after(moment) for number, moment in enumerate(moments)]
@@ -173,14 +174,14 @@ def main():
         archives = write_archives(args, story, ["--incremental-slots", ",".join(map(str, times.archive_slots()))])
         base = archives[0]["slot"]
         for engine in args.engines:
-            _, seconds = live(args, engine, archives, story, base, [])
+            _, seconds = live(args, engine, archives, story, base, 0, [])
             print(f"ok    {engine} without a kill: healed after seconds={seconds:.1f}", flush=True)
             kills = number = 0
             while kills < args.kills:
                 number += 1
                 rng = random.Random(f"{args.seed} {engine} {number}")
                 moments = [rng.uniform(0, seconds / 2) for _ in range(min(rng.randint(1, 4), args.kills - kills))]
-                phases, last = live(args, engine, archives, story, base, moments)
+                phases, last = live(args, engine, archives, story, base, number, moments)
                 kills += len(phases)
                 where = "; ".join(f"{moment:.2f}s {phase}" for moment, phase in zip(moments, phases))
                 print(f"ok    {engine} life={number}: killed at {where}; then healed after seconds={last:.1f}", flush=True)

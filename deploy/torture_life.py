@@ -72,7 +72,8 @@ class Life:
 
     def start(self):
         self.service = subprocess.Popen(
-            [os.path.join(self.args.bin, "service"), "run", "--engine", self.engine, "--memory", self.args.memory]
+            [os.path.join(self.args.bin, "service"), "run", "--engine", self.engine]
+            + (["--memory", self.args.memory] if self.args.memory else [])
             + ["--dir", self.store, "--extract", "account-owner", *self.geyser()]
             + ["--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{self.metrics_port}", *self.options],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,

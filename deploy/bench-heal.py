@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Measures how long the service needs to heal a gap from a snapshot archive, and how fast it goes on after it.
+
+  deploy/bench-heal.py [--bin DIR] [--work DIR] [--pairs N] [--changed N] [--memory SIZE] [--out FILE] ENGINE...
+
+`loadgen stream` plays slots at --rate events a second and keeps few of them. The service starts on a store of --pairs pairs
+once its gap has about --changed accounts that differ. The archive of the gap's end is there already: first an incremental
+one alone, whose base is the store's slot, and in a second life a full one. The heal begins five seconds after the gap was
+seen, and the time counts from there, except for a wait until the stream reaches the archive's slot. The kept slots are
+then applied as fast as the service can. Their rate is compared with the one that `loadgen live` measures for a service on
+a copy of the store that always has more to do.
+
+Prints a JSON line for each engine and kind of archive, which --out appends to a file. Target: healed_s under 60 with a
+million differences on 50 million pairs. Exit code 1: a program failed, or digests differ.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime
+
+from torture_life import Failed, Life, check, write_archives
+
+SLOT_EVENTS = 10_000
+RATE = 20_000
+SLOTS_A_SECOND = RATE / SLOT_EVENTS
+# Slots between the start of the service and that of the archive: the service waits five seconds before it heals.
+LEAD_SLOTS = 30
+# Slots that the stream plays after the archive's.
+TAIL_SLOTS = 400
+KEPT_SLOTS = 8
+# Events on which the usual rate is measured.
+FULL_EVENTS = 1_000_000
+# Nearly every event changes its account.
+CHANGES = ["--change-share", "0.95", "--close-share", "0.05"]
+# Events of the kept slots from which a rate is told.
+RATE_EVENTS_MIN = 300_000
+LOOK_SECONDS = 0.2
+TARGET_SECONDS = 60
+
+
+def used_bytes(path):
+    """Returns the bytes of a directory's files, which may vanish meanwhile."""
+    total = 0
+    for directory, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(directory, name)).st_blocks * 512
+            except FileNotFoundError:
+                pass
+    return total
+
+
+class Heal(Life):
+    """One store that stands before the slots that its stream still has."""
+
+    def __init__(self, args, engine, archive, base, story):
+        watched = os.path.join(args.work, "watched")
+        delivery = ["--rate", str(RATE), "--replay-slots", str(KEPT_SLOTS), "--no-wait"]
+        super().__init__(args, engine, story, delivery, ["--heal-from", watched])
+        began = time.monotonic()
+        shutil.rmtree(watched, ignore_errors=True)
+        os.makedirs(watched)
+        os.link(archive["file"], os.path.join(watched, os.path.basename(archive["file"])))
+        shutil.copytree(os.path.join(args.work, f"base-{engine}"), self.store)
+        self.archive, self.peak_disk_bytes, self.is_over = archive, 0, threading.Event()
+        slots_before = archive["slot"] - base - LEAD_SLOTS
+        left = slots_before / SLOTS_A_SECOND - (time.monotonic() - began)
+        check(left > 0, f"the copy of the store took longer than the gap: left_s={left:.1f}")
+        time.sleep(left)
+
+    def watch_disk(self):
+        while not self.is_over.wait(LOOK_SECONDS):
+            parts = (used_bytes(os.path.join(self.store, part)) for part in ("heal", "spool"))
+            self.peak_disk_bytes = max(self.peak_disk_bytes, sum(parts))
+
+    def heal(self):
+        """Heals, and returns the row's figures."""
+        self.start()
+        watch = threading.Thread(target=self.watch_disk)
+        watch.start()
+        try:
+            while "the store is healed" not in self.said():
+                self.check_runs()
+                time.sleep(LOOK_SECONDS)
+            healed = time.monotonic()
+            before = self.metric("solkv_events_applied_total")
+            spool = os.path.join(self.store, "spool")
+            while os.path.exists(spool):
+                self.check_runs()
+                now = self.metric("solkv_events_applied_total")
+                time.sleep(LOOK_SECONDS)
+            seconds = time.monotonic() - healed
+            with open(f"/proc/{self.service.pid}/status") as status:
+                peak_kib = int(re.search(r"VmHWM:\s+(\d+)", status.read()).group(1))
+        finally:
+            self.is_over.set()
+            watch.join()
+        compared, applied, done = (self.time_of(words) for words in
+                                   ("compared with a snapshot archive", "the differences are applied", "the store is healed"))
+        return {
+            "differences": self.metric("solkv_heal_differences"),
+            "compared_s": round(applied - compared, 1),
+            "applied_s": round(done - applied, 1),
+            "healed_s": round(done - compared, 1),
+            "caught_up_events": now - before,
+            # Of fewer events nobody can tell a rate, because the stream brings new ones meanwhile.
+            "caught_up_events_per_s": round((now - before) / seconds) if now - before > RATE_EVENTS_MIN else None,
+            "peak_memory_bytes": peak_kib * 1024,
+            "peak_disk_bytes": self.peak_disk_bytes,
+        }
+
+    def said(self):
+        with open(os.path.join(self.args.work, "service.log")) as log:
+            return log.read()
+
+    def time_of(self, words):
+        """Returns the time of the first line of the log with these words, in seconds."""
+        line = next(line for line in self.said().splitlines() if words in line)
+        return datetime.fromisoformat(line.split()[0].replace("Z", "+00:00")).timestamp()
+
+
+def run(command):
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    check(done.returncode == 0, f"{command[0]}: code={done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def load(args, engine, base):
+    store = os.path.join(args.work, f"base-{engine}")
+    command = [os.path.join(args.bin, "bootstrap"), "--engine", engine, "--order", "sorted", "--dir", store]
+    command += ["--slot", str(base), "--extract", "account-owner", "--pairs", str(args.pairs), "--seed", "1"]
+    run(command + (["--memory", args.memory] if args.memory else []))
+
+
+def usual_rate(args, engine):
+    """Returns the events a second of a service on a copy of the store that always has more to do."""
+    copy, report = os.path.join(args.work, "copy"), os.path.join(args.work, "report.json")
+    shutil.copytree(os.path.join(args.work, f"base-{engine}"), copy)
+    story = ["--pairs", str(args.pairs), "--seed", "1", "--events", str(FULL_EVENTS), "--events-per-slot", str(SLOT_EVENTS)]
+    run([os.path.join(args.bin, "loadgen"), "live", "--dir", copy, *story, *CHANGES, "--report", report])
+    shutil.rmtree(copy)
+    with open(report) as file:
+        return json.load(file)["events_per_s"]
+
+
+def measure(args, engine, kind, archive, base, story):
+    life = Heal(args, engine, archive, base, story)
+    try:
+        row = {"engine": engine, "archive": kind, "pairs": args.pairs, "archive_bytes": os.path.getsize(archive["file"])}
+        row.update(life.heal())
+        life.finish()
+        return row
+    finally:
+        life.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=["lmdb", "redb", "rocksdb", "strata"])
+    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
+    parser.add_argument("--work", default="/tmp/solkv-bench-heal", help="directory for archives and stores; removed")
+    parser.add_argument("--pairs", type=int, default=50_000_000)
+    parser.add_argument("--changed", type=int, default=1_000_000, help="accounts that differ, about")
+    parser.add_argument("--memory", help="memory of the engine; its default share without this")
+    parser.add_argument("--out", help="file that the lines are appended to")
+    args = parser.parse_args()
+    shutil.rmtree(args.work, ignore_errors=True)
+    os.makedirs(args.work)
+    gap_slots = max(args.changed // SLOT_EVENTS, LEAD_SLOTS + 60)
+    events = (gap_slots + TAIL_SLOTS) * SLOT_EVENTS
+    story = ["--pairs", str(args.pairs), "--seed", "1", "--events", str(events), "--events-per-slot", str(SLOT_EVENTS)]
+    story += CHANGES
+    try:
+        base, alone = write_archives(args, story, ["--incremental-slots", str(gap_slots)])
+        os.remove(base["file"])
+        kept = os.path.join(args.work, os.path.basename(alone["file"]))
+        alone["file"] = os.rename(alone["file"], kept) or kept
+        full = write_archives(args, story, ["--slots-after", str(gap_slots)])[0]
+        for engine in args.engines:
+            load(args, engine, base["slot"])
+            usual = usual_rate(args, engine)
+            for kind, archive in (("incremental", alone), ("full", full)):
+                row = measure(args, engine, kind, archive, base["slot"], story)
+                row["usual_events_per_s"] = round(usual)
+                row["is_within_target"] = row["healed_s"] < TARGET_SECONDS
+                print(json.dumps(row), flush=True)
+                if args.out:
+                    os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+                    with open(args.out, "a") as file:
+                        file.write(json.dumps(row) + "\n")
+            shutil.rmtree(os.path.join(args.work, f"base-{engine}"))
+    except Failed as failed:
+        sys.exit(f"FAILED: {failed}\nleft in {args.work}")
+    shutil.rmtree(args.work)
+
+
+if __name__ == "__main__":
+    main()
