@@ -21,8 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use bootstrap::{Seen, Stop};
-use bytesize::ByteSize;
+use bootstrap::Stop;
 use engine_latency::Measured;
 use solana::archive::is_url;
 use solana::{ChainCheckpoint, MapPhase};
@@ -41,7 +40,7 @@ use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
 use archives::{Found, Search, search};
-use comparison::Comparison;
+use comparison::{Comparison, joined, progress};
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -75,7 +74,19 @@ pub(crate) struct Healer {
     config: Config,
     engine: Arc<Measured>,
     shown: Shown,
-    refused: HashMap<Found, Refused>,
+    /// Archives that could not be used, by the location of the newest one.
+    refused: HashMap<String, Refused>,
+    /// Index of the provider to begin with.
+    provider: usize,
+}
+
+/// Outcome of one look at the archives.
+enum Step {
+    /// No archive can be used now.
+    Waits,
+    Compared(Box<Compared>),
+    /// The archive's block is another one than that of the kept slots.
+    OtherChain,
 }
 
 /// Differences that were found, and the states that they lie between.
@@ -96,7 +107,7 @@ impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        (!config.heal_from.is_empty()).then(|| Self { config, engine, shown, refused: HashMap::new() })
+        (!config.heal_from.is_empty()).then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -143,13 +154,23 @@ impl Healer {
             let begun = spooling.take().map_or_else(|| self.begin_spool(stream), Ok);
             match begun {
                 Ok(spool) => match self.step(&spool, state, &tell, &mut stopped).await? {
-                    Some(heal) => {
+                    Step::Compared(heal) => {
                         if self.apply(heal, messages, state, &tell).await? {
+                            self.provider = followed(&spool);
                             return Ok(self.replay(spool, state).await);
                         }
                         spooling = Some(spool);
                     }
-                    None => spooling = Some(spool),
+                    Step::OtherChain if stream.providers.len() > 1 => {
+                        self.provider = (followed(&spool) + 1) % stream.providers.len();
+                        warn!(
+                            provider = state.providers.name(self.provider),
+                            "the archive and the kept slots are of two chains: the slots of the next provider are kept, and \
+                             only an archive that agrees with them is used"
+                        );
+                        spool.discard().await;
+                    }
+                    Step::OtherChain | Step::Waits => spooling = Some(spool),
                 },
                 Err(failed) => {
                     error!(error = format!("{failed:#}"), "the stream cannot be kept on disk");
@@ -160,23 +181,29 @@ impl Healer {
         }
     }
 
+    /// Index of the provider to begin with after a heal: the one whose slots were kept.
+    pub(crate) fn provider(&self) -> usize {
+        self.provider
+    }
+
     /// Keeps the stream from its next slot on. A spool that the store could not be brought to is removed.
     fn begin_spool(&self, stream: &ReceiveConfig) -> Result<Spooling> {
         let dir = spool::dir_of(&self.config.dir);
         if spool::look(&dir)?.is_some() {
             spool::remove(&dir)?;
         }
-        creation::follow(&self.config, None, stream.clone(), &self.shown)
+        let stream = ReceiveConfig { first: self.provider, ..stream.clone() };
+        creation::follow(&self.config, None, stream, &self.shown)
     }
 
-    /// Looks for an archive, and compares it with the store. `None` if there is none that can be used now.
+    /// Looks for an archive, and compares it with the store.
     async fn step(
         &mut self,
         spooling: &Spooling,
         state: &State,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
-    ) -> Result<Option<Compared>, Stopped> {
+    ) -> Result<Step, Stopped> {
         let tell = &|text| {
             mirror(spooling.state(), state);
             tell(text);
@@ -186,18 +213,18 @@ impl Healer {
             Ok(None) => {
                 let trouble = spooling.state().readiness.verdict().not_ready.unwrap_or_default();
                 tell(format!("waiting for the next slot of the stream: {trouble}"));
-                return Ok(None);
+                return Ok(Step::Waits);
             }
             Err(failed) => {
                 tell(format!("{failed:#}"));
-                return Ok(None);
+                return Ok(Step::Waits);
             }
         };
         let (found, needed) = match self.choose(first, state).await {
             Ok(chosen) => chosen,
             Err(why) => {
                 tell(why);
-                return Ok(None);
+                return Ok(Step::Waits);
             }
         };
         let to = match block_in_place(|| spooling.find(found.slot)) {
@@ -206,20 +233,28 @@ impl Healer {
             Ok(None) if self.shown.spool.stopped().is_some() => Base { slot: found.slot, blockhash: [0; 32] },
             Ok(None) => {
                 tell(format!("waiting for the stream to reach the archive's slot={} needed_slot={needed}", found.slot));
-                return Ok(None);
+                return Ok(Step::Waits);
             }
             Err(failed) => {
                 self.refuse(&found, &failed, state);
-                return Ok(None);
+                return Ok(Step::Waits);
             }
         };
         let from = **state.published.checkpoint();
         let compared = self.compare(&found, tell, stopped).await?;
-        match compared.and_then(|(differences, blockhash)| Ok((differences, joined(to, blockhash)?))) {
-            Ok((differences, to)) => Ok(Some(Compared { from, to, differences })),
+        let compared = compared.and_then(|(differences, blockhash)| {
+            self.check_disk(&differences)?;
+            Ok((differences, joined(to, blockhash)))
+        });
+        match compared {
+            Ok((differences, Ok(to))) => Ok(Step::Compared(Box::new(Compared { from, to, differences }))),
+            Ok((_, Err(other_chain))) => {
+                self.refuse(&found, &other_chain, state);
+                Ok(Step::OtherChain)
+            }
             Err(failed) => {
                 self.refuse(&found, &failed, state);
-                Ok(None)
+                Ok(Step::Waits)
             }
         }
     }
@@ -242,7 +277,7 @@ impl Healer {
             asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
         let newest = found.first().map(|found| found.slot);
         let now = Instant::now();
-        let rested = |found: &Found| self.refused.get(found).is_none_or(|refused| refused.until <= now);
+        let rested = |found: &Found| self.refused.get(found.newest()).is_none_or(|refused| refused.until <= now);
         let stands_at = checkpoint.slot.unwrap_or(0);
         let mut usable = found.iter().filter(|found| found.slot >= needed && found.takes(stands_at) && rested(found));
         let newer = usable.next();
@@ -262,7 +297,7 @@ impl Healer {
             Some(_) => {}
             None => why += ": there is none",
         }
-        let refused = found.iter().find_map(|found| self.refused.get(found));
+        let refused = found.iter().find_map(|found| self.refused.get(found.newest()));
         for reason in refused.map(|refused| &refused.why).into_iter().chain(&failed) {
             why += &format!("; {reason}");
         }
@@ -271,7 +306,7 @@ impl Healer {
 
     /// Notes that an archive cannot be used. It is tried again later, because a download or a disk may have failed.
     fn refuse(&mut self, found: &Found, failed: &anyhow::Error, state: &State) {
-        let refused = self.refused.entry(found.clone()).or_insert(Refused {
+        let refused = self.refused.entry(found.newest().to_owned()).or_insert(Refused {
             until: Instant::now(),
             failures: 0,
             why: String::new(),
@@ -325,31 +360,47 @@ impl Healer {
         }
     }
 
+    /// Checks that the disk has room for the differences: for the pages of the view before them that lookups read until
+    /// the end, which is at most the store once more, and for the feed's log.
+    fn check_disk(&self, differences: &Differences) -> Result<()> {
+        let (dir, count) = (&self.config.dir, differences.left());
+        let page_bytes = self.config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
+        let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
+        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES).min(self.config.feed_retention_bytes.as_u64());
+        let needed_bytes = view_bytes + u64::from(self.config.feed) * log_bytes;
+        let free_bytes = probe::space(dir)?.free_bytes;
+        info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
+        ensure!(
+            free_bytes >= needed_bytes,
+            "not enough disk for the differences: dir={} differences={count} needed_bytes={needed_bytes} (an estimate) \
+             free_bytes={free_bytes}: free space",
+            dir.display()
+        );
+        Ok(())
+    }
+
     /// Has ingest-apply apply the differences. Returns false if the store has gone on since it was compared.
     async fn apply(
         &self,
-        compared: Compared,
+        compared: Box<Compared>,
         messages: &mpsc::Sender<Message>,
         state: &State,
         tell: &impl Fn(String),
     ) -> Result<bool, Stopped> {
-        let Compared { from, to, differences } = compared;
+        let Compared { from, to, differences } = *compared;
         let left = differences.left();
         let exceeds_feed = left.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64();
-        info!(
-            slot = to.slot,
-            differences = left,
-            "the differences are applied{}",
-            if self.config.feed && exceeds_feed {
+        let for_subscribers = match self.config.feed && exceeds_feed {
+            true => {
                 "; they exceed feed_retention_bytes, so that a subscriber that does not keep up has to begin with a dump"
-            } else {
-                ""
             }
-        );
+            false => "",
+        };
+        info!(slot = to.slot, differences = left, "the differences are applied{for_subscribers}");
         // ORDERING: Relaxed: statistics.
         state.healing.differences.store(left, Ordering::Relaxed);
         state.healing.applied.store(0, Ordering::Relaxed);
-        tell(format!("applying differences={left} to reach slot={}", to.slot));
+        tell(format!("applying differences={left} to reach slot={}{for_subscribers}", to.slot));
         let (done, mut is_done) = oneshot::channel();
         let heal = Message::Heal(Box::new(Heal { differences, from, to, done }));
         messages.send(heal).await.map_err(|_| Stopped)?;
@@ -362,7 +413,7 @@ impl Healer {
                 },
                 () = sleep(LOOK_EVERY) => {
                     let applied = state.healing.applied.load(Ordering::Relaxed);
-                    tell(format!("applied={applied} of differences={left} to reach slot={}", to.slot));
+                    tell(format!("applied={applied} of differences={left} to reach slot={}{for_subscribers}", to.slot));
                 }
             }
         }
@@ -396,6 +447,11 @@ pub(crate) fn unlisted(config: &Config) -> Vec<String> {
         .collect()
 }
 
+/// Index of the provider whose slots the spool keeps.
+fn followed(spooling: &Spooling) -> usize {
+    *spooling.state().providers.followed().borrow()
+}
+
 /// Shows the stream as the spool's receiver sees it, because no other one is connected.
 fn mirror(spool: &State, shown: &State) {
     let (from, to) = (&spool.figures, &shown.figures);
@@ -405,32 +461,6 @@ fn mirror(spool: &State, shown: &State) {
     if let Some(newest) = spool.readiness.newest_slot() {
         shown.readiness.set_newest_slot(newest);
     }
-}
-
-/// Joins the stream's block of the archive's slot and the blockhash that the archive names. Either may be unknown.
-///
-/// # Errors
-/// They are of two chains.
-fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
-    let known = |blockhash: [u8; 32]| (blockhash != [0; 32]).then_some(blockhash);
-    let (told, named) = (known(stream.blockhash), known(archive));
-    if let (Some(told), Some(named)) = (told, named) {
-        ensure!(
-            told == named,
-            "the archive is of another chain than the stream: slot={} archive_blockhash={} stream_blockhash={}",
-            stream.slot,
-            bs58::encode(named).into_string(),
-            bs58::encode(told).into_string()
-        );
-    }
-    Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
-}
-
-/// Describes how far the comparison is.
-fn progress(slot: u64, seen: &Seen) -> String {
-    let read = ByteSize::b(seen.read_bytes());
-    let read = seen.archive_bytes().map_or_else(|| read.to_string(), |all| format!("{read} of {}", ByteSize::b(all)));
-    format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={}", seen.pairs())
 }
 
 /// Returns a location without the secrets of a URL.

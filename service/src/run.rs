@@ -386,6 +386,7 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
         selection: config.selection(),
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
+        first: 0,
         at_once: usize::from(config.geyser_at_once),
         gap_timeout: config.gap_timeout,
         takeover_lag_slots: config.takeover_lag_slots,

@@ -56,12 +56,15 @@ impl Slots {
     /// Sends ingest-apply the slots of the spool, if there is one, and then those of the stream, and has it heal gaps that
     /// the stream leaves.
     pub(crate) async fn feed(self, messages: mpsc::Sender<Message>, state: State) {
-        let Self { mut begin, mut healer, stream, stopped } = self;
+        let Self { mut begin, mut healer, mut stream, stopped } = self;
         loop {
             begin = match (begin, &mut healer) {
                 (Begin::Heal(spooling), Some(healer)) => {
                     match healer.heal(spooling, &stream, &messages, &state, stopped.clone()).await {
-                        Ok(replay) => Begin::Follow(replay),
+                        Ok(replay) => {
+                            stream.first = healer.provider();
+                            Begin::Follow(replay)
+                        }
                         Err(Stopped) => return,
                     }
                 }

@@ -20,7 +20,7 @@ pub(super) struct Found {
     pub(super) archives: Archives,
 }
 
-/// The locations of archives.
+/// The archives themselves, each by its path or URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Archives {
     Full(String),

@@ -17,6 +17,7 @@ use engine_latency::Measured;
 
 use super::archives::{Archives, Found};
 use super::heal_dir;
+use crate::chain::Base;
 use crate::config::Config;
 use crate::ingest::healing::{DifferenceWriter, Differences};
 
@@ -81,4 +82,30 @@ impl Comparison {
         ensure!(pairs > 0 || estimate == 0, "the archive has no pairs, but the store has: stored_pairs={estimate}");
         Ok((differences, blockhash))
     }
+}
+
+/// Joins the stream's block of the archive's slot and the blockhash that the archive names. Either may be unknown.
+///
+/// # Errors
+/// They are of two chains.
+pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
+    let known = |blockhash: [u8; 32]| (blockhash != [0; 32]).then_some(blockhash);
+    let (told, named) = (known(stream.blockhash), known(archive));
+    if let (Some(told), Some(named)) = (told, named) {
+        ensure!(
+            told == named,
+            "the archive is of another chain than the stream: slot={} archive_blockhash={} stream_blockhash={}",
+            stream.slot,
+            bs58::encode(named).into_string(),
+            bs58::encode(told).into_string()
+        );
+    }
+    Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
+}
+
+/// Describes how far the comparison is.
+pub(super) fn progress(slot: u64, seen: &Seen) -> String {
+    let read = ByteSize::b(seen.read_bytes());
+    let read = seen.archive_bytes().map_or_else(|| read.to_string(), |all| format!("{read} of {}", ByteSize::b(all)));
+    format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={}", seen.pairs())
 }

@@ -33,7 +33,7 @@ use crate::chain::{Base, Gap, WholeSlot};
 /// How often the lanes' state is looked at while nothing arrives.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// ingest-apply has ended.
+/// The end of the merging, because ingest-apply has ended.
 struct Closed;
 
 /// The merging of several lanes.

@@ -68,6 +68,8 @@ const NOBODY_LEFT: Duration = Duration::from_secs(1);
 pub struct ReceiveConfig {
     /// The Yellowstone servers, in the order of preference.
     pub providers: Vec<Provider>,
+    /// Index of the one to begin with.
+    pub first: usize,
     /// Number of them that are followed at once, up to [`LANES_MAX`](super::providers::LANES_MAX); the others may take
     /// over.
     pub at_once: usize,
@@ -131,7 +133,7 @@ impl<U: Upstream> Receiver<'_, U> {
     /// Receives until the channel's receiving end is dropped. Each connection starts over from the newest slot that was
     /// taken over.
     pub(super) async fn run(&self) {
-        let mut roster = Roster::new(self.upstreams.len(), self.lane, self.config.jitter_seed);
+        let mut roster = Roster::new(self.upstreams.len(), self.config.first, self.lane, self.config.jitter_seed);
         let mut hangups = self.hangups();
         // A gap is one of the chain only once no other provider can be asked.
         let mut held_gap = None;

@@ -99,11 +99,12 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// Creates the records of `len` providers, at least one, for the receiver with the number `lane`, which begins with
-    /// the provider of that number. The jitter of the waits depends on `seed`.
-    pub(super) fn new(len: usize, lane: usize, seed: u64) -> Self {
-        let links = (0..len.max(1)).map(|index| Link::new(seed.wrapping_add((lane * len + index) as u64))).collect();
-        Self { lane, links, at: lane, left_for_lag: None }
+    /// Creates the records of `len` providers, at least one, for the receiver with the number `lane`. Lane 0 begins with
+    /// the provider `first`, and lane 1 with the one after it. The jitter of the waits depends on `seed`.
+    pub(super) fn new(len: usize, first: usize, lane: usize, seed: u64) -> Self {
+        let len = len.max(1);
+        let links = (0..len).map(|index| Link::new(seed.wrapping_add((lane * len + index) as u64))).collect();
+        Self { lane, links, at: (first + lane) % len, left_for_lag: None }
     }
 
     /// Index of the provider that is followed, or was followed last.
@@ -221,7 +222,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn three() -> (Roster, Providers) {
-        (Roster::new(3, 0, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
+        (Roster::new(3, 0, 0, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
     }
 
     fn silent() -> Ended {

@@ -66,8 +66,8 @@ impl State {
         Open(self)
     }
 
-    /// Returns the state of one of several subscriptions that are kept at once: what it hears and where it resumes are
-    /// its own, all else is shared.
+    /// Returns the state of one of several subscriptions that are kept at once. The slots that it hears of and
+    /// its place to resume are its own, all else is shared.
     pub(super) fn of_lane(&self) -> Self {
         Self {
             readiness: Arc::new(self.readiness.anew()),

@@ -1,7 +1,6 @@
 //! How long a whole slot has waited for its parent.
 //!
-//! Owns: the time at which the wait began. Must not: decide what a missing parent leads to. Runs where an assembler
-//! runs.
+//! Owns: the time at which the wait began. Must not: end a connection. Runs where an assembler runs.
 
 use std::time::Duration;
 

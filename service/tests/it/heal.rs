@@ -3,6 +3,7 @@
 
 mod faults;
 mod incremental;
+mod url;
 
 use std::fs;
 use std::path::{Path, PathBuf};

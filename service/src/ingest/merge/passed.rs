@@ -1,7 +1,7 @@
 //! The slots that a merge has passed on, and the comparison of other slots with them.
 //!
-//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: decide what
-//! follows from a difference. Runs on the receivers' task.
+//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: draw a
+//! conclusion from a difference. Runs on the receivers' task.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher as _;
@@ -45,7 +45,7 @@ struct Slot {
 }
 
 impl Passed {
-    /// Begins after `base`.
+    /// Begins after `base`, before any slot was passed on.
     pub(super) fn after(base: Option<Base>) -> Self {
         Self { last: base, slots: VecDeque::new(), hasher: RandomState::default() }
     }

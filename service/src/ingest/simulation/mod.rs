@@ -240,6 +240,7 @@ impl Simulation {
             selection,
             commitment,
             idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
+            first: 0,
             at_once: 1,
             gap_timeout: Duration::ZERO,
             takeover_lag_slots: of(&[3, 10], &mut rng),

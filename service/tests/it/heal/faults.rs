@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::v1::subscribe_request::Start;
 
-use super::{Run, base_map, wait_for_need};
+use super::{Run, STORY, base_map, wait_for_need};
 use crate::feed::{Follower, UNKNOWN};
 use crate::relay::{Fault, Relay};
-use crate::support::{BASE_SLOT, Service, columns, end, wait_for};
+use crate::support::{BASE_SLOT, Service, columns, wait_for};
 
 /// The server keeps four seconds of slots, and sends for twenty. A provider is left within less than those four.
 const DELIVERY: &str = "--rate 2000 --replay-slots 80";
@@ -27,9 +27,9 @@ fn start(run: &Run, first: &Relay, more: &[&str]) -> Service {
     Service::start(&run.dir, &run.options, &first.url(), &[&always[..], &heal, &TIMEOUTS, more].concat())
 }
 
-/// Heals with a first provider that `spoil` makes useless in the middle of the spool, which the log shows by `words`.
-/// With `to_end` the archive comes after the stream's end.
-fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str, to_end: bool) {
+/// Heals with a first provider that `spoil` makes useless in the middle of the spool, which the log shows by `words`. After
+/// the heal the second one is followed on: it would have dropped the slots while the first one is waited for.
+fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
     let run = Run::with(columns().remove(0), DELIVERY);
     let first = Relay::start(run.stream.address());
     let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
@@ -45,14 +45,13 @@ fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str, to_end: 
     wait_for("the fault in the log", || service.log().contains(words).then_some(()));
     let slots = service.metric("solkv_spool_slots").unwrap();
     wait_for("the second provider", || service.metric("solkv_spool_slots").filter(|now| *now >= slots + SLOTS_AFTER));
-    if to_end {
-        end(&run.stream);
-    }
     assert_eq!(wait_for_need(&mut service, "there is none").0, needed, "the kept slots have no gap");
     let slot = run.archive(needed - BASE_SLOT);
     service.wait_for_slot(slot);
     let end = run.reach_end(&mut service);
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+    let followed = format!("solkv_provider_condition{{provider=\"{second}\",condition=\"followed\"}}");
+    assert_eq!(service.metric(&followed), Some(1.0), "{}", service.log());
     let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     // ORDERING: Relaxed: a number that is set once.
     last_seq.store(seq, Ordering::Relaxed);
@@ -75,23 +74,22 @@ fn a_provider_that_ends_during_a_heal_is_left() {
         drop(relay);
         None
     };
-    heal_beside(end, "stream ended: ", false);
+    heal_beside(end, "stream ended: ");
 }
 
 #[test]
 fn a_provider_that_lies_during_a_heal_is_left() {
-    heal_beside(with(Fault::Lies), "the provider contradicts the applied chain: another one takes over", false);
+    heal_beside(with(Fault::Lies), "the provider contradicts the applied chain: another one takes over");
 }
 
 #[test]
 fn a_provider_that_withholds_a_slot_during_a_heal_is_left() {
-    heal_beside(with(Fault::Withholds), "over gap_timeout=", false);
+    heal_beside(with(Fault::Withholds), "over gap_timeout=");
 }
 
-/// After the heal the first provider is asked first, and its silence lasts longer than the second one keeps its slots.
 #[test]
 fn a_provider_that_stalls_during_a_heal_is_left() {
-    heal_beside(with(Fault::Stalls), "stream ended: the server answers, but sent no slot", true);
+    heal_beside(with(Fault::Stalls), "stream ended: the server answers, but sent no slot");
 }
 
 #[test]
@@ -112,4 +110,26 @@ fn kept_slots_with_a_gap_that_stays_are_dropped_for_the_newest() {
     let end = run.reach_end(&mut service);
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
     run.finish(service, &end);
+}
+
+/// Nothing tells which of the two is right until another provider agrees with the archive.
+#[test]
+fn a_first_provider_of_another_chain_is_left_for_one_that_agrees_with_the_archive() {
+    let run = Run::with(columns().remove(0), DELIVERY);
+    let (other, _) = crate::support::stream(&format!("{STORY} {DELIVERY} --no-wait --seed 9"));
+    run.fall_behind(OUTAGE);
+    let (first, second) = (format!("http://{}", other.address()), format!("http://{}", run.stream.address()));
+    let more = ["--geyser", &second, "--heal-from", run.archives.to_str().unwrap()];
+    let mut service = Service::start(&run.dir, &run.options, &first, &[&more[..], &TIMEOUTS].concat());
+    let (needed, _) = wait_for_need(&mut service, "there is none");
+    run.archive(needed - BASE_SLOT);
+    wait_for("the turn", || service.log().contains("are of two chains").then_some(()));
+    let needed =
+        wait_for("a later slot", || Some(wait_for_need(&mut service, "too old").0).filter(|later| *later > needed));
+    let slot = run.archive(needed - BASE_SLOT);
+    service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+    run.finish(service, &end);
+    other.stop().unwrap();
 }
