@@ -67,6 +67,9 @@ panels! {
             "increase(solkv_provider_takeovers_total{@}[$__rate_interval])" => "{{instance}} takeovers";
         curve "Lag of each provider in slots" "none":
             "solkv_provider_lag_slots{@}" => "{{instance}} {{provider}}";
+        curve "Slots that each of two providers brought first, and told otherwise" "none":
+            "increase(solkv_provider_slots_first_total{@}[$__rate_interval])" => "{{instance}} {{provider}} first",
+            "increase(solkv_provider_slots_differing_total{@}[$__rate_interval])" => "{{instance}} {{provider}} otherwise";
         curve "Errors of each provider" "none":
             "increase(solkv_provider_errors_total{@}[$__rate_interval])" => "{{instance}} {{provider}}";
         curve "Batches waiting for the ingest thread (at most 256)" "none": "solkv_queue_batches{@}" => "{{instance}}";
