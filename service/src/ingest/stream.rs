@@ -3,6 +3,8 @@
 //! Owns: which receivers there are, and their common end. Must not: know a message. Runs as one task on the tokio
 //! runtime.
 
+use std::sync::atomic::Ordering;
+
 use futures::future::join_all;
 use tokio::sync::{mpsc, watch};
 
@@ -28,6 +30,9 @@ pub(super) async fn receive_from<U: Upstream>(
     state: State,
     mut stop: watch::Receiver<bool>,
 ) {
+    // A heal shows the subscriptions of its own stream in this figure, which have ended with it.
+    // ORDERING: Relaxed: a figure for display.
+    state.figures.subscriptions.store(0, Ordering::Relaxed);
     // The receivers of an earlier stream have turned to none of them any more.
     (1..LANES_MAX).for_each(|lane| state.providers.turn(lane, None));
     let asks = probe(&upstreams, &state.providers, config.commitment);

@@ -97,15 +97,46 @@ impl Run {
         checkpoint.phase
     }
 
+    /// A subscriber that has the store's first map.
+    fn follower(&self, seed: u64) -> Follower {
+        let pairs = self.workload.pairs;
+        Follower::new(&self.uds, seed, Start::FromSeq(pairs + 1), (base_map(&self.workload), pairs))
+    }
+
+    /// Compares the store with the stream and with a subscriber, and returns the subscriber.
+    fn finish_with(self, mut service: Service, end: &Final, subscriber: Subscriber) -> Follower {
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        // ORDERING: Relaxed: a number that is set once.
+        subscriber.last_seq.store(seq, Ordering::Relaxed);
+        let followed = subscriber.thread.join().unwrap();
+        let map = self.finish(service, end);
+        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        followed
+    }
+
     /// Compares the store with the stream, and returns its map.
-    fn finish(self, service: Service, end: &Final) -> Map {
+    fn finish(self, mut service: Service, end: &Final) -> Map {
+        self.stream.stop().unwrap();
+        wait_for("the end of the connection", || (service.metric("solkv_connected") == Some(0.0)).then_some(()));
         assert!(service.terminate().success());
         assert_eq!(digest(&self.dir, &self.options), end.digest, "{:?}", self.options);
         assert!(!self.dir.join("heal").exists(), "nothing of the heal is left");
-        self.stream.stop().unwrap();
         let map = held(&self.dir, &self.options);
         drop(self.temp);
         map
+    }
+}
+
+/// A subscriber of the feed across all starts of the service.
+struct Subscriber {
+    thread: JoinHandle<Follower>,
+    last_seq: Arc<AtomicU64>,
+}
+
+impl Subscriber {
+    fn start(follower: Follower) -> Self {
+        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+        Self { thread: follower.follow(Arc::clone(&last_seq)), last_seq }
     }
 }
 
@@ -202,10 +233,7 @@ fn base_map(workload: &Workload) -> Map {
 fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
     for options in columns() {
         let run = Run::new(options);
-        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-        let pairs = run.workload.pairs;
-        let follower = Follower::new(&run.uds, 1, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
-        let follower = follower.follow(Arc::clone(&last_seq));
+        let subscriber = Subscriber::start(run.follower(1));
         run.fall_behind(OUTAGE);
         let mut service = run.start(&["--commit-every", "40", "--feed-heartbeat", "50ms"]);
         let before = wait_for("the store", || service.slot());
@@ -224,12 +252,7 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         let (differences, applied) = ("solkv_heal_differences", "solkv_heal_applied");
         let differences = service.metric(differences).unwrap();
         assert!(differences > 1000.0 && service.metric(applied) == Some(differences), "{differences}");
-        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-        // ORDERING: Relaxed: a number that is set once.
-        last_seq.store(seq, Ordering::Relaxed);
-        let followed = follower.join().unwrap();
-        let map = run.finish(service, &end);
-        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        run.finish_with(service, &end, subscriber);
     }
 }
 
@@ -237,10 +260,7 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
 fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
     for options in columns() {
         let run = Run::new(options);
-        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-        let pairs = run.workload.pairs;
-        let follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
-        let follower = follower.follow(Arc::clone(&last_seq));
+        let subscriber = Subscriber::start(run.follower(2));
         run.fall_behind(OUTAGE);
         let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
         let mut service = run.start(&small);
@@ -267,12 +287,7 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
         service.wait_for_slot(slot);
         let end = run.reach_end(&mut service);
         assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups are back");
-        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-        // ORDERING: Relaxed: a number that is set once.
-        last_seq.store(seq, Ordering::Relaxed);
-        let followed = follower.join().unwrap();
-        let map = run.finish(service, &end);
-        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        run.finish_with(service, &end, subscriber);
     }
 }
 
@@ -282,11 +297,9 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
 fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
     for options in columns() {
         let run = Run::new(options);
-        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-        let pairs = run.workload.pairs;
-        let mut follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
+        let mut follower = run.follower(2);
         follower.may_leave_open = true;
-        let follower = follower.follow(Arc::clone(&last_seq));
+        let subscriber = Subscriber::start(follower);
         run.fall_behind(OUTAGE);
         let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
         let mut service = run.start(&small);
@@ -301,12 +314,7 @@ fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
         let mut service = run.start(&small);
         service.wait_for_slot(second);
         let end = run.reach_end(&mut service);
-        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-        // ORDERING: Relaxed: a number that is set once.
-        last_seq.store(seq, Ordering::Relaxed);
-        let followed = follower.join().unwrap();
-        let map = run.finish(service, &end);
-        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        let followed = run.finish_with(service, &end, subscriber);
         let ends: Vec<u64> = followed.ends.iter().map(|end| end.slot).collect();
         assert!(!ends.contains(&first) && ends.contains(&second), "{first} {second} {ends:?}");
     }

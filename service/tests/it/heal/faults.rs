@@ -1,13 +1,7 @@
 //! Heals during which a provider goes wrong while its slots are kept: map and subscriber stay exact, by a second provider
 //! or by newer slots.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use proto::v1::subscribe_request::Start;
-
-use super::{Run, STORY, base_map, wait_for_need};
-use crate::feed::{Follower, UNKNOWN};
+use super::{Run, STORY, Subscriber, wait_for_need};
 use crate::relay::{Fault, Relay};
 use crate::support::{BASE_SLOT, Service, columns, wait_for};
 
@@ -32,10 +26,7 @@ fn start(run: &Run, first: &Relay, more: &[&str]) -> Service {
 fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
     let run = Run::with(columns().remove(0), DELIVERY);
     let first = Relay::start(run.stream.address());
-    let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-    let pairs = run.workload.pairs;
-    let follower = Follower::new(&run.uds, 3, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
-    let follower = follower.follow(Arc::clone(&last_seq));
+    let subscriber = Subscriber::start(run.follower(3));
     run.fall_behind(OUTAGE);
     let second = format!("http://{}", run.stream.address());
     let mut service = start(&run, &first, &["--geyser", &second]);
@@ -52,13 +43,8 @@ fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
     let followed = format!("solkv_provider_condition{{provider=\"{second}\",condition=\"followed\"}}");
     assert_eq!(service.metric(&followed), Some(1.0), "{}", service.log());
-    let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-    // ORDERING: Relaxed: a number that is set once.
-    last_seq.store(seq, Ordering::Relaxed);
-    let followed = follower.join().unwrap();
-    let map = run.finish(service, &end);
+    run.finish_with(service, &end, subscriber);
     drop(spoilt);
-    assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
 }
 
 fn with(fault: Fault) -> impl FnOnce(Relay) -> Option<Relay> {

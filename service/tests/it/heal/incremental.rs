@@ -2,14 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use proto::v1::subscribe_request::Start;
 use solana::MapPhase;
 
-use super::{OUTAGE, Run, STORY, base_map, wait_for_need};
-use crate::feed::{Follower, UNKNOWN};
+use super::{OUTAGE, Run, STORY, Subscriber, wait_for_need};
 use crate::support::{BASE_SLOT, columns, wait_for};
 
 /// Writes the incremental archive of the stream's block `block`, whose full one is that of the block `base`, to the
@@ -32,10 +28,7 @@ fn incremental(run: &Run, to: &Path, base: u64, block: u64) -> (u64, u64) {
 fn an_incremental_archive_alone_heals_a_store_that_is_not_before_its_base() {
     for options in columns() {
         let run = Run::new(options);
-        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-        let pairs = run.workload.pairs;
-        let follower = Follower::new(&run.uds, 1, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
-        let follower = follower.follow(Arc::clone(&last_seq));
+        let subscriber = Subscriber::start(run.follower(1));
         run.fall_behind(OUTAGE);
         let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
         let mut service = run.start(&small);
@@ -53,11 +46,6 @@ fn an_incremental_archive_alone_heals_a_store_that_is_not_before_its_base() {
         let mut service = run.start(&small);
         service.wait_for_slot(slot);
         let end = run.reach_end(&mut service);
-        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-        // ORDERING: Relaxed: a number that is set once.
-        last_seq.store(seq, Ordering::Relaxed);
-        let followed = follower.join().unwrap();
-        let map = run.finish(service, &end);
-        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+        run.finish_with(service, &end, subscriber);
     }
 }

@@ -4,14 +4,9 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use proto::v1::subscribe_request::Start;
-
-use super::{OUTAGE, Run, base_map, wait_for_need};
-use crate::feed::{Follower, UNKNOWN};
+use super::{OUTAGE, Run, Subscriber, wait_for_need};
 use crate::support::{BASE_SLOT, Service, columns};
 
 /// Serves the full archives of a directory as a validator does, until the test's process ends. Returns the URL.
@@ -49,10 +44,7 @@ fn answer(mut client: TcpStream, archives: &Path) -> std::io::Result<()> {
 fn a_gap_is_closed_from_the_archive_that_a_validator_names() {
     let run = Run::new(columns().remove(0));
     let url = validator(run.archives.clone());
-    let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
-    let pairs = run.workload.pairs;
-    let follower = Follower::new(&run.uds, 1, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
-    let follower = follower.follow(Arc::clone(&last_seq));
+    let subscriber = Subscriber::start(run.follower(1));
     run.fall_behind(OUTAGE);
     let start = || {
         let always = ["--uds", run.uds.to_str().unwrap(), "--heal-from", &url, "--commit-every", "5"];
@@ -69,10 +61,5 @@ fn a_gap_is_closed_from_the_archive_that_a_validator_names() {
     let mut service = start();
     let end = run.reach_end(&mut service);
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
-    let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
-    // ORDERING: Relaxed: a number that is set once.
-    last_seq.store(seq, Ordering::Relaxed);
-    let followed = follower.join().unwrap();
-    let map = run.finish(service, &end);
-    assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+    run.finish_with(service, &end, subscriber);
 }
