@@ -366,8 +366,8 @@ impl Healer {
         let (dir, count) = (&self.config.dir, differences.left());
         let page_bytes = self.config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES).min(self.config.feed_retention_bytes.as_u64());
-        let needed_bytes = view_bytes + u64::from(self.config.feed) * log_bytes;
+        let is_logged = self.config.feed && !self.exceeds_retention(count);
+        let needed_bytes = view_bytes + u64::from(is_logged) * count * FEED_CHANGE_BYTES;
         let free_bytes = probe::space(dir)?.free_bytes;
         info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
         ensure!(
@@ -377,6 +377,11 @@ impl Healer {
             dir.display()
         );
         Ok(())
+    }
+
+    /// Whether the feed's log could not keep this number of changes.
+    fn exceeds_retention(&self, count: u64) -> bool {
+        count.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64()
     }
 
     /// Has ingest-apply apply the differences. Returns false if the store has gone on since it was compared.
@@ -389,12 +394,14 @@ impl Healer {
     ) -> Result<bool, Stopped> {
         let Compared { from, to, differences } = *compared;
         let left = differences.left();
-        let exceeds_feed = left.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64();
-        let for_subscribers = match self.config.feed && exceeds_feed {
-            true => {
-                "; they exceed feed_retention_bytes, so that a subscriber that does not keep up has to begin with a dump"
+        let fits_feed = !self.exceeds_retention(left);
+        let for_subscribers = match (self.config.feed, fits_feed) {
+            (false, _) => "",
+            (true, true) => "; subscribers get each of them as a change",
+            (true, false) => {
+                "; they exceed feed_retention_bytes, so that the feed leaves them out: every subscriber has to begin with a \
+                 dump after them"
             }
-            false => "",
         };
         info!(slot = to.slot, differences = left, "the differences are applied{for_subscribers}");
         // ORDERING: Relaxed: statistics.
@@ -402,7 +409,7 @@ impl Healer {
         state.healing.applied.store(0, Ordering::Relaxed);
         tell(format!("applying differences={left} to reach slot={}{for_subscribers}", to.slot));
         let (done, mut is_done) = oneshot::channel();
-        let heal = Message::Heal(Box::new(Heal { differences, from, to, done }));
+        let heal = Message::Heal(Box::new(Heal { differences, from, to, fits_feed, done }));
         messages.send(heal).await.map_err(|_| Stopped)?;
         loop {
             tokio::select! {

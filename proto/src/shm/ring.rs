@@ -195,6 +195,11 @@ impl RingWriter {
         self.next_seq += 1;
     }
 
+    /// Leaves out the next `count` changes: a reader that asks for one of them finds it overwritten.
+    pub fn skip(&mut self, count: u64) {
+        self.next_seq += count;
+    }
+
     /// Shows readers all changes pushed so far. The caller then wakes the sleepers at [`RingWriter::futex`].
     pub fn publish(&self, slot: Option<u64>, beat_unix_ms: u64) {
         let head = &self.layout().head;
@@ -433,6 +438,18 @@ mod tests {
         assert_eq!(reader.oldest_seq(reader.head().seq), 11);
         assert!((1..11).all(|seq| reader.read(seq) == Found::Overwritten));
         assert!((11..=last).all(|seq| reader.read(seq) == Found::Record(of(seq))));
+    }
+
+    #[test]
+    fn changes_that_are_left_out_are_found_overwritten() {
+        let memory = Memory::new();
+        let (mut writer, reader) = memory.pair(1);
+        (1..=4).for_each(|seq| writer.push(&of(seq)));
+        writer.skip(3);
+        writer.push(&of(8));
+        writer.publish(None, 0);
+        assert_eq!((reader.head().seq, reader.read(8)), (8, Found::Record(of(8))));
+        assert!((5..8).all(|seq| reader.read(seq) == Found::Overwritten));
     }
 
     #[test]

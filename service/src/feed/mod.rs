@@ -200,7 +200,7 @@ impl Feed {
                 }
                 // Either the next frame begins the next segment, or a published frame is missing.
                 Found::End if self.begins_segment(open.next_seq) && open.segment.first_seq != open.next_seq => {}
-                Found::End | Found::Damaged => return Err(damaged(&open.segment, open.at, open.next_seq)),
+                Found::End | Found::Damaged => return Err(self.unreadable(&open.segment, open.at, open.next_seq)),
             }
         }
         Ok(frames)
@@ -228,9 +228,16 @@ impl Feed {
             };
             return match find(&file, &segment, seq).map_err(FeedError::Log)? {
                 Some((at, next_seq)) => Ok(OpenSegment { segment, file, at, next_seq }),
-                None => Err(damaged(&segment, SEGMENT_HEADER_BYTES, seq)),
+                None => Err(self.unreadable(&segment, SEGMENT_HEADER_BYTES, seq)),
             };
         }
+    }
+
+    /// Returns the reason why the change `seq` is not in its segment: it was left out since the segment was opened, or the
+    /// segment is damaged.
+    fn unreadable(&self, segment: &Segment, at: u64, seq: u64) -> FeedError {
+        let oldest_seq = self.oldest_seq();
+        if seq < oldest_seq { FeedError::Gone { oldest_seq } } else { damaged(segment, at, seq) }
     }
 
     fn begins_segment(&self, seq: u64) -> bool {
@@ -262,6 +269,16 @@ impl Feed {
         kept.segments.push_back(segment);
     }
 
+    /// Keeps `segment` alone: no change before it can be read any more.
+    fn begin_with(&self, segment: Segment) {
+        let gone = {
+            let mut kept = self.kept();
+            (kept.recent, kept.recent_bytes) = (VecDeque::new(), 0);
+            std::mem::replace(&mut kept.segments, VecDeque::from([segment]))
+        };
+        gone.iter().for_each(remove);
+    }
+
     /// Removes segments that exceed the retention, but never the last two.
     fn expire(&self, retention: Retention) {
         let oldest_unix_ms = unix_ms().saturating_sub(retention.time.as_millis() as u64);
@@ -274,16 +291,20 @@ impl Feed {
             }
             let Some(gone) = kept.segments.pop_front() else { return };
             drop(kept);
-            if let Err(error) = fs::remove_file(&gone.path) {
-                // The file stays a valid segment: the next opening finds it and removes it then.
-                tracing::warn!(%error, file = %gone.path.display(), "cannot remove a segment of the feed");
-            }
+            remove(&gone);
         }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         // No panic can leave the state half changed, so a poisoned lock is safe to use.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove(segment: &Segment) {
+    if let Err(error) = fs::remove_file(&segment.path) {
+        // The file stays a valid segment: the next opening finds it and removes it then.
+        tracing::warn!(%error, file = %segment.path.display(), "cannot remove a segment of the feed");
     }
 }
 

@@ -68,6 +68,11 @@ impl Ring {
         self.wake();
     }
 
+    /// Goes on after `count` changes that are not in the feed. Readers find them overwritten.
+    pub(super) fn skip(&mut self, count: u64) {
+        self.writer.skip(count);
+    }
+
     /// Stores the time, as a sign that the writer lives.
     pub(super) fn beat(&self) {
         self.writer.beat(unix_ms());

@@ -252,6 +252,51 @@ fn without_flushes_a_crash_that_may_have_lost_something_begins_a_new_feed() {
 }
 
 #[test]
+fn changes_that_are_left_out_are_gone_once_they_are_published() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut rig = Rig::synced(temp.path(), 0);
+    (0..3).for_each(|_| rig.commit(10));
+    let id = rig.feed.id();
+    let mut reading = Cursor::new(1);
+    assert_eq!(rig.feed.read(&mut reading).unwrap().len(), 3);
+    rig.writer.leave_out(25, 70);
+    rig.commit(10);
+    assert_eq!((rig.feed.head().borrow().seq, rig.feed.oldest_seq()), (30, 1), "nothing is published in part");
+    assert!(rig.feed.read(&mut reading).unwrap().is_empty() && rig.feed.recent(31).unwrap().is_empty());
+    rig.commit(15);
+    assert_eq!((rig.feed.head().borrow().seq, rig.feed.oldest_seq()), (55, 56));
+    let is_gone = |cursor: &mut Cursor| matches!(rig.feed.read(cursor), Err(FeedError::Gone { oldest_seq: 56 }));
+    assert!(is_gone(&mut reading), "also for a reader that has the file open");
+    assert!([5, 31, 55].into_iter().all(|seq| rig.feed.recent(seq).is_none() && is_gone(&mut Cursor::new(seq))));
+    assert!(rig.feed.recent(56).unwrap().is_empty());
+    assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1, "only the segment after them is left");
+    for _ in 0..2 {
+        rig.commit(7);
+        rig.check(56);
+        rig = rig.reopen();
+        assert_eq!((rig.feed.id(), rig.feed.oldest_seq()), (id, 56));
+    }
+}
+
+#[test]
+fn a_crash_among_changes_that_are_left_out_begins_a_new_feed() {
+    for committed in [0, 1, 9, 10] {
+        let temp = tempfile::tempdir().unwrap();
+        let mut rig = Rig::synced(temp.path(), 0);
+        rig.commit(5);
+        let id = rig.feed.id();
+        rig.writer.leave_out(10, 70);
+        rig.append(10);
+        rig.seq += committed;
+        rig = rig.reopen();
+        let (is_same, oldest_seq) = if committed == 0 { (true, 1) } else { (false, rig.seq + 1) };
+        assert_eq!((rig.feed.id() == id, rig.feed.oldest_seq()), (is_same, oldest_seq), "committed={committed}");
+        rig.commit(3);
+        rig.check(oldest_seq);
+    }
+}
+
+#[test]
 fn beyond_the_retention_the_oldest_is_named() {
     let temp = tempfile::tempdir().unwrap();
     let retention = Retention { bytes: 3 << 20, ..KEEP_ALL };

@@ -11,6 +11,10 @@
 //! store that was loaded or restored without the log, and commits of a buffered engine lost with the power. The log
 //! then begins anew under a new feed id, and a subscriber of the old one is told to start over. A store that stands
 //! before the log's end has lost commits; a warning names both sequence numbers.
+//!
+//! Changes that exceed the retention are left out of the log: a subscriber would find a part of them and would have to
+//! start over all the same. The log goes on after the last of them under the same feed id, and holds nothing before it.
+//! A crash among them leaves a log that does not lead to the store, so that the next opening begins a new feed.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
@@ -57,6 +61,7 @@ pub struct FeedWriter {
     end: End,
     /// Frame that is appended, and not committed by the engine yet.
     pending: Option<Arc<Frame>>,
+    left_out: Option<LeftOut>,
     buffer: Vec<u8>,
     ring: Option<Ring>,
 }
@@ -70,6 +75,17 @@ struct End {
     at: u64,
     /// Length of the segment: no frame reaches beyond this offset.
     bytes: u64,
+}
+
+/// Changes that the log leaves out.
+#[derive(Debug)]
+struct LeftOut {
+    /// Sequence number of the last of them.
+    last_seq: u64,
+    /// Slot that the store stands at after them.
+    to_slot: u64,
+    /// The segment that begins after them, once it is made, with its file.
+    next: Option<(Segment, File)>,
 }
 
 /// A log as found or made at opening.
@@ -134,6 +150,7 @@ impl FeedWriter {
             segment_bytes,
             end: log.end,
             pending: None,
+            left_out: None,
             buffer: Vec::new(),
             ring: None,
         };
@@ -155,6 +172,9 @@ impl FeedWriter {
         debug_assert!(self.pending.is_none() && changes.len() <= FRAME_CHANGES_MAX);
         if changes.is_empty() {
             return Ok(());
+        }
+        if self.left_out.is_some() {
+            return self.prepare_next();
         }
         let frame = Frame { first_seq, committed_unix_ms: unix_ms(), changes, ends };
         let needed = frame.log_bytes() as u64;
@@ -180,8 +200,22 @@ impl FeedWriter {
         Ok(())
     }
 
+    /// Leaves the next `count` changes, which lead the store to `to_slot`, out of the log: until the last of them is
+    /// published, [`FeedWriter::append`] appends nothing, and subscribers see the feed as it is now. Then the log begins
+    /// after them, and a subscriber that wants any change before gets [`FeedError::Gone`](super::FeedError::Gone).
+    pub fn leave_out(&mut self, count: u64, to_slot: u64) {
+        let last_seq = self.feed.head.borrow().seq + count;
+        info!(count, last_seq, "changes are left out of the feed: subscribers must start over after them");
+        self.left_out = Some(LeftOut { last_seq, to_slot, next: None });
+    }
+
     /// Publishes the appended changes, which the engine has committed with `checkpoint`.
     pub fn publish(&mut self, checkpoint: &ChainCheckpoint) {
+        if let Some(left_out) = self.left_out.take_if(|left_out| left_out.last_seq <= checkpoint.seq) {
+            self.go_on_after(left_out);
+        } else if self.left_out.is_some() {
+            return;
+        }
         let frame = self.pending.take();
         if let Some(frame) = &frame {
             self.end.at += frame.log_bytes() as u64;
@@ -238,10 +272,31 @@ impl FeedWriter {
         let (mut segment, file) =
             Segment::create(&self.dir, self.identity, Beginning { first_seq, after_slot }, bytes)?;
         segment.written_unix_ms = unix_ms();
-        self.end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes };
+        self.end = End::new(&segment, file);
         self.feed.add_segment(segment);
         self.feed.expire(self.retention);
         Ok(())
+    }
+
+    /// Makes the segment after the changes that are left out, before the engine commits the first of them: a full disk
+    /// is then noticed while nothing has changed.
+    fn prepare_next(&mut self) -> Result<()> {
+        let Some(left_out) = self.left_out.as_mut().filter(|left_out| left_out.next.is_none()) else { return Ok(()) };
+        let begins = Beginning { first_seq: left_out.last_seq + 1, after_slot: Some(left_out.to_slot) };
+        left_out.next = Some(Segment::create(&self.dir, self.identity, begins, self.segment_bytes)?);
+        Ok(())
+    }
+
+    /// Goes on with the log after changes that were left out. Nothing before them is kept.
+    fn go_on_after(&mut self, left_out: LeftOut) {
+        // `append` has made it, because there is a change that is left out.
+        let Some((mut segment, file)) = left_out.next else { return };
+        segment.written_unix_ms = unix_ms();
+        self.end = End::new(&segment, file);
+        if let Some(ring) = &mut self.ring {
+            ring.skip(left_out.last_seq - self.feed.head.borrow().seq);
+        }
+        self.feed.begin_with(segment);
     }
 }
 
@@ -271,7 +326,7 @@ impl Log {
         }
         let (mut segment, file) = Segment::create(dir, identity, begins, segment_bytes)?;
         segment.written_unix_ms = unix_ms();
-        let end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes: segment_bytes };
+        let end = End::new(&segment, file);
         Ok(Self { identity, segments: vec![segment], end })
     }
 
@@ -361,6 +416,11 @@ pub(super) fn boot_id() -> Result<u64> {
 }
 
 impl End {
+    /// Returns the end of a segment that holds no frame yet.
+    fn new(segment: &Segment, file: File) -> Self {
+        Self { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes: segment.bytes }
+    }
+
     /// Writes zeros after the last frame. Needs no space.
     ///
     /// # Errors

@@ -253,7 +253,7 @@ impl Apply {
     /// slot; the ones before it name the first key that is not healed yet. Ends early when the service stops: the next
     /// start finds the phase in the checkpoint.
     fn heal(&mut self, heal: Heal) -> Result<()> {
-        let Heal { mut differences, from, to, done } = heal;
+        let Heal { mut differences, from, to, fits_feed, done } = heal;
         self.flush()?;
         if self.committed != from {
             info!(
@@ -263,6 +263,9 @@ impl Apply {
             return Ok(());
         }
         let parent_slot = self.committed.slot.unwrap_or(0);
+        if let Some(feed) = self.feed.as_mut().filter(|_| !fits_feed) {
+            feed.leave_out(differences.left(), to.slot);
+        }
         self.state.published.heal();
         self.state.overlay.begin(to);
         while !*self.stop.borrow() {

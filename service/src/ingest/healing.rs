@@ -46,6 +46,8 @@ pub struct Heal {
     pub from: ChainCheckpoint,
     /// Block of the archive. The blockhash is all zeros if the stream has not told it.
     pub to: Base,
+    /// Whether the feed's log can keep the differences. Otherwise it leaves them out.
+    pub fits_feed: bool,
     /// Told once the store stands at `to`; dropped if the store has gone on, or the service stops.
     pub done: oneshot::Sender<()>,
 }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod incremental;
+mod too_large;
 mod url;
 
 use std::fs;

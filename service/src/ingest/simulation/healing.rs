@@ -60,6 +60,8 @@ pub(super) struct Healer {
     differences: PathBuf,
     figures: Arc<Figures>,
     written: Arc<()>,
+    /// Whether the feed's log can keep the differences of this life's heals.
+    fits_feed: bool,
     /// Slots of the archives of this life, in ascending order. The last one is the chain's.
     archives: Vec<u64>,
 }
@@ -94,6 +96,7 @@ impl Simulation {
             differences: heals.temp.path().join("differences"),
             figures: Arc::clone(&figures),
             written: Arc::clone(&written),
+            fits_feed: self.rng.chance(0.7),
             archives,
         };
         Some(Start { begin, healer: Some(healer), spool: figures, written })
@@ -137,7 +140,8 @@ impl Healer {
             if let Some(to) = self.choose(&spooling, state) {
                 let (done, is_done) = oneshot::channel();
                 let from = **state.published.checkpoint();
-                let heal = Heal { differences: self.compare(to.slot), from, to, done };
+                let (differences, fits_feed) = (self.compare(to.slot), self.fits_feed);
+                let heal = Heal { differences, from, to, fits_feed, done };
                 messages.send(Message::Heal(Box::new(heal))).await.ok()?;
                 if is_done.await.is_ok() {
                     break;

@@ -398,7 +398,7 @@ impl Simulation {
             && state.resume.slot() == heal.from.slot
             && **state.published.checkpoint() == heal.from
         {
-            self.oracle.heal(heal.to);
+            self.oracle.heal(heal.to, heal.fits_feed);
         }
     }
 

@@ -13,7 +13,7 @@ use solana::{ChainCheckpoint, MapPhase};
 use super::chain::{Block, Chain};
 use super::store::Opened;
 use crate::chain::Base;
-use crate::feed::{Change, Cursor, Feed, Frame, SlotEnd};
+use crate::feed::{Change, Cursor, Feed, FeedError, Frame, SlotEnd};
 use crate::ingest::State;
 
 /// The model of one store over all of its lives.
@@ -35,6 +35,8 @@ pub(super) struct Oracle {
     rest: BTreeMap<Key, Option<Value>>,
     /// The block that the store is brought to by differences.
     heals_to: Option<Base>,
+    /// Whether the feed leaves the differences out.
+    is_left_out: bool,
     /// Number of heals that were completed.
     heals: u64,
     checkpoint: Option<ChainCheckpoint>,
@@ -59,6 +61,7 @@ impl Oracle {
             begun: 1,
             rest: BTreeMap::new(),
             heals_to: None,
+            is_left_out: false,
             heals: 0,
             checkpoint: None,
             feed_id: None,
@@ -79,13 +82,15 @@ impl Oracle {
     }
 
     /// Expects the differences that bring the store to `to`, also where an earlier heal to another block has begun.
-    pub(super) fn heal(&mut self, to: Base) {
+    /// The feed has them only if it can keep them.
+    pub(super) fn heal(&mut self, to: Base, fits_feed: bool) {
         assert!(self.rest.is_empty() || self.heals_to.is_some(), "a heal begins within slot={}", self.block().slot);
         let wanted = self.chain.map_at(to.slot);
         let vanished = self.map.keys().filter(|key| !wanted.contains_key(*key)).map(|key| (*key, None));
         let others = wanted.iter().filter(|(key, value)| self.map.get(*key) != Some(*value));
         self.rest = vanished.chain(others.map(|(key, value)| (*key, Some(*value)))).collect();
         self.heals_to = Some(to);
+        self.is_left_out = !fits_feed;
     }
 
     pub(super) fn slot(&self) -> u64 {
@@ -96,17 +101,22 @@ impl Oracle {
     /// of a commit.
     pub(super) fn opened(&mut self, opened: &Opened, cut: bool) {
         let id = opened.feed.id();
+        let has_hole = self.take_in_unlogged(&*opened.engine);
         let next_seq = self.before + self.history.len() as u64 + 1;
         self.cursor = Cursor::new(next_seq);
         if let Some(known) = self.feed_id.replace(id).filter(|known| *known != id) {
-            // A subscriber may have seen changes that a buffered engine then lost. Only then may the feed begin anew.
-            assert!(self.durability == Durability::Buffered && cut, "the feed began anew: {known} before, {id} now");
+            // A subscriber may have seen changes that a buffered engine then lost, and a log that leaves out changes does
+            // not lead to the store until all of them are there. Only then may the feed begin anew.
+            let is_lost = self.durability == Durability::Buffered && cut;
+            assert!(is_lost || has_hole, "the feed began anew: {known} before, {id} now");
             self.oldest_seq = next_seq;
+        } else {
+            assert!(!has_hole, "a feed goes on after changes that it has left out in part");
         }
         self.check(&*opened.engine, &opened.feed, None);
         if self.checkpoint.is_some_and(|checkpoint| checkpoint.phase == MapPhase::Ready) && self.heals_to.is_some() {
             // The last life ended before the first difference was committed.
-            self.heals_to = None;
+            (self.heals_to, self.is_left_out) = (None, false);
             self.rest.clear();
         }
         self.check_log(&opened.feed);
@@ -129,6 +139,9 @@ impl Oracle {
         if let Some(earlier) = earlier {
             assert!(earlier.seq <= checkpoint.seq && earlier.slot <= checkpoint.slot, "{earlier:?} {checkpoint:?}");
         }
+        if self.take_in_unlogged(engine) {
+            self.check_gone(feed);
+        }
         self.follow(feed);
         assert_eq!(self.before + self.history.len() as u64, checkpoint.seq, "every change has its seq");
         self.complete_through(&checkpoint);
@@ -148,6 +161,36 @@ impl Oracle {
             let is_whole = self.rest.is_empty() || self.heals_to.is_some();
             assert!(is_whole, "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
         }
+    }
+
+    /// Takes in the differences that were committed and left out of the feed: the first ones, in the order of their keys.
+    /// Returns whether there are any.
+    fn take_in_unlogged(&mut self, engine: &dyn Engine) -> bool {
+        let seq = engine.checkpoint().expect("a checkpoint").seq;
+        let known_seq = self.before + self.history.len() as u64;
+        if !self.is_left_out || seq == known_seq {
+            return false;
+        }
+        for _ in known_seq..seq {
+            let (key, value) = self.rest.pop_first().expect("a seq is that of a difference");
+            match value {
+                Some(value) => self.map.insert(key, value),
+                None => self.map.remove(&key),
+            };
+        }
+        self.before = seq;
+        self.history.clear();
+        self.ends.clear();
+        true
+    }
+
+    /// Checks that a subscriber that wants a change from before the newest is told to start over.
+    fn check_gone(&mut self, feed: &Feed) {
+        let gone = feed.read(&mut self.cursor).expect_err("changes that were left out cannot be read");
+        self.oldest_seq = self.before + 1;
+        assert!(matches!(gone, FeedError::Gone { oldest_seq } if oldest_seq == self.oldest_seq), "{gone:?}");
+        self.cursor = Cursor::new(self.oldest_seq);
+        assert!(feed.recent(self.before).is_none(), "memory holds nothing from before either");
     }
 
     /// Checks that the whole log, read from its oldest change on, equals the published changes.
@@ -227,7 +270,7 @@ impl Oracle {
             assert!(self.rest.is_empty(), "the heal to slot={slot} leaves out {:?}", self.rest);
             let healed = self.chain.blocks().position(|block| block.slot == slot);
             self.begun = healed.expect("an archive is of a block") + 1;
-            self.heals_to = None;
+            (self.heals_to, self.is_left_out) = (None, false);
             self.heals += 1;
         }
         while self.block().slot < slot {

@@ -1,0 +1,89 @@
+//! Heals with more changes than the feed keeps: the feed leaves them out, and every subscriber begins with a dump.
+
+use proto::v1::subscribe_request::Start;
+use proto::v1::subscribe_response::Kind;
+use proto::v1::{DumpThenTail, SubscribeRequest};
+use tonic::{Code, Status};
+
+use super::{OUTAGE, Run, Subscriber, wait_for_need};
+use crate::feed::{Follower, Map, UNKNOWN, request, subscribe};
+use crate::support::{BASE_SLOT, client_runtime, columns, wait_for};
+
+/// Some 570 changes, of the thousand and more that the heal takes.
+const SMALL: [&str; 6] = ["--commit-every", "5", "--feed-heartbeat", "50ms", "--feed-retention-bytes", "64kB"];
+
+/// Follows the feed from the change `seq` on, and returns the slots of the changes that came and the refusal that ended it.
+async fn follow(run: &Run, seq: u64, feed_id: Option<u64>) -> (Option<u64>, Vec<u64>, Status) {
+    let asked = SubscribeRequest { feed_id, ..request(Start::FromSeq(seq)) };
+    let (mut known, mut slots) = (feed_id, Vec::new());
+    let mut messages = match subscribe(&run.uds, asked).await {
+        Ok(messages) => messages,
+        Err(refused) => return (known, slots, refused),
+    };
+    loop {
+        match messages.message().await {
+            Ok(message) => match message.and_then(|message| message.kind).expect("a feed has no end") {
+                Kind::Started(started) => known = Some(started.feed_id),
+                Kind::Changes(changes) => slots.extend(changes.changes.iter().map(|change| change.slot)),
+                _ => {}
+            },
+            Err(refused) => return (known, slots, refused),
+        }
+    }
+}
+
+#[test]
+fn a_heal_that_exceeds_the_feeds_retention_ends_with_a_dump() {
+    for options in columns() {
+        let run = Run::new(options);
+        run.fall_behind(OUTAGE);
+        let mut service = run.start(&SMALL);
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        std::thread::scope(|scope| {
+            let live = scope.spawn(|| client_runtime().block_on(follow(&run, seq + 1, None)));
+            wait_for("the subscriber", || service.metric("solkv_feed_subscribers").filter(|count| *count == 1.0));
+            run.archive(needed - BASE_SLOT);
+            let (_, slots, refused) = live.join().unwrap();
+            assert!(slots.is_empty(), "a part of the heal was sent: {slots:?}");
+            assert!(refused.code() == Code::OutOfRange && refused.message().contains("dump_then_tail"), "{refused:?}");
+        });
+        assert!(service.metric("solkv_heal_differences").unwrap() > 600.0);
+        let log = service.log();
+        let said = log.find("exceed feed_retention_bytes, so that the feed leaves them out").expect(&log);
+        assert!(said < log.find("the store is healed").expect(&log), "it is said before: {log}");
+        let dump = Start::DumpThenTail(DumpThenTail {});
+        let subscriber = Subscriber::start(Follower::new(&run.uds, 4, dump, (Map::new(), UNKNOWN)));
+        let end = run.reach_end(&mut service);
+        run.finish_with(service, &end, subscriber);
+    }
+}
+
+#[test]
+fn killed_in_a_heal_that_exceeds_the_retention_it_begins_a_new_feed() {
+    for options in columns() {
+        let run = Run::new(options);
+        run.fall_behind(OUTAGE);
+        let mut service = run.start(&SMALL);
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        let feed = std::thread::scope(|scope| {
+            let live = scope.spawn(|| client_runtime().block_on(follow(&run, seq + 1, None)));
+            wait_for("the subscriber", || service.metric("solkv_feed_subscribers").filter(|count| *count == 1.0));
+            run.archive(needed - BASE_SLOT);
+            wait_for("some differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
+            service.kill();
+            let (feed, slots, _) = live.join().unwrap();
+            assert!(slots.is_empty(), "a part of the heal was sent: {slots:?}");
+            feed
+        });
+        let mut service = run.start(&SMALL);
+        wait_for("the end of the heal", || service.metric("solkv_heals_total").filter(|heals| *heals == 1.0));
+        let (_, _, refused) = client_runtime().block_on(follow(&run, seq + 1, feed));
+        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("another feed"), "{refused:?}");
+        let dump = Start::DumpThenTail(DumpThenTail {});
+        let subscriber = Subscriber::start(Follower::new(&run.uds, 4, dump, (Map::new(), UNKNOWN)));
+        let end = run.reach_end(&mut service);
+        run.finish_with(service, &end, subscriber);
+    }
+}
