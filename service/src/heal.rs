@@ -11,6 +11,7 @@
 
 mod archives;
 mod comparison;
+mod room;
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use bootstrap::Stop;
 use engine_latency::Measured;
 use solana::archive::is_url;
@@ -41,6 +42,7 @@ use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
 use archives::{Found, Search, search};
 use comparison::{Comparison, joined, progress};
+use room::Room;
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -61,9 +63,6 @@ const DOUBLINGS_MAX: u32 = 6;
 
 /// How long a stop waits for the comparison to end.
 const STOP_GRACE: Duration = Duration::from_secs(3);
-
-/// Bytes of a change in the feed's log.
-const FEED_CHANGE_BYTES: u64 = 112;
 
 /// The end of a heal because the service stops.
 #[derive(Debug)]
@@ -94,6 +93,7 @@ struct Compared {
     from: ChainCheckpoint,
     to: Base,
     differences: Differences,
+    room: Room,
 }
 
 /// An archive that could not be used.
@@ -243,12 +243,12 @@ impl Healer {
         let from = **state.published.checkpoint();
         let compared = self.compare(&found, tell, stopped).await?;
         let compared = compared.and_then(|(differences, blockhash)| {
-            self.check_disk(&differences)?;
-            Ok((differences, joined(to, blockhash)))
+            let room = Room::check(&self.config, &differences)?;
+            Ok((joined(to, blockhash), differences, room))
         });
         match compared {
-            Ok((differences, Ok(to))) => Ok(Step::Compared(Box::new(Compared { from, to, differences }))),
-            Ok((_, Err(other_chain))) => {
+            Ok((Ok(to), differences, room)) => Ok(Step::Compared(Box::new(Compared { from, to, differences, room }))),
+            Ok((Err(other_chain), ..)) => {
                 self.refuse(&found, &other_chain, state);
                 Ok(Step::OtherChain)
             }
@@ -360,30 +360,6 @@ impl Healer {
         }
     }
 
-    /// Checks that the disk has room for the differences: for the pages of the view before them that lookups read until
-    /// the end, which is at most the store once more, and for the feed's log.
-    fn check_disk(&self, differences: &Differences) -> Result<()> {
-        let (dir, count) = (&self.config.dir, differences.left());
-        let page_bytes = self.config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
-        let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let is_logged = self.config.feed && !self.exceeds_retention(count);
-        let needed_bytes = view_bytes + u64::from(is_logged) * count * FEED_CHANGE_BYTES;
-        let free_bytes = probe::space(dir)?.free_bytes;
-        info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
-        ensure!(
-            free_bytes >= needed_bytes,
-            "not enough disk for the differences: dir={} differences={count} needed_bytes={needed_bytes} (an estimate) \
-             free_bytes={free_bytes}: free space",
-            dir.display()
-        );
-        Ok(())
-    }
-
-    /// Whether the feed's log could not keep this number of changes.
-    fn exceeds_retention(&self, count: u64) -> bool {
-        count.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64()
-    }
-
     /// Has ingest-apply apply the differences. Returns false if the store has gone on since it was compared.
     async fn apply(
         &self,
@@ -392,24 +368,15 @@ impl Healer {
         state: &State,
         tell: &impl Fn(String),
     ) -> Result<bool, Stopped> {
-        let Compared { from, to, differences } = *compared;
-        let left = differences.left();
-        let fits_feed = !self.exceeds_retention(left);
-        let for_subscribers = match (self.config.feed, fits_feed) {
-            (false, _) => "",
-            (true, true) => "; subscribers get each of them as a change",
-            (true, false) => {
-                "; they exceed feed_retention_bytes, so that the feed leaves them out: every subscriber has to begin with a \
-                 dump after them"
-            }
-        };
-        info!(slot = to.slot, differences = left, "the differences are applied{for_subscribers}");
+        let Compared { from, to, differences, room } = *compared;
+        let (left, words) = (differences.left(), room.words());
+        info!(slot = to.slot, differences = left, "the differences are applied{words}");
         // ORDERING: Relaxed: statistics.
         state.healing.differences.store(left, Ordering::Relaxed);
         state.healing.applied.store(0, Ordering::Relaxed);
-        tell(format!("applying differences={left} to reach slot={}{for_subscribers}", to.slot));
+        tell(format!("applying differences={left} to reach slot={}{words}", to.slot));
         let (done, mut is_done) = oneshot::channel();
-        let heal = Message::Heal(Box::new(Heal { differences, from, to, fits_feed, done }));
+        let heal = Message::Heal(Box::new(Heal { differences, from, to, fits_feed: room.fits_feed, done }));
         messages.send(heal).await.map_err(|_| Stopped)?;
         loop {
             tokio::select! {
@@ -420,7 +387,7 @@ impl Healer {
                 },
                 () = sleep(LOOK_EVERY) => {
                     let applied = state.healing.applied.load(Ordering::Relaxed);
-                    tell(format!("applied={applied} of differences={left} to reach slot={}{for_subscribers}", to.slot));
+                    tell(format!("applied={applied} of differences={left} to reach slot={}{words}", to.slot));
                 }
             }
         }

@@ -80,7 +80,10 @@ fn killed_in_a_heal_that_exceeds_the_retention_it_begins_a_new_feed() {
         let mut service = run.start(&SMALL);
         wait_for("the end of the heal", || service.metric("solkv_heals_total").filter(|heals| *heals == 1.0));
         let (_, _, refused) = client_runtime().block_on(follow(&run, seq + 1, feed));
-        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("another feed"), "{refused:?}");
+        assert!(
+            refused.code() == Code::FailedPrecondition && refused.message().contains("another feed"),
+            "{refused:?}"
+        );
         let dump = Start::DumpThenTail(DumpThenTail {});
         let subscriber = Subscriber::start(Follower::new(&run.uds, 4, dump, (Map::new(), UNKNOWN)));
         let end = run.reach_end(&mut service);

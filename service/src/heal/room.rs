@@ -1,0 +1,63 @@
+//! The room that the differences of a heal need: on the disk, and in the feed's log.
+//!
+//! Owns: both estimates, and their words for who waits for the heal. Must not: apply a difference. Runs on the task of the
+//! heal.
+
+use anyhow::{Result, ensure};
+use bytesize::ByteSize;
+use tracing::info;
+
+use crate::config::Config;
+use crate::ingest::healing::Differences;
+
+/// Bytes of a change in the feed's log.
+const FEED_CHANGE_BYTES: u64 = 112;
+
+/// Consequences of the number of differences, known before the first one is applied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Whether the feed's log can keep the differences.
+    pub(super) fits_feed: bool,
+    has_feed: bool,
+    /// Upper bound of the disk that the view before the differences keeps until their end, in bytes.
+    view_bytes: u64,
+}
+
+impl Room {
+    /// Checks that the disk has room for the differences: for the pages of the view before them that lookups read until
+    /// the end, which is at most the store once more, and for the feed's log if it keeps them.
+    ///
+    /// # Errors
+    /// The disk lacks the room, with the bytes that are needed; an I/O error of asking for it.
+    pub(super) fn check(config: &Config, differences: &Differences) -> Result<Self> {
+        let (dir, count) = (&config.dir, differences.left());
+        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES);
+        let fits_feed = log_bytes <= config.feed_retention_bytes.as_u64();
+        let page_bytes = config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
+        let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
+        let needed_bytes = view_bytes + if config.feed && fits_feed { log_bytes } else { 0 };
+        let free_bytes = probe::space(dir)?.free_bytes;
+        info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
+        ensure!(
+            free_bytes >= needed_bytes,
+            "not enough disk for the differences: dir={} differences={count} needed_bytes={needed_bytes} (an estimate) \
+             free_bytes={free_bytes}: free space",
+            dir.display()
+        );
+        Ok(Self { fits_feed, has_feed: config.feed, view_bytes })
+    }
+
+    /// Says what lookups and subscribers of the feed get until the differences are applied, and after.
+    pub(super) fn words(&self) -> String {
+        let for_subscribers = match (self.has_feed, self.fits_feed) {
+            (false, _) => "",
+            (true, true) => "; subscribers get each of them as a change",
+            (true, false) => {
+                "; they exceed feed_retention_bytes, so that the feed leaves them out: every subscriber has to begin with a \
+                 dump after them"
+            }
+        };
+        let view_size = ByteSize::b(self.view_bytes);
+        format!("; lookups read the view before them, which keeps at most {view_size} of disk{for_subscribers}")
+    }
+}
