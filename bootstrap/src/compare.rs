@@ -17,10 +17,10 @@ use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::undo::Undo;
 use crate::wrong::Wrong;
 
-/// Compares two stores.
+/// Arguments that select the two stores to compare.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
-    /// Directory of a store
+    /// Directory of the first store
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Directory of the store that it is compared with

@@ -20,13 +20,13 @@ use crate::running::{self, Running};
 use crate::served::{self, Served};
 use crate::state::State;
 
-/// Describes a store.
+/// Arguments that select a store and the facts to print about it.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct InfoArgs {
     /// Directory of the store
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Scan the whole store for its digest, which names its content whatever the engine
+    /// Scan the whole store for its digest, which is the same for the same content on every engine
     #[arg(long)]
     pub(crate) digest: bool,
     /// Print JSON instead of one fact a line

@@ -33,7 +33,7 @@ pub struct StreamArgs {
     /// Address to serve on; port 0 picks a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
     pub listen: String,
-    /// Content of the slots, which follows from a seed.
+    /// Content of the slots, which a seed determines.
     #[command(flatten)]
     pub workload: Workload,
     /// Pace and faults of the slots' delivery.

@@ -20,7 +20,7 @@ use crate::{admin, out};
 /// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
 const RECORD: &str = "snapshot.toml";
 
-/// Copies a store.
+/// Arguments that select the store and the place of its copy.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SnapshotArgs {
     /// Directory of the store; a running service makes the copy itself and goes on meanwhile
@@ -37,10 +37,10 @@ pub(crate) struct SnapshotArgs {
     memory: ByteSize,
 }
 
-/// Makes a store of a snapshot.
+/// Arguments that select the snapshot and the place of the new store.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct RestoreArgs {
-    /// The snapshot; what is linked stays shared with it
+    /// The snapshot; files that are linked stay shared with it
     #[arg(long, value_name = "DIR2")]
     from: PathBuf,
     /// Directory of the new store: missing or empty

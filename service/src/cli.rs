@@ -57,7 +57,7 @@ struct Cli {
 enum Command {
     /// Follow the stream and serve
     Run(Box<Args>),
-    /// Print the configuration in effect and how memory is divided, or what a start would refuse, and exit
+    /// Print the configuration in effect and how memory is divided, or the error that a start would report, and exit
     CheckConfig(Box<Args>),
     /// Copy a store, of the service that is running or of none, into a directory that is itself a store
     Snapshot(backup::SnapshotArgs),
@@ -65,16 +65,16 @@ enum Command {
     Restore(backup::RestoreArgs),
     /// Tell whether a store, also of a running service, equals a snapshot archive of Solana, and which keys differ
     Audit(audit::AuditArgs),
-    /// Print what is made from the metric catalogue
+    /// Print a document that is made from the metric catalogue
     #[command(hide = true)]
     Metrics {
         /// METRICS.md, or the Grafana dashboard
         #[arg(long, value_enum)]
         format: MetricsFormat,
     },
-    /// Print shell completions
+    /// Print the completions for a shell
     Completions {
-        /// Which shell
+        /// Shell that the completions are for
         shell: clap_complete::Shell,
     },
     /// Write the manual pages

@@ -13,7 +13,7 @@ pub(super) const ENDED: u64 = u64::MAX;
 
 /// The rank of each run's next record, and the tournament between the runs.
 pub(super) struct Heads {
-    /// Ranks by run.
+    /// Rank of each run's next record, by the run's number.
     ranks: Vec<u64>,
     /// The run that lost, by node. The top node is 1, and the children of node `n` are `2n` and `2n + 1`. Entry 0 is
     /// the run that won all its games.

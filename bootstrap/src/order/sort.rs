@@ -22,12 +22,12 @@ pub(super) struct Sorted {
     records: Vec<Record>,
     /// Upper bits of a rank, and below them a place in `records`.
     order: Vec<u64>,
-    /// Mask of the place.
+    /// Mask of the bits of an entry of `order` that hold the place.
     places: u64,
 }
 
 impl Sorted {
-    /// Sorts `records`.
+    /// Sorts `records` by their ranks, and records of equal rank by comparing them.
     pub(super) fn of(records: Vec<Record>, rank: Rank) -> Self {
         let places = (records.len() as u64).next_power_of_two() - 1;
         let entry = |(at, record): (usize, &Record)| rank.of(&record.1) & !places | at as u64;

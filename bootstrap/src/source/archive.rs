@@ -310,7 +310,7 @@ fn versions_max(archive: &Archive) -> Option<u64> {
     archive.packed_bytes().map(|bytes| bytes / version_bytes)
 }
 
-/// Writes what the spill and the store's own file are recognized by.
+/// Writes the text by which the spill and the store's own file are recognized.
 impl fmt::Display for Archives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, shown) in ["archive", "incremental"].into_iter().zip(&self.shown) {
@@ -343,7 +343,7 @@ struct Numbers {
     current: Option<(u64, u64, u64)>,
 }
 
-/// What was read of one slot so far.
+/// The part of one slot that was read so far.
 #[derive(Default)]
 struct Slot {
     /// First place of each file, and the file's number.

@@ -6,8 +6,8 @@ use engine_api::{Engine, Result};
 
 use crate::list::{EngineKind, compiled};
 
-/// Scrubs a store whose pages have checksums that no read compares (redb), and refuses it if one differs: data copied
-/// from it would seem sound afterwards, and be wrong.
+/// Scrubs a store whose pages have checksums that no read compares (redb), and refuses it if one differs. Otherwise a
+/// copy of wrong data would have right checksums.
 ///
 /// # Errors
 /// `DataDamaged` naming the damaged place; any other error of the scrub.

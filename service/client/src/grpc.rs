@@ -33,8 +33,8 @@ const BATCHES_AHEAD: usize = 4;
 
 /// Silence on a connection after which it sends an HTTP/2 ping. A service that has vanished silently is noticed after
 /// this and [`KEEPALIVE_TIMEOUT`] together.
-/// Longest wait for the answer to a ping; then the connection counts as broken.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Longest wait for the answer to a ping; then the connection counts as broken.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A channel, and the token that its calls carry.

@@ -110,8 +110,8 @@ impl Standing {
         if gap.contradicts && self.distrusts(&gap) {
             return false;
         }
-        // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
-        // An older value only ends the gap earlier.
+        // A message may name any slot. With this bound the gap is over once slots are applied that were known when the
+        // gap was found. If the known slot is old, the gap only ends earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
         error!(
@@ -128,7 +128,7 @@ impl Standing {
         true
     }
 
-    /// Publishes that a commit failed for lack of something that may come back, and is retried.
+    /// Publishes that a commit is retried, because it failed for lack of a resource that may become available.
     pub(super) fn commit_waits(&self, failed: &Error) {
         let why = failed.to_string();
         self.state.readiness.set_phase(match failed.kind() {

@@ -25,7 +25,7 @@ use engine_api::{Key, Value};
 
 use crate::chain::KeyMap;
 
-/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags 32 slots behind, so there is room
+/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags by 32 slots, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub const CHANGES_MAX: usize = 1 << 18;
 
