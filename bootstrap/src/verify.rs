@@ -47,7 +47,7 @@ pub(crate) struct VerifyArgs {
     /// Engine that the store must have [default: the engine in its marker]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<EngineKind>,
-    /// Memory of the engine [default: an eighth of what this process may use]
+    /// Memory of the engine [default: an eighth of the memory that this process may use]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
     #[command(flatten)]

@@ -33,7 +33,6 @@ const WAIT: Duration = Duration::from_millis(200);
 /// follower in, and ends a script if the service is gone.
 const BEGIN: Duration = Duration::from_secs(30);
 
-/// Arguments of `loadgen follow`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct FollowArgs {
     /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT

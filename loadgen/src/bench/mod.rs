@@ -48,10 +48,9 @@ Examples:
   solkv-loadgen bench loadgen/scenarios/*.toml --pairs 1000000 --repeats 1 --seconds 2 --out small.jsonl
   solkv-loadgen report small.jsonl --html small.html";
 
-/// Arguments of `loadgen bench`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct BenchArgs {
-    /// Scenario files
+    /// TOML files with the scenarios to run
     #[arg(required = true, value_name = "FILE")]
     scenarios: Vec<PathBuf>,
     /// Result file; runs that it already has are not repeated

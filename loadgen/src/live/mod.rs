@@ -46,7 +46,6 @@ const REASON_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait for a clean end, which includes a last commit and closing the engine.
 const STOP_BOUND: Duration = Duration::from_secs(120);
 
-/// Arguments of `loadgen live`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
     /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
