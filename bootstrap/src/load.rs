@@ -300,7 +300,8 @@ fn stored(args: &LoadArgs, setup: &Setup) -> Result<u64> {
     if is_given_back(&setup.work.path) { resume::stored_pairs(&args.dir) } else { Ok(0) }
 }
 
-/// Has the spill given back to the file system while it is loaded, or says why it has to stay whole.
+/// Prepares to give the spill back to the file system while the store is filled. If that is impossible, prints the
+/// reason.
 fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
     ordered.begin_giving_back()?;
     if ordered.is_spilled() && !ordered.gives_back() {

@@ -82,8 +82,8 @@ impl SideBySide<'_> {
         })
     }
 
-    /// Does the same, and calls `take` for each of the first `show` keys that differ, in ascending order, with its value
-    /// in the source and in the store.
+    /// Compares as [`Self::compare`] does, and calls `take` for each of the first `show` keys that differ. The order is
+    /// ascending, and `take` gets the values in the source and in the store.
     ///
     /// # Errors
     /// Those of [`Self::compare`].

@@ -47,8 +47,8 @@ pub struct FollowArgs {
     /// Id of the feed that the seq belongs to, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
     feed_id: Option<String>,
-    /// Digest of the map where it begins, as `bootstrap info --digest` or an archive's writer prints it; the summary has
-    /// that of the map as the changes have left it
+    /// Digest of the map at the beginning, as `bootstrap info --digest` or an archive's writer prints it; the summary
+    /// has the digest of the map after the changes
     #[arg(long, value_name = "PAIRS:HEX")]
     digest: Option<Digest>,
     /// Print every change, and where slots end

@@ -52,8 +52,8 @@ impl Sorted {
     pub(super) fn try_for_each(&self, mut take: impl FnMut(&Record) -> Result<()>) -> Result<()> {
         let record = |entry: &u64| &self.records[(entry & self.places) as usize];
         for entries in self.order.chunks(FETCHED) {
-            // The records lie anywhere in the buffer. Looking at both ends of each lets the processor wait for many of
-            // them at a time, where `take` would make it wait for one after the other.
+            // The records lie anywhere in the buffer. Reading both ends of each one first lets the processor wait for
+            // many of them at a time. `take` alone would wait for one after the other.
             black_box(entries.iter().map(record).fold(0, |sum, record| sum ^ record.0 ^ u64::from(record.2[31])));
             entries.iter().map(record).try_for_each(&mut take)?;
         }

@@ -302,8 +302,9 @@ fn slot_of_both(directory: &Path) -> Option<u64> {
     slot_inside(directory).filter(|slot| named == slot.to_string())
 }
 
-/// Returns the largest number of versions that the archive can be expected to have. Without a name its packing is not
-/// known before it is read, so it is taken for a packed one, which has more of them in as many bytes.
+/// Returns the largest number of versions that the archive can be expected to have. Without a name the packing is not
+/// known before the archive is read. The archive then counts as packed, because a packed one has more versions in the
+/// same number of bytes.
 fn versions_max(archive: &Archive) -> Option<u64> {
     let is_unpacked = archive.is_directory() || archive.name().is_some_and(|name| name.packing == Packing::None);
     let version_bytes = if is_unpacked { UNPACKED_VERSION_BYTES } else { PACKED_VERSION_BYTES };

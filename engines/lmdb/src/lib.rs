@@ -24,8 +24,8 @@
 //!   memory. They were more than a hundred times slower on the machine of the results, whose device reads 8 MiB ahead.
 //!   The size is checked when the store is opened, and before each batch. With and without readahead, scans announce
 //!   the leaves that they read next, and batches of gets announce the pages of all their keys.
-//! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
-//!   `renew` move a reader on without giving up its slot in the reader table.
+//! - **`NO_TLS`**, so that a read transaction belongs to its object and a thread may hold several. `reset` and `renew`
+//!   then move a reader to a newer snapshot, and the reader keeps its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, and the file
 //!   grows by writing. For hosts that limit address space (`ulimit -v`), the map can grow on demand, see below.
 //! - **Not `WRITEMAP`**: it is slower once the data exceeds RAM, and a stray write would land in the store. The file

@@ -14,8 +14,8 @@
 //!
 //! Both rows are the same commit, `redb::Durability::Immediate`. redb's other level, `Durability::None`, keeps the
 //! batch in the process's memory, where a killed process loses it: less than `Buffered` promises. Skipping redb's
-//! flushes would keep a batch over a kill, but after a power loss the root could be on disk without the pages it names,
-//! so it is not done. A benchmark row of redb is therefore always a synced one.
+//! flushes would keep a batch after a kill. But after a power loss the root could be on disk without the pages that it
+//! names, so this is not done. A benchmark row of redb is therefore always a synced one.
 //!
 //! # Settings, and why
 //!

@@ -230,8 +230,8 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     read(op, turn, |key| Ok(reader.get(key)?))
 }
 
-/// Gets as many pairs as `loadgen` does before it measures: a tenth. A cache of values is then as large on both sides, and an
-/// absent key costs more beside a large one.
+/// Gets as many pairs as `loadgen` does before it measures: a tenth. Then both sides have a cache of values of the same
+/// size, which matters because absent keys cost more with a large cache.
 fn touch(mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<()> {
     let (pairs, mut rng) = (Pairs::new(1), Rng::new(1));
     (0..PAIRS / 10).try_for_each(|_| {

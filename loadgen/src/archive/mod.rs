@@ -10,8 +10,8 @@
 //!
 //! Every file of accounts is made twice, because the manifest comes before the files and lists their lengths.
 //!
-//! The archives of a workload tell the story of `loadgen stream` with the same options. A map that was loaded from the
-//! full archive, and then from an incremental one, and that has followed the stream from the archive's slot to its end,
+//! The archives of a workload tell the story of `loadgen stream` with the same options. Load a map from the full
+//! archive and then from an incremental one, and let it follow the stream from the archive's slot to the end: it then
 //! has the digest that the stream states.
 
 mod manifest;

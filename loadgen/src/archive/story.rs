@@ -157,8 +157,9 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Makes every file of the archive, and lists them for [`Story::write`], because the manifest comes before them and has
-    /// their lengths. `at` is called before each file, and its error ends the listing.
+    /// Makes every file of the archive, and returns their list for [`Story::write`]. The list comes first, because the
+    /// manifest precedes the files and contains their lengths. `at` is called before each file, and its error ends the
+    /// listing.
     pub(super) fn list(&self, at: &mut dyn FnMut(At) -> Result<()>) -> Result<Vec<Listed>> {
         let mut page = Page::new(self.salt);
         let mut files = Vec::new();

@@ -456,8 +456,8 @@ impl Position {
         }))
     }
 
-    /// Whether an interrupted dump must begin anew, because the service has another feed now, in which the dump cannot
-    /// go on. A dump to which the log no longer reaches back is reported as an error instead, because it would be
+    /// Whether an interrupted dump must start over, because the service now has another feed, which does not continue
+    /// the dump. A dump to which the log no longer reaches back is reported as an error instead, because it would be
     /// interrupted again.
     fn begins_anew(&mut self, status: &Status) -> bool {
         let anew = self.start == Start::Dump && self.dumped.is_some() && status.code() == Code::FailedPrecondition;

@@ -10,7 +10,7 @@
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. Two
 //! lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends, so
-//! that nothing in the stream says which of them is right: the difference is reported, and an audit decides.
+//! nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
 
 mod lane;
 mod passed;

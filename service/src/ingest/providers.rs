@@ -124,8 +124,9 @@ impl Providers {
         self.all.get(index).map_or("", |provider| &provider.name)
     }
 
-    /// Returns the index of the provider whose slots a spool has under the number `source`. Without such a provider it
-    /// is the number of providers, which nobody has, so that no provider is distrusted for those slots.
+    /// Returns the index of the provider whose slots a spool has under the number `source`. If there is no such
+    /// provider, the index is the number of providers. No provider has that index, so none is distrusted for those
+    /// slots.
     pub(super) fn of_source(&self, source: u32) -> usize {
         self.all.iter().position(|provider| source_of(&provider.name) == source).unwrap_or(self.all.len())
     }

@@ -58,7 +58,7 @@ pub(crate) struct Follower {
     pub(crate) ends: Vec<client::SlotEnd>,
     /// Slot of the last change, unless that slot has ended.
     open: Option<u64>,
-    /// Whether a slot may be left without an end, as a heal leaves it that goes on with a newer archive.
+    /// Whether a slot may lack its end. A heal that continues with a newer archive leaves such a slot.
     pub(crate) may_leave_open: bool,
 }
 

@@ -336,7 +336,7 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
-    // The slots of two chains have the same numbers, so only the blockhash tells that an archive is of another one.
+    // The slots of two chains have the same numbers, so only the blockhash shows that an archive is of another chain.
     let foreign = write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 5);
     wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
     wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));

@@ -31,8 +31,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time without a single byte. Some servers make an archive ready when it is asked for.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often and after which pauses a request is repeated. The pauses last ten minutes in all, unless the server
-/// asks for longer ones, because a download of hours should outlive the restart of a server or a router.
+/// How often and after which pauses a request is repeated. The pauses last ten minutes in all, unless the server asks
+/// for longer ones. So a download of hours survives the restart of a server or a router.
 const PATIENCE: Patience = Patience {
     tries: 27,
     first_pause: Duration::from_millis(250),

@@ -3,7 +3,8 @@
 //! Owns: the frame format, with its checksums; blocks are decoded by lz4_flex. Must not: know tar. Runs on the thread
 //! `unpack`.
 //!
-//! An own reader of frames, because that of lz4_flex takes a frame that was cut between two blocks for a whole one.
+//! This is a reader of frames of our own, because the one of lz4_flex takes a frame that was cut between two blocks for
+//! a complete one.
 
 use std::io::{self, BufRead as _, ErrorKind, Read};
 

@@ -13,8 +13,8 @@
 //! # After a failure
 //!
 //! Only two failures leave the disk's state unknown and end writing: a failed flush of a file, and a manifest that may
-//! or may not be in place. A shortage of descriptors, memory or disk space is waited out, longer each time, and the
-//! merge then goes on where it was. A segment that a merge cannot read is left in place, and everything around it is
+//! or may not be in place. After a shortage of descriptors, memory or disk space the merge waits, longer each time, and
+//! then continues where it was. A segment that a merge cannot read is left in place, and everything around it is
 //! merged.
 
 use std::sync::Arc;

@@ -230,7 +230,7 @@ impl Merging {
     fn step_deltas(&mut self, shared: &Shared, at: usize) -> Result<()> {
         let merge = &mut self.deltas[at];
         let stepped = merge.step(shared);
-        // A merge that cannot go on is given up, because its segments take space that others want and are of no use.
+        // A merge that cannot continue is given up, because its segments are of no use and take space that others need.
         let ends = match &stepped {
             Ok(ended) => *ended,
             Err(failed) => failed.kind() != ErrorKind::Retry || is_unreadable(&merge.runs),

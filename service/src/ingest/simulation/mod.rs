@@ -468,8 +468,8 @@ impl Simulation {
         assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 
-    /// Asserts that a server that has shown its contradiction of the applied chain is not followed until it shows one
-    /// again, that a distrusted one is not asked again, and that no honest one is distrusted.
+    /// Asserts that a server is left once it has contradicted the applied chain, that a distrusted server is not asked
+    /// again, and that no honest server is distrusted.
     fn check_trust(&self, state: &State) {
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());
