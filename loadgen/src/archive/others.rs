@@ -3,9 +3,8 @@
 //! Owns: their keys, their shapes, and the files in which they lie. Must not: hold a key of the story, or leave a pair
 //! in the map of the extraction that the archive is for. Runs on the thread that writes the archive.
 //!
-//! Every account counts for the extraction account-owner, and every token account for the other two. So the closing
-//! version of an account that counts lies in a later file than the account. The map of the archive thus stays the map
-//! of the stream.
+//! Every account counts for the extraction account-owner, and every token account for the other two. So such an account
+//! is closed by a version in a later file, and the map of the archive stays the map of the stream.
 
 use workload::{Key, Pairs};
 

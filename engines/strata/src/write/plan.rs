@@ -67,9 +67,9 @@ pub(crate) fn debt(now: &Visible) -> Debt {
 
 /// Returns the delta runs that can be merged into the base: those older than every run that cannot be read.
 ///
-/// Each of them is of an older batch than every run that is left out. The reason is a manifest rebuilt from footers:
-/// there, a segment of the base counts as newer than the deltas of its batch. Only a run that a replay has cut within a
-/// batch, or that a repair has made, could be of a later batch; such runs are left out too.
+/// Each of them is of an older batch than every run that is left out, because a manifest that is rebuilt from footers
+/// takes a segment of the base for newer than the deltas of its batch. Only a run that a replay has cut within a batch,
+/// or that a repair has made, could be of a later batch; such runs are left out too.
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
     let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
@@ -85,8 +85,8 @@ fn batch_of(run: &Run) -> u64 {
 
 /// Returns the range of runs to merge next, if any. `deltas` are the runs that no merge has taken, newest first; `all`
 /// is the number of all delta runs. Of a stretch of readable runs these are the newest up to the last of at least
-/// [`FANOUT`] of one tier. If there are too many runs, fewer runs of one tier suffice for a merge. If no two runs are
-/// of one tier, a whole series is merged.
+/// [`FANOUT`] of one tier. If there are too many runs, fewer of one tier suffice, and if no two are alike a whole
+/// stretch is merged.
 pub(crate) fn due(deltas: &[Arc<Run>], all: usize, memtable: u64) -> Option<Range<usize>> {
     let crowded = all >= CROWDED;
     let fanout = if crowded { FANOUT_CROWDED } else { FANOUT };
