@@ -31,7 +31,7 @@ pub struct Providers {
     lanes: [Lane; LANES_MAX],
     /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
-    /// How often another provider than the one before was followed.
+    /// Takeovers of the stream by another provider.
     takeovers: AtomicU64,
 }
 
