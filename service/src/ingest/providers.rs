@@ -31,7 +31,7 @@ pub struct Providers {
     lanes: [Lane; LANES_MAX],
     /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
-    /// Takeovers of the stream by another provider.
+    /// Number of times that another provider took over the stream.
     takeovers: AtomicU64,
 }
 
