@@ -181,8 +181,8 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // ORDERING: the lock is the edge from this thread's last store to the first load of the thread that takes the
-        // counters over, so `Counter::record` may assume that it reads its own last store.
+        // ORDERING: the lock orders this thread's last store before the first load of the thread that takes the
+        // counters over. So `Counter::record` may assume that it reads its own last store.
         let mut slots = self.latency.lock();
         if let Some(slot) = slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.counters, &self.counters)) {
             slot.in_use = false;
