@@ -93,8 +93,8 @@ fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<(
     manifest.runs.push(run.flush()?);
     manifest.records = content.records();
     manifest.place = place;
-    // In one step. Records after the last border are in no chain, so a spill that holds them has to be complete. A
-    // complete spill is not read again for the facts that the source has at its end.
+    // In one step: records after the last border are in no chain, so a spill that holds them has to be complete, and a
+    // complete spill is not read again for the facts that the source tells at its end.
     let complete = end.is_some();
     manifest.complete = complete;
     manifest.told = end.unwrap_or_default();
