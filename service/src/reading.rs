@@ -149,7 +149,7 @@ impl<'e> Reading<'e> {
         self.spent
     }
 
-    /// Drops the snapshot; the next request opens one anew.
+    /// Drops the snapshot; the next request opens a new one.
     pub(crate) fn close(&mut self) {
         self.snapshot = None;
     }
@@ -201,7 +201,7 @@ impl<'e> Reading<'e> {
 
     /// Moves an open, idle reader to the newest commit, so that the engine can free the pages of the old snapshot.
     pub(crate) fn refresh_idle(&mut self) {
-        // A failure closes the reader. The next request opens one anew and reports its own failure.
+        // A failure closes the reader. The next request opens a new one and reports its own failure.
         if self.snapshot.is_some()
             && let Err(error) = self.refresh()
         {

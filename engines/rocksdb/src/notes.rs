@@ -119,8 +119,8 @@ impl Tables {
         (needed_bytes > self.cache_bytes).then_some(Note { text, is_warning: true })
     }
 
-    /// Returns the warning about a limit that leaves a compaction too little beside the tuned profile's cache. Without
-    /// pairs nothing is compacted yet.
+    /// Returns the warning about a limit that leaves a compaction too little in addition to the tuned profile's cache.
+    /// Without pairs nothing is compacted yet.
     fn beside(&self) -> Option<Note> {
         let needed_bytes = self.cache_bytes.saturating_add(REST_TUNED_BYTES);
         let (cache, rest) = (ByteSize::b(self.cache_bytes), ByteSize::b(REST_TUNED_BYTES));

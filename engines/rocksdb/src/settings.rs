@@ -163,7 +163,7 @@ struct CompactionBytes {
 }
 
 impl CompactionBytes {
-    /// Returns the sizes for `rest_bytes` of memory beside the cache. With 1 GiB or more they are the largest.
+    /// Returns the sizes for `rest_bytes` of memory outside of the cache. With 1 GiB or more they are the largest.
     fn of(rest_bytes: u64) -> Self {
         let read_ahead = (rest_bytes / READ_AHEAD_PART_OF_REST).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX);
         Self {

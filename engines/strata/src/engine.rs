@@ -294,7 +294,7 @@ impl Engine for StrataEngine {
     }
 
     fn settle(&self) -> Result<()> {
-        // A settled store is as small as possible, so the WAL begins anew in an empty file.
+        // A settled store is as small as possible, so the WAL starts over in an empty file.
         let batch = self.shared.begin_anew(&mut *self.shared.writer()?)?;
         // Commits go on during the flush and the merge; later merges take their records.
         self.shared.wait_for_batch(batch)?;

@@ -28,7 +28,7 @@
 //!   statistics count such waits and hold the longest one.
 //! - The next WAL file and memtable are made while the present ones fill. When a commit begins the next file, the WAL's
 //!   bytes have already reached the device.
-//! - All memory is taken from one budget, which is divided anew after each flush and merge: filters come first, then
+//! - All memory is taken from one budget, which is divided again after each flush and merge: filters come first, then
 //!   records, pages and more filters. Flushes, merges and scans take the memory that they need from these, and give it
 //!   back.
 //! - Every access to a disk goes through [`storage::Storage`], so that tests can put faults and power losses anywhere.

@@ -37,7 +37,7 @@ const WORK_SHARE: u64 = 8;
 /// seconds from a cold start). Absent keys took 0.003 and 0.01 reads a get, because a quarter leaves no room for the
 /// second plane.
 const CACHE_LEAST: u64 = 20;
-/// Size at which a WAL of batches that change nothing ends, so that it cannot grow for ever.
+/// Size at which a WAL of batches that change nothing ends, so that it cannot grow without end.
 const WAL_BYTES_MAX: u64 = 256 << 20;
 
 /// Capacities of the pieces in which a store writes. They follow from the memory. A test may open a store with others

@@ -1,4 +1,4 @@
-//! Accounts that the stream does not know: everything that a validator keeps beside the accounts of the story.
+//! Accounts that the stream does not know: everything that a validator keeps in addition to the accounts of the story.
 //!
 //! Owns: their keys, their shapes, and the files in which they lie. Must not: hold a key of the story, or leave a pair
 //! in the map of the extraction that the archive is for. Runs on the thread that writes the archive.

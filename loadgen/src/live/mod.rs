@@ -227,7 +227,7 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
 }
 
 /// Returns the store's position before the run. A store that has followed a stream is beyond the first slot. A stream
-/// that began at the first slot again would wait for the store for ever.
+/// that began at the first slot again would wait for the store forever.
 fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     match (&args.dir, &args.service_metrics) {
         (Some(dir), _) => {

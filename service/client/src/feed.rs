@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grpc::{Connection, Grpc};
 use crate::{Key, Value};
 
-/// After this long without any message the connection is made anew, because the service sends a heartbeat when it has
+/// After this time without any message the client connects again, because the service sends a heartbeat when it has
 /// nothing else to send.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -77,7 +77,7 @@ pub struct Filter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Always the first event. It comes again if a dump was interrupted and cannot go on, because the service has begun
-    /// a new feed. The dump then begins anew: discard its pairs so far.
+    /// a new feed. The dump then starts over: discard its pairs so far.
     Started {
         /// Identifier of the feed, for [`Start::From`].
         feed_id: u64,

@@ -1,4 +1,4 @@
-//! The gRPC transport: one connection, made anew when it breaks.
+//! The gRPC transport: one connection, which is replaced when it breaks.
 //!
 //! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
 
@@ -66,7 +66,7 @@ impl Interceptor for Authorization {
     }
 }
 
-/// A connection that is made anew whenever it breaks.
+/// A connection that is replaced whenever it breaks.
 pub(crate) struct Grpc {
     settings: Builder,
     current: ArcSwap<Connection>,

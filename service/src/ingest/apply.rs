@@ -152,7 +152,7 @@ impl Apply {
                 }
             }
             Message::Reconnected { provider } => {
-                // The replay may bring the missing slots, so the wait for a parent starts anew.
+                // The replay may bring the missing slots, so the wait for a parent starts over.
                 self.waiting.over();
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.

@@ -165,7 +165,7 @@ impl Assembler {
         self.held_bytes = 0;
         self.last = base;
         // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
-        // only from the stream may belong to a fork, so it is learned anew.
+        // only from the stream may belong to a fork, so it is learned again.
         self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
         self.remembered.extend(base);
     }

@@ -112,7 +112,7 @@ impl Merge {
             has_passed |= self.place(lane, slot).await?;
         }
         if ends_slot && !has_passed {
-            // The receiver may have heard of a finalized slot, for which ingest-apply looks after each message.
+            // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
             self.out.try_send(Message::Beat).ok();
         }
         Ok(())
@@ -210,12 +210,12 @@ impl Merge {
         }
         let Some((provider, gap)) = self.gap.take() else { return Ok(()) };
         self.follow(provider).await?;
-        // ingest-apply gives up all that it was told of before. The lanes have begun anew already.
+        // ingest-apply discards everything that it was sent before. The lanes have already started over.
         self.told = None;
         self.send(Message::Gap(gap)).await
     }
 
-    /// Begins every lane anew where ingest-apply could not take a slot.
+    /// Restarts every lane at the slot that ingest-apply could not take.
     fn start_over_if_given_up(&mut self) {
         if !self.told.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
             return;

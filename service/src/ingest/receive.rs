@@ -290,7 +290,7 @@ impl<U: Upstream> Receiver<'_, U> {
             && status.status == SlotStatus::SlotFinalized as i32
         {
             // Must happen before ingest-apply gets the status, because ingest-apply then looks at the finalized slots
-            // heard of.
+            // that are known.
             self.state.overlay.heard_final(status.slot);
         }
         let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {

@@ -4,7 +4,7 @@
 //! Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
-//! applied slot, and the receiver connects anew from there. The gap is over once its first slot, or a later one, is
+//! applied slot, and the receiver connects again from there. The gap is over once its first slot, or a later one, is
 //! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
 //! again.
 //!

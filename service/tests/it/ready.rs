@@ -1,4 +1,4 @@
-//! Ready means that lookups stand for the live chain, judged by the clock. Every channel reports the same.
+//! Ready means that lookups are up to date with the live chain, judged by the clock. Every channel reports the same.
 
 use std::time::Duration;
 

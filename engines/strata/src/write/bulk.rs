@@ -86,7 +86,7 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     copy.checkpoint = now.checkpoint.clone();
     // The copy gets a WAL key of its own, because its holder must not know the salts of this store's WAL files.
     copy.wal_key = WalKey::random()?;
-    // The copy's WAL starts anew, above every number that was given.
+    // The copy's WAL starts with a new number, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
     // The copy lacks the same data that repairs of this store gave up.

@@ -182,7 +182,7 @@ impl Pace {
             }
             shared.wake.wait_until(&mut work, due);
         }
-        // Start anew: being faster or slower than the rate so far is not made up for later.
+        // Start over, so that a deviation from the rate so far is not made up for later.
         *self = Self::new();
         Ok(())
     }

@@ -99,7 +99,7 @@ impl Oracle {
         let next_seq = self.before + self.history.len() as u64 + 1;
         self.cursor = Cursor::new(next_seq);
         if let Some(known) = self.feed_id.replace(id).filter(|known| *known != id) {
-            // A subscriber may have seen changes that a buffered engine then lost. Only then may the feed begin anew.
+            // A subscriber may have seen changes that a buffered engine then lost. Only then may a new feed begin.
             assert!(self.durability == Durability::Buffered && cut, "the feed began anew: {known} before, {id} now");
             self.oldest_seq = next_seq;
         }
