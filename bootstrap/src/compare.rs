@@ -71,7 +71,7 @@ fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts>
                 ControlFlow::Continue(())
             })
         });
-        // Dropping the merge ends a scan of the other store that is still going on.
+        // Dropping the merge ends a scan of the other store that is still running.
         let found = scanned.map(|()| both.finish());
         // Return the scan's error first, because a scan that was cut short looks like missing pairs.
         scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))??;

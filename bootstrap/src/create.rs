@@ -56,7 +56,7 @@ pub fn check(archive: &Path, incremental: Option<&Path>, extract: Extract) -> Re
     Ok(())
 }
 
-/// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if
+/// Loads the archives into the store, or continues with their load. Returns whether the store is complete; it is not if
 /// `stop` asked to stop before.
 ///
 /// # Errors

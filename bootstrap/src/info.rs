@@ -64,7 +64,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
         Ok(chain) => (Some(chain), None),
-        // A store without a readable chain checkpoint can be described all the same.
+        // A store without a readable chain checkpoint can be described anyway.
         Err(error) => (None, Some(error.to_string())),
     };
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;

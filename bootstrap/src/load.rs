@@ -343,7 +343,8 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
     Box::new(engine).close().with_context(|| format!("cannot close the store: dir={}", args.dir.display()))
 }
 
-/// Marks the load complete: the state first, then the marker. A load killed in between goes on and finds no pairs left.
+/// Marks the load complete: the state first, then the marker. A load killed in between continues and finds no pairs
+/// left.
 fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest: Option<Digest>) -> Result<()> {
     let pairs = tally.pairs;
     State { pairs: Some(pairs), ..state }.write(&args.dir)?;

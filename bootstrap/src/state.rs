@@ -69,8 +69,8 @@ impl State {
         )
     }
 
-    /// Reads the state file for a command that only looks at the store. If the file is damaged, prints that and goes on
-    /// without it.
+    /// Reads the state file for a command that only looks at the store. If the file is damaged, prints that and
+    /// continues without it.
     pub(crate) fn read_or_tell(dir: &Path) -> Option<Self> {
         Self::read(dir).unwrap_or_else(|error| {
             tell!("{error:#}");

@@ -23,7 +23,7 @@ const RECORD: &str = "snapshot.toml";
 /// Arguments that select the store and the place of its copy.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SnapshotArgs {
-    /// Directory of the store; a running service makes the copy itself and goes on meanwhile
+    /// Directory of the store; a running service makes the copy itself and continues meanwhile
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Where to: a missing or empty directory. On the store's file system RocksDB and strata link their files

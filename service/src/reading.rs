@@ -9,7 +9,7 @@
 //! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot
 //! never holds a part of a slot. The slot that an answer names is read from that snapshot, so two answers with the same
 //! slot show the same state. The exception are the commits that bring the store to the slot of an archive: while they
-//! go on, a snapshot from before stays where it is, and a new one is refused.
+//! continue, a snapshot from before stays where it is, and a new one is refused.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
@@ -44,7 +44,7 @@ use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
 
-/// Answer of a lookup, and the slot that it stands for.
+/// Answer of a lookup, and the slot that it reflects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T = Option<Value>> {
     /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
@@ -154,7 +154,7 @@ impl<'e> Reading<'e> {
         self.snapshot = None;
     }
 
-    /// Returns the value of one key, and the slot that it stands for.
+    /// Returns the value of one key, and the slot that it reflects.
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
         count(&self.figures.lookups, 1);
         match commitment {
@@ -166,7 +166,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they stand for.
+    /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they reflect.
     pub(crate) fn get_into(
         &mut self,
         keys: &[Key],

@@ -56,7 +56,7 @@ impl Ordered {
         Ok(manifest)
     }
 
-    /// Refuses to go on where the records that were given back are needed: for pairs after `skip`, or because two
+    /// Refuses to continue where the records that were given back are needed: for pairs after `skip`, or because two
     /// values of one key are an error.
     pub(super) fn check_given_back(&self, given: Tally, skip: u64, on_duplicate: OnDuplicate) -> Result<()> {
         let (dir, Tally { pairs, replaced, .. }) = (self.work.dir().display(), given);
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
-        /// The load is killed again and again, and goes on each time with other buffers.
+        /// The load is killed again and again, and continues each time with other buffers.
         #[test]
         fn pairs_and_counts_are_the_same_from_every_cut(
             records in prop::collection::vec((0u16..24_000, any::<bool>()), 2 * CHUNK_PAIRS..36_000),

@@ -170,7 +170,7 @@ impl Archives {
         let slot = self.slot(asked)?;
         if let (Some(known @ None), Some(shown)) = (self.slots.last_mut(), self.shown.last_mut()) {
             *known = Some(slot);
-            // A spill of this archive that was taken for another slot is not gone on with.
+            // A spill of this archive that was made for another slot is not used.
             *shown = format!("{shown} slot={slot}");
         }
         Ok(slot)

@@ -30,7 +30,7 @@ pub fn killed_with_buffered_commits(store: &dyn Store) {
     supervise(store, "buffered");
 }
 
-/// Kills during loads of sorted chunks. A chunk without its checkpoint may be there, and loading goes on from the
+/// Kills during loads of sorted chunks. A chunk without its checkpoint may be there, and loading continues from the
 /// checkpoint.
 pub fn killed_while_bulk_loading(store: &dyn Store) {
     supervise(store, "bulk");

@@ -16,7 +16,7 @@ use crate::{Op, Series, Snapshot};
 
 /// All recorders of one engine.
 ///
-/// Counters are never freed. Those of a dropped recorder are kept, and the next recorder of the same source goes on
+/// Counters are never freed. Those of a dropped recorder are kept, and the next recorder of the same source continues
 /// with them. So no count is lost, and memory is bounded by the largest number of recorders alive at once: 216 KiB for
 /// each operation that one of them has recorded.
 #[derive(Debug)]

@@ -79,8 +79,8 @@
 //! grown in one place only: inside `begin`, before the write transaction exists, under that lock's write side.
 //!
 //! A reader that is refreshed makes way for a waiting growth. A reader that is neither refreshed nor dropped makes the
-//! growth give up after a short wait. The transaction then goes on in the map as it is, and the put that no longer fits
-//! returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
+//! growth give up after a short wait. The transaction then continues in the map as it is, and the put that no longer
+//! fits returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 

@@ -60,7 +60,7 @@
 //! lost. After freeing space and opening again, the checkpoint tells whether the batch is in.
 //!
 //! To keep this rare, `begin` checks the free space first and returns [`ErrorKind::FreeSpace`] while less than the
-//! reserve is left. Nothing was touched then, reads go on, and the next `begin` after space was freed succeeds.
+//! reserve is left. Nothing was touched then, reads continue, and the next `begin` after space was freed succeeds.
 //!
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace

@@ -105,7 +105,7 @@
 //! `begin` checks the free space and returns [`ErrorKind::FreeSpace`] below [`RocksdbOptions::disk_reserve_bytes`].
 //! Nothing was touched then, and the next `begin` after space was freed succeeds. A commit that meets a full disk all
 //! the same returns [`ErrorKind::Reopen`]: the log may hold a part of the batch or all of it, and the library offers no
-//! way to tell. Reads go on, and after opening again the checkpoint tells.
+//! way to tell. Reads continue, and after opening again the checkpoint tells.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen

@@ -107,7 +107,7 @@ pub trait Watch {
     fn whole(&mut self, archive: &Archived) -> Result<()>;
 }
 
-/// Lets the writing go on, unseen.
+/// Continues writing without showing it.
 impl Watch for () {
     fn at(&mut self, _at: At) -> Result<()> {
         Ok(())

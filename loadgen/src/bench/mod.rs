@@ -1,7 +1,7 @@
 //! `loadgen bench`: scenarios of runs, each in a process of its own under a memory cap of its own.
 //!
 //! Owns: the order of work: the device's baseline, the stores, dropped caches, one run after the other. It appends a
-//! line to the result file after each run, so that an interrupted session can go on. Must not: time anything itself.
+//! line to the result file after each run, so that an interrupted session can continue. Must not: time anything itself.
 //! Runs on the main thread.
 
 pub mod age;

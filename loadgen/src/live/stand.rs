@@ -1,4 +1,4 @@
-//! The position of a live run's store before the run, from which the stream has to go on.
+//! The position of a live run's store before the run, from which the stream has to continue.
 //!
 //! Owns: the requests for it. Must not: open a store; `bootstrap info` or the running service does that. Runs on the
 //! live run's thread.

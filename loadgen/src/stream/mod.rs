@@ -54,7 +54,7 @@ impl Stream {
         Self::start_at(workload, delivery, listen, None)
     }
 
-    /// Starts as [`Stream::start`] does, but goes on from the position of a follower that has followed an earlier
+    /// Starts as [`Stream::start`] does, but continues from the position of a follower that has followed an earlier
     /// stream.
     ///
     /// # Errors

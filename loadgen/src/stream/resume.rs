@@ -33,7 +33,7 @@ impl Stand {
 }
 
 impl Chain {
-    /// Goes on from `stand`. The chain must not have begun yet.
+    /// Continues from `stand`. The chain must not have begun yet.
     pub(super) fn resume(&mut self, stand: &Stand) -> Result<()> {
         let (slot, first) = (stand.slot, self.first_slot());
         let is_loaded = stand.blockhash == [0; 32];

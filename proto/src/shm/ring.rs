@@ -1,7 +1,8 @@
 //! The change feed in shared memory: the newest changes in one ring that the service writes and every client reads.
 //!
 //! Owns: the layout of the ring; with [`RingWriter`] and [`RingReader`], the one place that touches those bytes. Must
-//! not: map memory, wait, or decide where a reader goes on. Threads: one writer; any number of readers, in any process.
+//! not: map memory, wait, or decide where a reader continues. Threads: one writer; any number of readers, in any
+//! process.
 //!
 //! # The ring
 //! The ring is a sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers

@@ -172,7 +172,7 @@ impl Client {
     }
 }
 
-/// A feed for a thread of its own. After every break it goes on where it was. Dropping it ends the subscription.
+/// A feed for a thread of its own. After every break it continues where it was. Dropping it ends the subscription.
 pub struct Subscription(Way);
 
 #[expect(clippy::large_enum_variant, reason = "there is one for each subscription, so its size costs nothing")]

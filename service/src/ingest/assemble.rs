@@ -170,8 +170,8 @@ impl Assembler {
         self.remembered.extend(base);
     }
 
-    /// Goes on after `base`, a later slot than the last one, which was applied without this assembler. Drops all parts of
-    /// the slots up to there, and returns those of them that are whole.
+    /// Continues after `base`, a later slot than the last one, which was applied without this assembler. Drops all
+    /// parts of the slots up to there, and returns those of them that are whole.
     pub fn advance(&mut self, base: Base) -> Vec<WholeSlot> {
         self.drop_partial_through(base.slot);
         let later = self.whole.split_off(&(base.slot + 1));

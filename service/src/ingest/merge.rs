@@ -4,8 +4,8 @@
 //! choose a provider, or guess which of two tells the truth. Runs on the receivers' task.
 //!
 //! A *lane* is one subscription. Its slots are assembled by themselves, so that each lane has a chain without holes. A
-//! lane that lacks a slot goes on after it as soon as the other lane has brought it. So the chain has a gap only where
-//! both lanes lack a slot, or where one does and the other's provider fails.
+//! lane that lacks a slot continues after it as soon as the other lane has brought it. So the chain has a gap only
+//! where both lanes lack a slot, or where one does and the other's provider fails.
 //!
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. Two
@@ -163,7 +163,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Has the lanes that lack the newest slot go on after it.
+    /// Has the lanes that lack the newest slot continue after it.
     fn catch_up(&mut self) {
         let Some(last) = self.passed.last() else { return };
         for at in 0..self.lanes.len() {
@@ -215,7 +215,7 @@ impl Merge {
         self.send(Message::Gap(gap)).await
     }
 
-    /// Restarts every lane at the slot that ingest-apply could not take.
+    /// Restarts every lane if ingest-apply could not take a slot.
     fn start_over_if_given_up(&mut self) {
         if !self.told.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
             return;

@@ -155,7 +155,7 @@ impl Default for Limits {
 }
 
 impl Banks {
-    /// Creates the state without banks, on top of an engine that stands at `base`.
+    /// Creates the state without banks, on top of an engine at `base`.
     pub fn new(base: Option<Base>, limits: Limits) -> Self {
         Self {
             limits,

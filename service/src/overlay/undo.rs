@@ -67,8 +67,8 @@ struct Inner {
 pub struct Reading<'a>(RwLockReadGuard<'a, Inner>);
 
 impl Undo {
-    /// Creates the overlay of a store that stands at `published`. It refuses finalized answers until every slot that
-    /// might not have been final at the start is final.
+    /// Creates the overlay of a store at `published`. It refuses finalized answers until every slot that might not have
+    /// been final at the start is final.
     pub fn new(published: Option<u64>, changes_max: usize) -> Self {
         let inner = Inner { published, ..Inner::default() };
         Self { heard: AtomicU64::new(0), changes_max, inner: RwLock::new(inner) }

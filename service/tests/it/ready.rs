@@ -6,7 +6,7 @@ use loadgen::provider::{Act, Provider, Said, Witness};
 
 use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
 
-/// A service that follows a provider with a slot every 100 ms, from a store that stands at the chain's beginning.
+/// A service that follows a provider with a slot every 100 ms, from a store at the chain's beginning.
 struct Followed {
     provider: Provider,
     service: Service,

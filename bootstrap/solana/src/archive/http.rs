@@ -1,4 +1,4 @@
-//! Downloads an archive over HTTP, and goes on where a connection was cut.
+//! Downloads an archive over HTTP, and continues where a connection was cut.
 //!
 //! Owns: the requests, their time-outs and repetitions, and the proof that the rest of a download belongs to its
 //! beginning. Must not: put a URL's user, password or query into a message. [`open`] runs on the thread of the caller,

@@ -245,7 +245,7 @@ fn the_caller_can_stop_at_any_time() {
     assert_eq!(taken, 2);
     let outcome = archive().read(&mut |_| stop(), &mut |_| Ok(()));
     assert!(matches!(outcome, Err(Error::Stopped(_))), "{outcome:?}");
-    // The source has no end, and reading it must stop all the same.
+    // The source has no end, and reading it must stop anyway.
     let endless = Archive::from_reader("memory", None, std::io::Read::chain(&b"version"[..], std::io::repeat(1)));
     assert!(endless.read(&mut |_| Ok(()), &mut |_| Ok(())).is_err());
 }

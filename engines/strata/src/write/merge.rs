@@ -6,7 +6,7 @@
 //! Delta runs of similar size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
 //! deltas hold half as many records as the base, they are merged into it. A merge is done in steps. Each step writes a
 //! segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
-//! goes on: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
+//! continues: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
 //! does not keep freshly flushed runs from being merged. `write/limits.rs` bounds how far commits may be ahead of
 //! merges.
 //!

@@ -1,6 +1,6 @@
 //! Merges in steps: of delta runs with each other, and of delta runs into the base.
 //!
-//! Owns: which merges are in progress and where each goes on. Must not: wait, or decide about failures. Runs on
+//! Owns: which merges are in progress and where each continues. Must not: wait, or decide about failures. Runs on
 //! `strata-merge`.
 //!
 //! A merge of delta runs keeps the segments it has written until the last one, and then replaces its runs by them at
@@ -150,7 +150,7 @@ impl BaseMerge {
 }
 
 impl Merging {
-    /// Makes the state after an opening: an interrupted merge into the base goes on, if there is one.
+    /// Makes the state after an opening: an interrupted merge into the base continues, if there is one.
     pub(crate) fn of(version: &Version) -> Self {
         let going_on = |below: MergedBelow| {
             let oldest = version.deltas.len() - below.deltas;
@@ -247,7 +247,7 @@ impl Merging {
             Ok(false) => {}
             Ok(true) => self.settled = self.base.take().and_then(|merge| merge.settles),
             Err(failed) => {
-                // A merge that goes on would leave the same ranges out twice, so it is given up.
+                // A merge that continues would leave the same ranges out twice, so it is given up.
                 if is_unreadable(&merge.deltas) || !merge.left_out.is_empty() {
                     self.base = None;
                 }

@@ -86,7 +86,7 @@ impl Chain {
         Self::of(rng, &size)
     }
 
-    /// Returns a chain that goes on for at least 40 seconds.
+    /// Returns a chain that continues for at least 40 seconds.
     pub(super) fn long(rng: &mut Rng) -> Self {
         let size = Size { slots: 100 + rng.below(100), keys: 2 + rng.below(60), writes: 1 + rng.below(20) };
         Self::of(rng, &size)

@@ -392,7 +392,7 @@ impl Simulation {
         }
     }
 
-    /// Tells the oracle of a heal that begins. A store with whole slots to commit has gone on since it was compared.
+    /// Tells the oracle of a heal that begins. A store with whole slots to commit has continued since it was compared.
     fn note_heal(&mut self, message: &Message, state: &State) {
         if let Message::Heal(heal) = message
             && state.resume.slot() == heal.from.slot
