@@ -39,7 +39,7 @@ pub struct NewStore<'a> {
 /// Returns the slot of the archives, which their names tell. `seen` is told while a server of one fails.
 ///
 /// # Errors
-/// Archives that do not belong together, or whose names do not tell the slot; an archive that cannot be opened.
+/// Archives that do not belong together, or whose names do not contain the slot; an archive that cannot be opened.
 pub fn slot(archive: &Path, incremental: Option<&Path>, extract: Extract, seen: &Seen) -> Result<u64> {
     Archives::new(archive, incremental, Some(extract), seen)?.fix_slot(None)
 }

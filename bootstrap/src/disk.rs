@@ -47,7 +47,7 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
         let peak_bytes = limits::peak_bytes(store_bytes, spill_bytes);
         return check_store(args, setup, &now, peak_bytes.saturating_sub(now.spill_bytes));
     }
-    // A whole spill grows no more, and neither does one of which a part was given back.
+    // A complete spill does not grow, and neither does one of which a part was given back.
     let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };
     probe::check_disk(&now.work, spill_left)?;
     check_store(args, setup, &now, store_bytes)

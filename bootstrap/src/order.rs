@@ -114,7 +114,7 @@ pub(crate) struct Ordered {
     pub(crate) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
-    /// Blockhash of the slot that the source reflects; all zeros if it is unknown.
+    /// Blockhash of the source's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
     /// Of archives, whose records are versions: files that count in another order than that of the numbers.
     versions: Option<Files>,

@@ -54,7 +54,7 @@ pub(crate) struct SideBySide<'a> {
 pub(crate) struct Compared {
     /// Number of the source's records.
     pub(crate) records: u64,
-    /// Blockhash of the slot that the source reflects; all zeros if it is unknown.
+    /// Blockhash of the source's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
     /// Differences, of which this side is the source.
     pub(crate) counts: Counts,

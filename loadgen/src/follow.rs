@@ -111,7 +111,7 @@ impl FollowArgs {
     /// Refuses arguments that can never work.
     ///
     /// # Errors
-    /// An address of no known form, or a start that is none. The error names the option.
+    /// An address of no known form, or an invalid start. The error names the option.
     pub fn check(&self) -> Result<()> {
         self.access.builder(&self.address)?;
         ensure!(self.digest.is_none() || self.from != "dump", "a dump begins with no map: leave out --digest");

@@ -231,7 +231,7 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
     Ok((engine, checkpoint))
 }
 
-/// Closes the store after everything else has ended, and tells which threads have not.
+/// Closes the store after everything else has ended, and names the threads that have not.
 fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 5]) -> Result<(), Failed> {
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,

@@ -90,7 +90,7 @@ mod tests {
 
     type Pairs = Vec<(Key, Value)>;
 
-    /// Buffers for runs of this number of records. So many runs are merged at once.
+    /// Returns buffers for runs of `records` records, of which `runs` are merged at once.
     fn buffers(records: usize, runs: usize) -> Buffers {
         Buffers {
             sort_bytes: records * SORT_RECORD_BYTES,
@@ -126,7 +126,8 @@ mod tests {
         Ok((out, tally))
     }
 
-    /// How a load ends that is killed: after this many chunks with a mark, with the newest mark given back so far.
+    /// The end of a load that is killed: after this many chunks with a mark, and with this much of the newest mark
+    /// given back.
     #[derive(Clone, Copy, Debug)]
     struct Cut {
         marks: usize,

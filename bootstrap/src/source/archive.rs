@@ -118,7 +118,7 @@ impl Archives {
         Ok(all)
     }
 
-    /// Returns the extraction that stands in the words of a source; `None` if the source is none of archives.
+    /// Returns the extraction that stands in the words of a source; `None` if the source is not an archive.
     pub(crate) fn extract_of(words: &str) -> Option<Extract> {
         let (_, name) = words.strip_prefix("archive=")?.rsplit_once(" extract=")?;
         name.parse().ok()
@@ -410,7 +410,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Whether the source has told nothing.
+    /// Whether the source has given no facts.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

@@ -91,7 +91,7 @@ enum Job {
 /// Progress of an archive, counted in accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Slot at which the archive stands.
+    /// Slot of the archive.
     pub slot: u64,
     /// Accounts that are written already.
     pub done: u64,
@@ -410,7 +410,7 @@ impl<'a> Story<'a> {
 }
 
 impl Past {
-    /// Returns the oddity that such a past is. An account without a past is none, and never asked.
+    /// Returns the oddity of such a past. It is never asked for accounts without a past.
     fn oddity(self) -> Oddity {
         match self {
             Self::None | Self::Changed => Oddity::Obsolete,

@@ -47,7 +47,7 @@ fn stand(of: &Value) -> Result<Option<Stand>> {
     let mut blockhash = [0; 32];
     let (slot, text) = match (slot(of), text) {
         (Some(slot), Some(text)) => (slot, text),
-        // A store that was loaded at a slot has no blockhash yet. Slot 0 stands for none.
+        // A store that was loaded at a slot has no blockhash yet. Slot 0 means none.
         (Some(slot), None) if slot > 0 => return Ok(Some(Stand { slot, blockhash, digest: None })),
         _ => return Ok(None),
     };

@@ -95,7 +95,7 @@ pub struct Report {
     pub lag_slots: Option<u64>,
     /// Slots that it brought whole before the other provider that is followed at once.
     pub slots_first: u64,
-    /// Slots whose accounts it told otherwise than the other provider, which was first.
+    /// Slots for which it sent other accounts than the other provider, which was first.
     pub slots_differing: u64,
     /// Ends of its stream and unanswered questions since the start.
     pub errors: u64,
@@ -220,7 +220,7 @@ impl Providers {
         self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_first, 1));
     }
 
-    /// Counts a slot whose accounts this provider told otherwise than the one that was first.
+    /// Counts a slot for which this provider sent other accounts than the one that was first.
     pub(super) fn differs(&self, index: usize) {
         self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_differing, 1));
     }

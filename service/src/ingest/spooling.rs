@@ -336,7 +336,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Finds the place in the spool of a store at `checkpoint`. `None` if the store has passed the spool's end: then
+    /// Finds the place of a store at `checkpoint` in the spool. `None` if the store has passed the spool's end: then
     /// the spool is ended and removed.
     ///
     /// # Errors

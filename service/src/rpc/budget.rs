@@ -56,8 +56,8 @@ pub(super) struct Peer {
     pub(super) account: Arc<Account>,
     pub(super) places: Taken,
     held: AtomicU64,
-    /// Number of charges released since the connection began. An increase tells a slow reader from one that does not
-    /// read.
+    /// Number of charges released since the connection began. An increase shows that a client reads slowly and has not
+    /// stopped reading.
     released: AtomicU64,
     /// Number of requests admitted since the connection began.
     requests: AtomicU64,

@@ -37,7 +37,7 @@ const LEFT: u64 = BASE_SLOT + 10;
 /// Slots sent when it comes back: more than the server keeps after `LEFT`.
 const OUTAGE: u64 = 90;
 
-/// A store that stands before the oldest slot that the stream's server still has.
+/// A store whose slot is before the oldest slot that the stream's server still has.
 struct Run {
     temp: TempDir,
     dir: PathBuf,

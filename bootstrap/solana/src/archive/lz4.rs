@@ -38,9 +38,9 @@ pub(super) struct Lz4 {
 struct Frame {
     is_linked: bool,
     has_block_sums: bool,
-    /// Length that the header tells, in bytes.
+    /// Length in bytes according to the header.
     content_bytes: Option<u64>,
-    /// Sum of the content so far, if its end tells one.
+    /// Sum of the content so far, if the frame ends with a checksum.
     content_sum: Option<Xxh32>,
     block_bytes_max: usize,
     decoded_bytes: u64,

@@ -53,8 +53,8 @@ impl BulkLoad for StrataEngine {
     }
 }
 
-/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the store stands
-/// for the new one only once all pairs are in it. A repeated load finds its pairs there already.
+/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the new one holds
+/// only once all pairs are in the store. A repeated load finds its pairs there already.
 fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
     let before = shared.visible.load().checkpoint.clone();
     let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();

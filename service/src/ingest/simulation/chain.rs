@@ -58,7 +58,7 @@ pub(super) struct Slot {
     pub(super) block: Option<Block>,
 }
 
-/// The chain, which begins at the slot that the store begins at.
+/// The chain. Its first slot is the store's slot at the beginning.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     pub(super) base: Base,

@@ -146,7 +146,7 @@ fn simulate(seed: u64) {
     in_virtual_time(Simulation::new(seed).run());
 }
 
-/// Runs `lives` on this thread, with a clock that stands still while there is work.
+/// Runs `lives` on this thread, with a clock that stops while there is work.
 fn in_virtual_time<T>(lives: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
