@@ -75,7 +75,7 @@ Examples:
 pub struct Archived {
     /// Slot of the full archive, for an incremental one.
     pub base: Option<u64>,
-    /// Slot of the archive.
+    /// Slot whose state the archive holds.
     pub slot: u64,
     /// Blocks of the stream up to the slot.
     pub blocks: u64,

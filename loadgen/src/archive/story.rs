@@ -91,7 +91,7 @@ enum Job {
 /// Progress of an archive, counted in accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Slot of the archive.
+    /// Slot whose state the archive holds.
     pub slot: u64,
     /// Accounts that are written already.
     pub done: u64,
