@@ -39,8 +39,8 @@ pub struct Store<'a> {
     pub memory: Option<ByteSize>,
     /// The store's changes after the archive's slot, which are taken back first.
     pub undo: &'a Undo,
-    /// Directory in which the archive is sorted: 73 bytes for each version of an account. Whoever is interrupted finds
-    /// the sorted part there again.
+    /// Directory in which the archive is sorted: 73 bytes for each version of an account. An interrupted comparison
+    /// leaves the sorted part there for the next one.
     pub sort_dir: PathBuf,
     /// Whether to sort even where the disk looks too small.
     pub skip_disk_check: bool,
@@ -158,8 +158,8 @@ impl Archived {
         })
     }
 
-    /// Calls `take` for every key in which the store differs from the archives, in ascending order, with the archive's
-    /// value and the store's. `seen` is told how far it is. Nothing is taken before the archives were read to their end.
+    /// Calls `take` for every key whose value in the store differs from that in the archives, in ascending order, with
+    /// both values. `seen` receives the progress. `take` is first called after the archives were read to their end.
     ///
     /// # Errors
     /// Those of [`Self::compare`].
@@ -179,13 +179,13 @@ impl Archived {
         Ok(Self { source: Source::Archives(archives), slot })
     }
 
-    /// Calls `take` for every account in which the store differs from an incremental archive that was opened without its
-    /// full one, in ascending order, with the archive's value and the store's.
+    /// Calls `take` for every account whose value in the store differs from that in an incremental archive, which was
+    /// opened without its full one. The order is ascending, and `take` gets both values.
     ///
-    /// The archive has the newest version of each account that was written after its base, closed ones included. So a
-    /// store whose slot lies between the base and the archive's slot is at the archive's slot once these differences are
-    /// applied. The same holds for a store that a heal to a slot up to the archive's has reached in part, because the
-    /// accounts that it changed were written after the store's slot.
+    /// The archive has the newest version of each account that was written after its base, closed ones included. So if
+    /// the store's slot lies between the base and the archive's slot, applying these differences brings the store to
+    /// the archive's slot. This also holds for a store in which a heal to the archive's slot or an earlier one is
+    /// incomplete, because the heal changed only accounts that were written after the store's slot.
     ///
     /// # Errors
     /// Those of [`Self::compare`].

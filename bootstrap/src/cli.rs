@@ -77,7 +77,7 @@ enum Command {
     Get(get::GetArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
-    /// Print shell completions
+    /// Print the completions for a shell
     Completions {
         /// The shell to complete for
         shell: clap_complete::Shell,

@@ -17,10 +17,10 @@ use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::undo::Undo;
 use crate::wrong::Wrong;
 
-/// Compares two stores.
+/// Arguments that select the two stores to compare.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
-    /// Directory of a store
+    /// Directory of the first store
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Directory of the store that it is compared with
@@ -71,7 +71,7 @@ fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts>
                 ControlFlow::Continue(())
             })
         });
-        // Dropping the merge ends a scan of the other store that is still going on.
+        // Dropping the merge ends a scan of the other store that is still running.
         let found = scanned.map(|()| both.finish());
         // Return the scan's error first, because a scan that was cut short looks like missing pairs.
         scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))??;

@@ -39,7 +39,7 @@ pub struct NewStore<'a> {
 /// Returns the slot of the archives, which their names tell. `seen` is told while a server of one fails.
 ///
 /// # Errors
-/// Archives that do not belong together, or whose names do not tell the slot; an archive that cannot be opened.
+/// Archives that do not belong together, or whose names do not contain the slot; an archive that cannot be opened.
 pub fn slot(archive: &Path, incremental: Option<&Path>, extract: Extract, seen: &Seen) -> Result<u64> {
     Archives::new(archive, incremental, Some(extract), seen)?.fix_slot(None)
 }
@@ -56,7 +56,7 @@ pub fn check(archive: &Path, incremental: Option<&Path>, extract: Extract) -> Re
     Ok(())
 }
 
-/// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if
+/// Loads the archives into the store, or continues with their load. Returns whether the store is complete; it is not if
 /// `stop` asked to stop before.
 ///
 /// # Errors

@@ -33,8 +33,8 @@ impl Places {
     }
 }
 
-/// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available. Takes for
-/// granted that the spill can be given back, because that is tried only once there is a spill.
+/// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available. The check
+/// assumes that the spill can be given back, because that is tried only once there is a spill.
 pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else {
         return check_store(args, setup, &Places::of(args, setup), 0);
@@ -47,7 +47,7 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
         let peak_bytes = limits::peak_bytes(store_bytes, spill_bytes);
         return check_store(args, setup, &now, peak_bytes.saturating_sub(now.spill_bytes));
     }
-    // A whole spill grows no more, and neither does one of which a part was given back.
+    // A complete spill does not grow, and neither does one of which a part was given back.
     let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };
     probe::check_disk(&now.work, spill_left)?;
     check_store(args, setup, &now, store_bytes)
@@ -66,8 +66,8 @@ pub(crate) fn check_after_reading(args: &LoadArgs, setup: &Setup, ordered: &Orde
         .with_context(|| format!("the source has been read, and its spill is kept: {}", args.way_on()))
 }
 
-/// Refuses to let the store's directory grow to `bytes` and the bytes beside the load where the disk has no room for
-/// them, or for the reserve, because the engine refuses writes that would eat into it.
+/// Refuses the load if the disk has no room for a store's directory of `bytes`, for the spool, and for the engine's
+/// reserve. The reserve counts because the engine refuses writes that would reduce it.
 fn check_store(args: &LoadArgs, setup: &Setup, now: &Places, bytes: u64) -> Result<()> {
     let beside_bytes = args.beside_bytes;
     if bytes == 0 && beside_bytes == 0 {

@@ -42,7 +42,7 @@ pub(crate) struct Fill<'a> {
 }
 
 impl<'a> Fill<'a> {
-    /// Goes on where the store stands, at the checkpoint `begun`.
+    /// Continues where the store stands, at the checkpoint `begun`.
     pub(crate) fn new(
         args: &'a LoadArgs,
         setup: &'a Setup,

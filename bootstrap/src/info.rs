@@ -20,13 +20,13 @@ use crate::running::{self, Running};
 use crate::served::{self, Served};
 use crate::state::State;
 
-/// Describes a store.
+/// Arguments that select a store and the facts to print about it.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct InfoArgs {
     /// Directory of the store
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Scan the whole store for its digest, which names its content whatever the engine
+    /// Scan the whole store for its digest, which is the same for the same content on every engine
     #[arg(long)]
     pub(crate) digest: bool,
     /// Print JSON instead of one fact a line
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
         Ok(chain) => (Some(chain), None),
-        // A store without a readable chain checkpoint can be described all the same.
+        // A store without a readable chain checkpoint can be described anyway.
         Err(error) => (None, Some(error.to_string())),
     };
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;

@@ -18,8 +18,8 @@ pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Bytes of one record in a buffer or spill: source position, key, value.
 pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
-/// Bytes of one record in a spill: one more, for the checksum that each block of 512 records has, and the header that
-/// each run has.
+/// Bytes of one record in a spill. The additional byte pays for the checksum of each block of 512 records and the
+/// header of each run.
 pub(crate) const SPILLED_RECORD_BYTES: u64 = RECORD_BYTES as u64 + 1;
 
 /// Number of buffers of the external sort: one is filled while another is sorted and a third is written.
@@ -28,14 +28,14 @@ pub(crate) const SORT_BUFFERS: usize = 3;
 /// buffers, the one being sorted and the one being written, take eight bytes a record in addition.
 pub(crate) const SORT_RECORD_BYTES: usize = SORT_BUFFERS * RECORD_BYTES + 2 * size_of::<u64>();
 
-/// Number of parts in which a spill is given back to the file system, at most. A part of it is needed twice on the
-/// disk, and each part costs a flush of the manifest, so this makes both small.
+/// Largest number of parts in which a spill is given back to the file system. One part exists twice on the disk, and
+/// each part costs a flush of the manifest; with this number both costs are small.
 pub(crate) const GIVEN_BACK_PARTS: u64 = 64;
-/// Number of chunks in which a spilled source is loaded in sorted order, at least, because the disk holds the newest
-/// chunk twice. More of them would cost more flushes.
+/// Smallest number of chunks in which a spilled source is loaded in sorted order. Chunks must be small because the disk
+/// holds the newest one twice, but more of them would cost more flushes.
 pub(crate) const BULK_PARTS: u64 = 32;
-/// One in this number of runs is merged at a time when there are too many of them, because the disk holds the merged
-/// ones twice. Smaller parts would merge records again and again.
+/// If there are too many runs, one in this number of them is merged at a time, because the disk holds the merged
+/// records twice. With smaller parts, records would be merged again and again.
 pub(crate) const COMBINED_PARTS: usize = 8;
 
 /// Pairs that every source hands on at a time.
@@ -54,8 +54,8 @@ const BUFFERS_BYTES_MAX: u64 = 448 << 20;
 const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Memory of the program without its buffers: code, histograms, the time series, and blocks being written.
 const PROGRAM_BYTES: u64 = 48 << 20;
-/// Disk space of pages in a B+tree that the newest shuffled batches have freed, for a store of any size: only later
-/// transactions may use them again. Loads of redb left 33 MB.
+/// Disk space of pages in a B+tree that the newest shuffled batches have freed. Only later transactions may use them
+/// again. It does not depend on the store's size: loads of redb left 33 MB.
 const FREED_BYTES: u64 = 64 << 20;
 /// Smallest value of --sort-memory in bytes.
 pub(crate) const SORT_BYTES_MIN: u64 = 1 << 20;
@@ -250,8 +250,8 @@ pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
     }
 }
 
-/// Returns the bytes of a store's pairs whose records are not given back yet, at most: one of [`GIVEN_BACK_PARTS`] and
-/// one chunk of [`BULK_PARTS`].
+/// Returns the largest number of bytes of pairs that are in the store and whose records are not given back yet: one of
+/// [`GIVEN_BACK_PARTS`] and one chunk of [`BULK_PARTS`].
 pub(crate) fn twice_bytes(store_bytes: u64) -> u64 {
     store_bytes / GIVEN_BACK_PARTS + store_bytes / BULK_PARTS
 }
@@ -315,7 +315,7 @@ mod tests {
             let not_given = pairs - stored + (pairs / GIVEN_BACK_PARTS + pairs / BULK_PARTS).min(stored);
             assert!(stored * 75 + not_given * 72 <= peak, "stored={stored}");
         }
-        // Nothing is spilled where all fits into a buffer, and a part more where the runs are too many.
+        // Nothing is spilled if everything fits into a buffer. If there are too many runs, a part exists twice.
         assert_eq!(
             peak_bytes(store_bytes(EngineKind::Strata, Order::Sorted, 1000), spill_bytes(1000, &buffers)),
             75_000

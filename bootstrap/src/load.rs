@@ -300,7 +300,8 @@ fn stored(args: &LoadArgs, setup: &Setup) -> Result<u64> {
     if is_given_back(&setup.work.path) { resume::stored_pairs(&args.dir) } else { Ok(0) }
 }
 
-/// Has the spill given back to the file system while it is loaded, or says why it has to stay whole.
+/// Prepares to give the spill back to the file system while the store is filled. If that is impossible, prints the
+/// reason.
 fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
     ordered.begin_giving_back()?;
     if ordered.is_spilled() && !ordered.gives_back() {
@@ -342,7 +343,8 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
     Box::new(engine).close().with_context(|| format!("cannot close the store: dir={}", args.dir.display()))
 }
 
-/// Marks the load complete: the state first, then the marker. A load killed in between goes on and finds no pairs left.
+/// Marks the load complete: the state first, then the marker. A load killed in between continues and finds no pairs
+/// left.
 fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest: Option<Digest>) -> Result<()> {
     let pairs = tally.pairs;
     State { pairs: Some(pairs), ..state }.write(&args.dir)?;

@@ -7,13 +7,13 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use engines::Holds;
 use solana::Extract;
 
-/// What the pairs mean.
+/// The meaning of the pairs and the name of their chain.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct MeaningArgs {
-    /// What the values are; a service with another --extract is refused [default: what the first service says]
+    /// Meaning of the values; a service with another --extract is refused [default: that of the first service]
     ///
-    /// Needed for a snapshot archive, of whose accounts it takes the values. Without it the store takes the meaning that the
-    /// first service started on it is told, and keeps that one.
+    /// A snapshot archive needs it, because it names the part of an account that becomes the value. A store that was
+    /// loaded without it takes and keeps the --extract of the first service that opens it.
     #[arg(long, value_name = "EXTRACT", value_parser = extraction())]
     pub(crate) extract: Option<Extract>,
     /// Your name for the chain that the pairs come from, such as mainnet; a service that names another is refused

@@ -114,7 +114,7 @@ pub(crate) struct Ordered {
     pub(crate) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
-    /// Blockhash of the slot that the source stands for; all zeros if it is unknown.
+    /// Blockhash of the source's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
     /// Of archives, whose records are versions: files that count in another order than that of the numbers.
     versions: Option<Files>,
@@ -140,9 +140,10 @@ pub(crate) type Take<'a> = dyn FnMut(&Chunk) -> Result<bool> + 'a;
 
 impl Ordered {
     /// Reads the source, and spills the records into `work` if they do not fit into one buffer. If an earlier process
-    /// has left a spill of the same source there, goes on with it. `stored` is the number of pairs from the first one
-    /// of the order that the caller does not want, because its store holds them: a spill that was given back beyond
-    /// them is made anew. `tell` is called with the number of records read, and may stop the reading.
+    /// has left a spill of the same source there, continues with it. `stored` is the number of pairs at the beginning
+    /// of the order that the caller does not want, because its store holds them. If more than these were given back
+    /// from a spill, the spill is made again. `tell` is called with the number of records read, and may stop the
+    /// reading.
     ///
     /// # Errors
     /// Errors of reading the source, naming the place; I/O errors or damage of the spill, naming the file; errors of

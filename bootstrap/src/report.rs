@@ -141,7 +141,7 @@ fn next(outcome: &Outcome<'_>) -> String {
     let slot = args.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
     let store = format!("the store: dir={dir} engine={engine} seq={pairs} slot={slot}");
     if args.is_part {
-        // The program that runs the load goes on with the store.
+        // The program that runs the load continues with the store.
         return store;
     }
     let from = match args.slot {

@@ -49,7 +49,7 @@ impl Known {
     /// Takes the extraction from the marker of the store in `dir`, or from the spill in `work` before there is a store. A
     /// file that cannot be read counts as missing here, because a later step refuses it with the way out.
     pub(crate) fn of(dir: &Path, work: &Path) -> Self {
-        // A marker that cannot be read is a store all the same.
+        // A marker that cannot be read still shows that there is a store.
         let (marker, spilled) = (engines::inspect(dir), spilled_source(work));
         let has_store = !matches!(marker, Ok(None));
         let marked = marker.ok().flatten().and_then(|known| known.holds.extract);

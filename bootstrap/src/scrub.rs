@@ -14,7 +14,7 @@ use crate::out::say;
 use crate::resume::refuse_part;
 use crate::running::warn_of_part;
 
-/// Checks a store.
+/// Arguments that select the store to check.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ScrubArgs {
     /// Directory of the store; nothing in it is changed

@@ -54,7 +54,7 @@ pub(crate) struct SideBySide<'a> {
 pub(crate) struct Compared {
     /// Number of the source's records.
     pub(crate) records: u64,
-    /// Blockhash of the slot that the source stands for; all zeros if it is unknown.
+    /// Blockhash of the source's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
     /// Differences, of which this side is the source.
     pub(crate) counts: Counts,
@@ -82,8 +82,8 @@ impl SideBySide<'_> {
         })
     }
 
-    /// Does the same, and calls `take` for each of the first `show` keys that differ, in ascending order, with its value
-    /// in the source and in the store.
+    /// Compares as [`Self::compare`] does, and calls `take` for each of the first `show` keys that differ. The order is
+    /// ascending, and `take` gets the values in the source and in the store.
     ///
     /// # Errors
     /// Those of [`Self::compare`].
@@ -103,7 +103,7 @@ impl SideBySide<'_> {
                 merging.set(merged);
                 Ok(self.stop.asked().is_none())
             });
-            // Dropping the merge ends a scan of the store that is still going on.
+            // Dropping the merge ends a scan of the store that is still running.
             let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
             // Return the scan's error first, because a scan that was cut short looks like missing pairs.
             let lost = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
@@ -144,7 +144,7 @@ impl SideBySide<'_> {
         Ok(Changed { keys: tally.pairs + tally.absent, blockhash })
     }
 
-    /// Sorts the source by key. Goes on with the spill of an earlier comparison with the same source.
+    /// Sorts the source by key. Continues with the spill of an earlier comparison with the same source.
     fn sort(&self, seen: &Seen) -> Result<Ordered> {
         let engine = engines::inspect(self.dir)?.map_or_else(engines::default_engine, |known| known.engine);
         let options = EngineOptions { memory: Some(scan_memory(self.memory)), ..EngineOptions::new(engine) };

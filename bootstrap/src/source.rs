@@ -38,7 +38,7 @@ const PACKED_PAIR_BYTES: u64 = 70;
 /// version, and the value is zero where [`has_no_value`].
 pub(crate) type Record = (u64, Key, Value);
 
-/// A place between two records of a source, from which reading can go on.
+/// A place between two records of a source, from which reading can continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
     /// Unpacked bytes of the file before this place; 0 for synthetic pairs.
@@ -176,7 +176,7 @@ impl Source {
         matches!(self, Self::Archives(_))
     }
 
-    /// Returns the slot that the pairs stand for: that of an archive, else the one asked for. Reading refuses an archive
+    /// Returns the slot that the pairs reflect: that of an archive, else the one asked for. Reading refuses an archive
     /// of another slot from now on, even if its name does not tell.
     ///
     /// # Errors

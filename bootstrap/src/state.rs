@@ -27,7 +27,7 @@ pub(crate) struct State {
     pub(crate) records: u64,
     /// Number of distinct pairs loaded. `None` until the load is complete.
     pub(crate) pairs: Option<u64>,
-    /// Slot that the pairs stand for (--slot).
+    /// Slot of the pairs (--slot).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slot: Option<u64>,
     /// Order of the load. `None` for a migration, and in the file of an earlier version.
@@ -69,8 +69,8 @@ impl State {
         )
     }
 
-    /// Reads the state file for a command that only looks at the store. If the file is damaged, prints that and goes on
-    /// without it.
+    /// Reads the state file for a command that only looks at the store. If the file is damaged, prints that and
+    /// continues without it.
     pub(crate) fn read_or_tell(dir: &Path) -> Option<Self> {
         Self::read(dir).unwrap_or_else(|error| {
             tell!("{error:#}");

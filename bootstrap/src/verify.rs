@@ -37,25 +37,25 @@ use crate::undo::Undo;
 
 /// Compares a store with a source
 ///
-/// Both are read once where they are equal and no key comes more than once. Otherwise the source is sorted, on disk in
-/// 73 bytes a pair where it does not fit into memory, and the first ten keys that differ are named.
+/// Both are read once if they are equal and no key occurs more than once. Otherwise the source is sorted, on disk with
+/// 73 bytes a pair if it does not fit into memory, and the first ten keys that differ are named.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Engine that the store has to be of [default: what the directory says]
+    /// Engine that the store must have [default: the engine in its marker]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<EngineKind>,
-    /// Memory of the engine [default: an eighth of what this process may use]
+    /// Memory of the engine [default: an eighth of the memory that this process may use]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// What the values are, of a snapshot archive [default: what the store says]
+    /// Meaning of the values that are taken from a snapshot archive [default: that of the store's values]
     #[arg(long, value_name = "EXTRACT", requires = "input", value_parser = extraction())]
     pub(crate) extract: Option<Extract>,
-    /// Directory to sort the source in, should that be needed; default: DIR with .verify at the end
+    /// Directory in which the source is sorted if necessary [default: DIR.verify]
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
     /// Sort even where the disk looks too small
@@ -133,8 +133,8 @@ impl Verify<'_> {
     fn run(&self) -> Result<u8> {
         let followed = self.followed()?;
         self.warn_of_slot()?;
-        // Compare digests only if the source can be read twice and may be equal. Otherwise sort it right away.
-        // The versions of accounts have to be sorted before any of them counts.
+        // Compare digests only if the source can be read twice and may be equal. Otherwise sort it right away. An
+        // archive is always sorted, because only then is the newest version of each account known.
         if followed.is_none() && !self.source.is_read_once() && !self.source.has_versions() {
             let (given, held) = self.digests()?;
             self.args.source.check_records(given.pairs())?;
@@ -176,7 +176,7 @@ impl Verify<'_> {
         Ok(1)
     }
 
-    /// Warns before the source is read that it is of another slot than the store, where both slots are known.
+    /// Warns, before the source is read, if it is of another slot than the store. Both slots have to be known.
     fn warn_of_slot(&self) -> Result<()> {
         let stored = ChainCheckpoint::read(&self.engine.checkpoint()?).ok().and_then(|checkpoint| checkpoint.slot);
         if let Some((store, source)) = stored.zip(self.source.slot()).filter(|(store, source)| store != source) {

@@ -6,7 +6,7 @@ set -u
 
 usage() {
     cat <<'END'
-Says what on this machine will hurt solkv. Changes nothing unless told to.
+Lists the settings of this machine that hurt solkv. Changes nothing without --apply.
 
 Usage: solkv-host-check [--dir DIR] [--root DIR] [--apply NAME...]
 

@@ -10,11 +10,10 @@ use client::{Address, Builder};
 /// Credentials and certificates for a service on a network.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Access {
-    /// File whose first line is the token that the service asks for; refused where it would go over a network in the
-    /// clear
+    /// File whose first line is the token that the service asks for; refused if it would cross a network unencrypted
     #[arg(long, value_name = "FILE")]
     bearer_token_file: Option<PathBuf>,
-    /// https: who may sign the service's certificate, PEM [default: who the machine trusts]
+    /// https: certificates that may sign the service's certificate, PEM [default: those that the machine trusts]
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
     /// https: certificate shown to the service, PEM

@@ -27,13 +27,12 @@ Examples:
   solkv-loadgen stream --listen 127.0.0.1:0 --rate 20000 --extract token-owner --skew zipfian:0.99
   solkv-loadgen stream --listen 127.0.0.1:0 --disconnect-every 50000 --dead-every 7 --duplicates --out-of-order-every 11";
 
-/// Arguments of `loadgen stream`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct StreamArgs {
     /// Address to serve on; port 0 picks a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
     pub listen: String,
-    /// Content of the slots, which follows from a seed.
+    /// Content of the slots, which a seed determines.
     #[command(flatten)]
     pub workload: Workload,
     /// Pace and faults of the slots' delivery.

@@ -33,7 +33,6 @@ const WAIT: Duration = Duration::from_millis(200);
 /// follower in, and ends a script if the service is gone.
 const BEGIN: Duration = Duration::from_secs(30);
 
-/// Arguments of `loadgen follow`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct FollowArgs {
     /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
@@ -48,8 +47,8 @@ pub struct FollowArgs {
     /// Id of the feed that the seq belongs to, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
     feed_id: Option<String>,
-    /// Digest of the map where it begins, as `bootstrap info --digest` or an archive's writer prints it; the summary has
-    /// that of the map as the changes have left it
+    /// Digest of the map at the beginning, as `bootstrap info --digest` or an archive's writer prints it; the summary
+    /// has the digest of the map after the changes
     #[arg(long, value_name = "PAIRS:HEX")]
     digest: Option<Digest>,
     /// Print every change, and where slots end
@@ -112,7 +111,7 @@ impl FollowArgs {
     /// Refuses arguments that can never work.
     ///
     /// # Errors
-    /// An address of no known form, or a start that is none. The error names the option.
+    /// An address of no known form, or an invalid start. The error names the option.
     pub fn check(&self) -> Result<()> {
         self.access.builder(&self.address)?;
         ensure!(self.digest.is_none() || self.from != "dump", "a dump begins with no map: leave out --digest");

@@ -32,9 +32,9 @@ const UNDO_SHARE: u64 = 4;
 
 /// Compares a store with a snapshot archive
 ///
-/// A running service goes on: it copies its store into the working directory, and the copy is compared and removed. The
-/// changes after the archive's slot are taken back with the feed's log. The archive is sorted on disk, in 73 bytes a
-/// version of an account, and the first ten keys that differ are named. Run it as the service's user.
+/// A running service keeps running: it copies its store into the working directory, and the copy is compared and
+/// removed. The changes after the archive's slot are taken back with the feed's log. The archive is sorted on disk, in
+/// 73 bytes a version of an account, and the first ten keys that differ are named. Run it as the service's user.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct AuditArgs {
     /// Directory of the store; nothing in it is changed

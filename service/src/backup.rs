@@ -20,10 +20,10 @@ use crate::{admin, out};
 /// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
 const RECORD: &str = "snapshot.toml";
 
-/// Copies a store.
+/// Arguments that select the store and the place of its copy.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SnapshotArgs {
-    /// Directory of the store; a running service makes the copy itself and goes on meanwhile
+    /// Directory of the store; a running service makes the copy itself and continues meanwhile
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Where to: a missing or empty directory. On the store's file system RocksDB and strata link their files
@@ -37,10 +37,10 @@ pub(crate) struct SnapshotArgs {
     memory: ByteSize,
 }
 
-/// Makes a store of a snapshot.
+/// Arguments that select the snapshot and the place of the new store.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct RestoreArgs {
-    /// The snapshot; what is linked stays shared with it
+    /// The snapshot; files that are linked stay shared with it
     #[arg(long, value_name = "DIR2")]
     from: PathBuf,
     /// Directory of the new store: missing or empty

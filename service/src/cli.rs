@@ -57,24 +57,24 @@ struct Cli {
 enum Command {
     /// Follow the stream and serve
     Run(Box<Args>),
-    /// Print the configuration in effect and how memory is divided, or what a start would refuse, and exit
+    /// Print the configuration in effect and how memory is divided, or the error that a start would report, and exit
     CheckConfig(Box<Args>),
-    /// Copy a store, of the service that is running or of none, into a directory that is itself a store
+    /// Copy a store, whether or not a service is running, into a directory that is itself a store
     Snapshot(backup::SnapshotArgs),
-    /// Make a store of a snapshot; a service started on it catches up from there
+    /// Restore a snapshot as a new store; a service started on it catches up from there
     Restore(backup::RestoreArgs),
-    /// Tell whether a store, also of a running service, equals a snapshot archive of Solana, and which keys differ
+    /// Compare a store with a snapshot archive of Solana, even while a service runs, and name the keys that differ
     Audit(audit::AuditArgs),
-    /// Print what is made from the metric catalogue
+    /// Print a document that is made from the metric catalogue
     #[command(hide = true)]
     Metrics {
         /// METRICS.md, or the Grafana dashboard
         #[arg(long, value_enum)]
         format: MetricsFormat,
     },
-    /// Print shell completions
+    /// Print the completions for a shell
     Completions {
-        /// Which shell
+        /// Shell that the completions are for
         shell: clap_complete::Shell,
     },
     /// Write the manual pages

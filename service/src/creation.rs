@@ -5,8 +5,8 @@
 //! run on the network threads; `spool` writes.
 //!
 //! The stream comes first: the archive's slot is asked for before a byte of the archive is read, because a server keeps
-//! its slots for a minute. Everything that is done is on disk: a start after a crash goes on with the load and with the
-//! spool.
+//! its slots for a minute. Everything that is done is on disk: a start after a crash continues with the load and with
+//! the spool.
 
 use std::net;
 use std::path::Path;
@@ -68,7 +68,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     create::check(archive(config)?, config.incremental.as_deref(), config.extract).map_err(Failed::by_remedy)
 }
 
-/// Goes on with a spool that an earlier start has left. `None` if there is none.
+/// Continues with a spool that an earlier start has left. `None` if there is none.
 ///
 /// # Errors
 /// Errors of opening the spool, or of removing its empty directory.

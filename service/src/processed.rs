@@ -22,7 +22,7 @@ use receive::receive;
 
 /// Maximum number of batches in the channel between the overlay's receiver and the `overlay` thread, each of up to
 /// [`BATCH_INPUTS`](crate::ingest::receive::BATCH_INPUTS) inputs. This is about 9 MiB, a second of a full stream. The
-/// thread does no I/O, so it lags behind only while it gets no processor.
+/// thread does no I/O, so it lags only while it gets no processor.
 const QUEUE_BATCHES: usize = 64;
 
 /// Starts to follow processed slots until `stop` turns true, of the provider whose index `followed` gives. Needs a tokio runtime. Does nothing when processed slots

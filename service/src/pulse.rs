@@ -2,7 +2,7 @@
 //!
 //! Owns: one counter a thread. Must not: block; a beat is one relaxed addition. A thread beats when it begins a round
 //! of its loop and, in long rounds, after each piece of work. An observer that finds the same number twice has found a
-//! thread stalled in one piece of work, be it by a deadlock or by a device that does not answer.
+//! thread that is stalled in one piece of work, for example by a deadlock or a device that does not answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -5,8 +5,8 @@
 //! ingest-apply (phase, applied slots) and the stream's receiver (trouble, newest slot); any thread reads.
 //!
 //! Nothing here is a latch that must be reset. The stored values are events with their times, and each reader compares
-//! these with the clock. Therefore a stream that is dead, silent or slow, an ingest that lags, or a commit that hangs
-//! ends readiness by itself. Only a whole slot applied within the limits brings it back.
+//! these with the clock. So readiness ends without an event if the stream is dead, silent or slow, the ingest lags, or
+//! a commit hangs. Only a whole slot applied within the limits brings it back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -8,8 +8,8 @@
 //!
 //! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot
 //! never holds a part of a slot. The slot that an answer names is read from that snapshot, so two answers with the same
-//! slot stand for the same state. The exception are the commits that bring the store to the slot of an archive: while
-//! they go on, a snapshot from before stays where it is, and a new one is refused.
+//! slot show the same state. The exception are the commits that bring the store to the slot of an archive: while they
+//! continue, a snapshot from before stays where it is, and a new one is refused.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
@@ -44,7 +44,7 @@ use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
 
-/// Answer of a lookup, and the slot that it stands for.
+/// Answer of a lookup, and the slot that it reflects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T = Option<Value>> {
     /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
@@ -149,12 +149,12 @@ impl<'e> Reading<'e> {
         self.spent
     }
 
-    /// Drops the snapshot; the next request opens one anew.
+    /// Drops the snapshot; the next request opens a new one.
     pub(crate) fn close(&mut self) {
         self.snapshot = None;
     }
 
-    /// Returns the value of one key, and the slot that it stands for.
+    /// Returns the value of one key, and the slot that it reflects.
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
         count(&self.figures.lookups, 1);
         match commitment {
@@ -166,7 +166,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they stand for.
+    /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they reflect.
     pub(crate) fn get_into(
         &mut self,
         keys: &[Key],
@@ -201,7 +201,7 @@ impl<'e> Reading<'e> {
 
     /// Moves an open, idle reader to the newest commit, so that the engine can free the pages of the old snapshot.
     pub(crate) fn refresh_idle(&mut self) {
-        // A failure closes the reader. The next request opens one anew and reports its own failure.
+        // A failure closes the reader. The next request opens a new one and reports its own failure.
         if self.snapshot.is_some()
             && let Err(error) = self.refresh()
         {
@@ -310,10 +310,10 @@ impl<'e> Reading<'e> {
     /// Moves to the newest commit.
     ///
     /// The slot is exactly that of the state being read, because it comes from the reader's own checkpoint. Reading the
-    /// checkpoint costs as much as a lookup, so it is left out while nothing can have moved the reader. That is so
-    /// while the published checkpoint is the one that the reader had, and no commit has begun since. Both are checked
-    /// after the reader has moved. Had it moved to a later commit, that commit would still be under way, or another
-    /// checkpoint would be published: see [`Published::committing`].
+    /// checkpoint costs as much as a lookup, so it is skipped while the reader cannot have moved. That is so while the
+    /// published checkpoint is the one that the reader had, and no commit has begun since. Both are checked after the
+    /// reader has moved. Had it moved to a later commit, that commit would still be under way, or another checkpoint
+    /// would be published: see [`Published::committing`].
     fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
         let mut snapshot = match self.snapshot.take() {
             // The newest commits hold a part of a slot.

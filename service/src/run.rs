@@ -189,8 +189,8 @@ struct Prepared {
     stops: Option<Stops>,
 }
 
-/// Loads the store if the configuration says so and there is none, or goes on with the spool of an earlier load.
-/// Returns `None` if a signal has ended the load.
+/// Loads the store if the configuration asks for it and there is no store yet. Otherwise continues with the spool of an
+/// earlier load, if there is one. Returns `None` if a signal has ended the load.
 async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<Prepared>, Failed> {
     let stream = receive_config(config, &provider::hangups()?);
     if !store::awaits_load(config.store())? {
@@ -231,7 +231,7 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
     Ok((engine, checkpoint))
 }
 
-/// Closes the store after everything else has ended, and tells which threads have not.
+/// Closes the store after everything else has ended, and names the threads that have not.
 fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 5]) -> Result<(), Failed> {
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,

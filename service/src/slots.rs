@@ -53,7 +53,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Sends ingest-apply the slots of the spool, if there is one, and then those of the stream, and has it heal gaps that
+    /// Sends ingest-apply the slots of the spool, if there is one, and then those of the stream. Lets it heal gaps that
     /// the stream leaves.
     pub(crate) async fn feed(self, messages: mpsc::Sender<Message>, state: State) {
         let Self { mut begin, mut healer, mut stream, stopped } = self;

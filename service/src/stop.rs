@@ -4,8 +4,8 @@
 //! here. Threads: the one that stops the service, last of all.
 //!
 //! A thread that does not end (because its device does not answer, or because of a bug) must not keep the process
-//! alive. Everything committed is safe whenever the process ends, and the name of the thread tells an operator more
-//! than a process that has to be killed.
+//! alive. Everything committed is safe whenever the process ends. An operator learns more from the name of the thread
+//! than from a process that has to be killed.
 
 use std::fmt;
 use std::thread::JoinHandle;

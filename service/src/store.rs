@@ -86,8 +86,8 @@ pub(crate) fn look(settings: StoreSettings<'_>) -> Result<bool, Failed> {
     Ok(true)
 }
 
-/// Refuses a store that holds only a part of the map. With `heals` a store that is being healed is none, because the
-/// service goes on with it.
+/// Refuses a store that holds only a part of the map. With `heals` a store in the middle of a heal is accepted, because
+/// the service continues with it.
 ///
 /// # Errors
 /// [`ErrorKind::FixInput`] with the phase.

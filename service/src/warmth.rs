@@ -1,8 +1,8 @@
 //! Warm-up of the store after its opening, in the background.
 //!
 //! Owns: the thread `warm-up`, its figures and its log lines. Must not: delay the start or the stop of the service;
-//! compete with lookups for the device; end the service for a failed read, because the lookup that needs the same data
-//! reports it. Threads: `warm-up`, which ends once the engine has read all that it has memory for.
+//! compete with lookups for the device; end the service after a failed read, because a lookup that needs the same data
+//! reports the error. Threads: `warm-up`, which ends once the engine has read all that it has memory for.
 
 use std::io;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::lookups::LookupFigures;
 use crate::pulse::Pulse;
 use crate::stop;
 
-/// Longest pause after a piece. A device that needs longer for a piece is too slow to be halved, and a stop waits for
-/// the pause.
+/// Longest pause after a piece. It is bounded because a stop waits for it, and because a device that needs longer for a
+/// piece is slow enough already.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// The progress of the warm-up, which the metrics, `/status.json` and the dashboard show.
@@ -130,8 +130,8 @@ impl Run {
     }
 }
 
-/// Returns the pause after a piece that took `piece`, while which `answered` keys were looked up. As long as there are
-/// lookups, the device is theirs alone for half of the time.
+/// Returns the pause after a piece that took `piece`, if `answered` keys were looked up meanwhile. As long as there are
+/// lookups, they have the device to themselves for half of the time.
 fn pause(piece: Duration, answered: u64) -> Duration {
     if answered == 0 { Duration::ZERO } else { piece.min(PAUSE_MAX) }
 }

@@ -21,7 +21,7 @@ pub enum MapPhase {
     #[default]
     Ready,
     /// A gap is being closed from another source. Keys below `next_key` are as of `to_slot`, the others still as of the
-    /// checkpoint's slot. Healing goes on at `next_key`.
+    /// checkpoint's slot. Healing continues at `next_key`.
     Healing {
         /// Slot to which the map is being brought.
         to_slot: u64,

@@ -1,4 +1,4 @@
-//! Options of a load that its spill keeps, because a load that is stopped while it reads has no store yet that could.
+//! Options of a load that its spill keeps, because a load that is stopped while it reads has no store yet to keep them.
 //!
 //! Owns: which options these are, and how a resumed load takes them. Must not: keep options that hold for one start
 //! alone, such as memory and the engine's own settings. Runs on the main thread.
@@ -49,9 +49,9 @@ impl Asked {
         *self == Self::default()
     }
 
-    /// Puts the options into `args` that it lacks, except the slot, and says which. An option that is given again with
-    /// another value counts, because nothing is loaded yet, and a line says so. Options of another engine than the one
-    /// that is given are left out.
+    /// Adds the options that `args` lacks, except the slot, and prints them. If an option is given again with another
+    /// value, the new value holds, because nothing is loaded yet; a line says so. Options of another engine than the
+    /// one that is given are left out.
     pub(crate) fn fill(&self, args: &mut LoadArgs) {
         let mut taken = Taken::default();
         taken.one("--engine", &mut args.engine.engine, self.engine, |engine| engine.to_string());
@@ -65,7 +65,7 @@ impl Asked {
     }
 }
 
-/// Options of an earlier start that a load takes, and those that are given otherwise, as words.
+/// Options that a load takes from an earlier start, and options that are given with other values now, as text.
 #[derive(Default)]
 struct Taken {
     again: Vec<String>,

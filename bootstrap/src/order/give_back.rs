@@ -56,7 +56,7 @@ impl Ordered {
         Ok(manifest)
     }
 
-    /// Refuses to go on where the records that were given back are needed: for pairs after `skip`, or because two
+    /// Refuses to continue where the records that were given back are needed: for pairs after `skip`, or because two
     /// values of one key are an error.
     pub(super) fn check_given_back(&self, given: Tally, skip: u64, on_duplicate: OnDuplicate) -> Result<()> {
         let (dir, Tally { pairs, replaced, .. }) = (self.work.dir().display(), given);
@@ -90,7 +90,7 @@ mod tests {
 
     type Pairs = Vec<(Key, Value)>;
 
-    /// Buffers for runs of this number of records. So many runs are merged at once.
+    /// Returns buffers for runs of `records` records, of which `runs` are merged at once.
     fn buffers(records: usize, runs: usize) -> Buffers {
         Buffers {
             sort_bytes: records * SORT_RECORD_BYTES,
@@ -126,7 +126,8 @@ mod tests {
         Ok((out, tally))
     }
 
-    /// How a load ends that is killed: after this many chunks with a mark, with the newest mark given back so far.
+    /// The end of a load that is killed: after this many chunks with a mark, and with this much of the newest mark
+    /// given back.
     #[derive(Clone, Copy, Debug)]
     struct Cut {
         marks: usize,
@@ -167,7 +168,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
-        /// The load is killed again and again, and goes on each time with other buffers.
+        /// The load is killed again and again, and continues each time with other buffers.
         #[test]
         fn pairs_and_counts_are_the_same_from_every_cut(
             records in prop::collection::vec((0u16..24_000, any::<bool>()), 2 * CHUNK_PAIRS..36_000),

@@ -2,9 +2,9 @@
 //!
 //! Owns: the order of comparisons in a merge. Must not: read runs. Runs on the thread that merges.
 //!
-//! The runs play a knockout tournament: each node of a tree remembers the run that lost there, and the winner goes on
-//! to the next node. When the winner's record was taken, the run's next record plays only against the losers on its way
-//! to the top, one on each level. Records are not moved: the tree holds the numbers of runs.
+//! The runs play a knockout tournament: each node of a tree remembers the run that lost there, and the winner moves to
+//! the next node. When the winner's record was taken, the run's next record plays only against the losers on its way to
+//! the top, one on each level. Records are not moved: the tree holds the numbers of runs.
 
 /// Placeholder in a node where no run has lost yet.
 const NOBODY: u32 = u32::MAX;
@@ -13,7 +13,7 @@ pub(super) const ENDED: u64 = u64::MAX;
 
 /// The rank of each run's next record, and the tournament between the runs.
 pub(super) struct Heads {
-    /// Ranks by run.
+    /// Rank of each run's next record, by the run's number.
     ranks: Vec<u64>,
     /// The run that lost, by node. The top node is 1, and the children of node `n` are `2n` and `2n + 1`. Entry 0 is
     /// the run that won all its games.

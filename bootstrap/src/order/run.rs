@@ -145,7 +145,7 @@ pub(crate) fn is_run(path: &Path) -> bool {
     read.is_ok() && is_begun
 }
 
-/// Writes a run's file.
+/// Writer of the file of one run.
 pub(crate) struct Writer {
     path: PathBuf,
     file: File,

@@ -35,7 +35,7 @@ pub(super) fn sort_batches(rank: Rank, unsorted: Receiver<Batch<Vec<Record>>>, t
 }
 
 /// Writes each batch as a run, and after it the manifest that names the run. A run is flushed only when the next batch
-/// has come, because the device writes the run meanwhile and the flush then finds little to do.
+/// has arrived. By then the device has written most of it, and the flush is short.
 pub(super) fn write_runs(
     work: &mut Work,
     mut manifest: Manifest,
@@ -62,8 +62,8 @@ pub(super) fn write_runs(
     Ok(manifest)
 }
 
-/// Refuses to begin a run that the disk has no room for. The number of records in a pipe is not known before it has been
-/// read, so that no check at the beginning can cover it. A file system that does not state its size, such as ramfs, is
+/// Refuses to begin a run that the disk has no room for. The number of records in a pipe is not known before it has
+/// been read, so no check at the beginning can cover it. A file system that does not state its size, such as ramfs, is
 /// not checked.
 fn check_space(work: &Work, records: u64) -> Result<()> {
     let dir = work.dir();

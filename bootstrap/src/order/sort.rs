@@ -22,12 +22,12 @@ pub(super) struct Sorted {
     records: Vec<Record>,
     /// Upper bits of a rank, and below them a place in `records`.
     order: Vec<u64>,
-    /// Mask of the place.
+    /// Mask of the bits of an entry of `order` that hold the place.
     places: u64,
 }
 
 impl Sorted {
-    /// Sorts `records`.
+    /// Sorts `records` by their ranks, and records of equal rank by comparing them.
     pub(super) fn of(records: Vec<Record>, rank: Rank) -> Self {
         let places = (records.len() as u64).next_power_of_two() - 1;
         let entry = |(at, record): (usize, &Record)| rank.of(&record.1) & !places | at as u64;
@@ -52,8 +52,8 @@ impl Sorted {
     pub(super) fn try_for_each(&self, mut take: impl FnMut(&Record) -> Result<()>) -> Result<()> {
         let record = |entry: &u64| &self.records[(entry & self.places) as usize];
         for entries in self.order.chunks(FETCHED) {
-            // The records lie anywhere in the buffer. Looking at both ends of each lets the processor wait for many of
-            // them at a time, where `take` would make it wait for one after the other.
+            // The records lie anywhere in the buffer. Reading both ends of each one first lets the processor wait for
+            // many of them at a time. `take` alone would wait for one after the other.
             black_box(entries.iter().map(record).fold(0, |sum, record| sum ^ record.0 ^ u64::from(record.2[31])));
             entries.iter().map(record).try_for_each(&mut take)?;
         }

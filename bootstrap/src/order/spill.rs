@@ -368,8 +368,8 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun. Returns
-    /// the facts that the source has told at its end.
+    /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun.
+    /// Returns the facts that the source had at its end.
     fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<Told> {
         let source = self.source;
         let told = source.for_each_from(self.from, &mut |record, after| {

@@ -54,7 +54,7 @@ pub(crate) struct Manifest {
     /// Digest of these records in hex: of all records once `complete`, until then up to the last border.
     pub(crate) content: String,
     pub(crate) complete: bool,
-    /// Position in the source from which reading goes on.
+    /// Position in the source from which reading continues.
     pub(crate) place: Place,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,

@@ -118,7 +118,7 @@ impl Archives {
         Ok(all)
     }
 
-    /// Returns the extraction that stands in the words of a source; `None` if the source is none of archives.
+    /// Returns the extraction that stands in the words of a source; `None` if the source is not an archive.
     pub(crate) fn extract_of(words: &str) -> Option<Extract> {
         let (_, name) = words.strip_prefix("archive=")?.rsplit_once(" extract=")?;
         name.parse().ok()
@@ -170,7 +170,7 @@ impl Archives {
         let slot = self.slot(asked)?;
         if let (Some(known @ None), Some(shown)) = (self.slots.last_mut(), self.shown.last_mut()) {
             *known = Some(slot);
-            // A spill of this archive that was taken for another slot is not gone on with.
+            // A spill of this archive that was made for another slot is not used.
             *shown = format!("{shown} slot={slot}");
         }
         Ok(slot)
@@ -302,15 +302,16 @@ fn slot_of_both(directory: &Path) -> Option<u64> {
     slot_inside(directory).filter(|slot| named == slot.to_string())
 }
 
-/// Returns the largest number of versions that the archive can be expected to have. Without a name its packing is not
-/// known before it is read, so it is taken for a packed one, which has more of them in as many bytes.
+/// Returns the largest number of versions that the archive can be expected to have. Without a name the packing is not
+/// known before the archive is read. The archive then counts as packed, because a packed one has more versions in the
+/// same number of bytes.
 fn versions_max(archive: &Archive) -> Option<u64> {
     let is_unpacked = archive.is_directory() || archive.name().is_some_and(|name| name.packing == Packing::None);
     let version_bytes = if is_unpacked { UNPACKED_VERSION_BYTES } else { PACKED_VERSION_BYTES };
     archive.packed_bytes().map(|bytes| bytes / version_bytes)
 }
 
-/// Writes what the spill and the store's own file are recognized by.
+/// Writes the text by which the spill and the store's own file are recognized.
 impl fmt::Display for Archives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, shown) in ["archive", "incremental"].into_iter().zip(&self.shown) {
@@ -343,7 +344,7 @@ struct Numbers {
     current: Option<(u64, u64, u64)>,
 }
 
-/// What was read of one slot so far.
+/// The part of one slot that was read so far.
 #[derive(Default)]
 struct Slot {
     /// First place of each file, and the file's number.
@@ -409,7 +410,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Whether the source has told nothing.
+    /// Whether the source has given no facts.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

@@ -30,7 +30,7 @@ const FILE_BYTES: u64 = 200;
 /// Smallest limit of the accounts files: mainnet has 432,000, one for each slot of an epoch.
 const FILES_MIN: u64 = 450_000;
 
-/// Opens an archive. Its server is asked again while it fails, until a signal asks to stop; `seen` is told so.
+/// Opens an archive. Its server is asked again while it fails, until a signal asks to stop; `seen` gets each failure.
 pub(super) fn open(location: &str, seen: &Seen) -> Result<Archive> {
     let shown = solana::archive::shown_url(location);
     let mut failing = Failing::new(&shown, seen);

@@ -14,7 +14,7 @@ use crate::{Map, command, digest, engines, fails, ok, str};
 
 const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar";
 const INCREMENTAL: &str = "incremental-snapshot-351000355-351000368-2NbmC84r6h4FyfFczn1S9j2MSXqpXtzJrfmmSyyg1evr.tar";
-/// SPL Token, as bytes.
+/// Address of the SPL Token program in base58.
 const TOKEN: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
 
 fn data(name: &str) -> Vec<u8> {
@@ -140,7 +140,7 @@ pub(crate) fn full_name(slot: u64) -> String {
     format!("snapshot-{slot}-{}.tar", bs58::encode([slot as u8; 32]).into_string())
 }
 
-/// Returns a tar entry.
+/// Returns a tar entry: its header, `bytes`, and the padding.
 pub(crate) fn entry(name: &str, kind: u8, bytes: &[u8]) -> Vec<u8> {
     let mut block = vec![0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());

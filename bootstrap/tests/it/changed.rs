@@ -1,5 +1,5 @@
-//! Loads that go on with something else than they began with: an archive that was changed under its name, another
-//! archive, another extraction, another engine.
+//! Loads that continue with other input or options than they began with: an archive that was changed under its name,
+//! another archive, another extraction, another engine.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Arguments and files with usual mistakes: the error message must say how to go on.
+//! Arguments and files with usual mistakes: the error message must name the way out.
 
 use std::fs;
 use std::io::Write as _;

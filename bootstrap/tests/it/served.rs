@@ -40,7 +40,7 @@ impl Server {
     }
 }
 
-/// Answers one request.
+/// Answers one request, for a file of `dir` or the rest of it.
 fn answer(stream: &mut (impl Read + Write), dir: &Path, sent: usize, rests: &AtomicUsize) {
     let lines = BufReader::new(&mut *stream).lines();
     let lines: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();

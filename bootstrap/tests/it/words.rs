@@ -45,7 +45,7 @@ fn a_load_whose_own_file_is_gone_is_told_from_others_by_its_number() {
                 let said = fails(1, &[&load[..], &["--input", str(&file)]].concat());
                 assert!(said.contains("file is damaged: file=") && said.contains("or remove it"), "{said}");
             }
-            // A command that only looks at the store reports the damage, and works all the same.
+            // A command that only looks at the store reports the damage, and works anyway.
             let info = ok(&["info", "--dir", str(&store)]);
             assert!(info.contains("load=complete") && info.contains("file is damaged"), "{info}");
             ok(&["verify", "--dir", str(&store), "--input", str(&file)]);

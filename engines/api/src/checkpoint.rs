@@ -19,7 +19,7 @@ pub struct Checkpoint {
     /// sets or removes adds one. Never decreases over the commits of one store, because the change feed counts by it.
     pub seq: u64,
     /// Data of the writer, at most [`Checkpoint::BYTES_MAX`] bytes: the writer finds here whatever it needs in addition
-    /// to `seq` to go on. Engines store the bytes and never read them. Shared, so that a clone copies no bytes.
+    /// to `seq` to continue. Engines store the bytes and never read them. Shared, so that a clone copies no bytes.
     pub bytes: Arc<[u8]>,
 }
 

@@ -73,10 +73,10 @@ pub struct Share {
     /// Eighths of the memory limit for the engine's cache, unless a size is set. The rest is for the engine's other
     /// memory, dirty pages, connections, and the page cache, which is charged too. 0: the engine has no cache.
     pub cache_eighths: u64,
-    /// Bytes of the limit that the default cache leaves free, where its eighths leave less, for memory of the engine that
-    /// no setting bounds and for the program. 0: the eighths leave enough.
+    /// Bytes of the limit that the default cache leaves free even if its eighths would leave less. They are for the
+    /// program and for memory of the engine that no setting bounds. 0: the eighths leave enough.
     pub rest_bytes: u64,
-    /// Bytes that batches in key order do not take and others do, in addition to the cache.
+    /// Bytes that the engine takes in addition to the cache while it writes batches that are not in key order.
     pub memtables_bytes: u64,
     /// Bits per key of the filter, unless a number is set.
     pub bloom_bits: u32,
@@ -136,8 +136,8 @@ pub struct Descriptor {
     pub repair: Option<Repair>,
     /// Returns notes for an operator about the store in a directory, which may be missing.
     pub notes: fn(&Path, &Settings) -> Vec<Note>,
-    /// Makes the process name the store before a memory fault in it ends the process, with this exit code, or by the
-    /// signal if there is none.
+    /// Makes the process name the store if a memory fault in it ends the process. The process then ends with this exit
+    /// code, or by the signal if there is none.
     pub explain_faults: Option<fn(Option<u8>)>,
     /// Returns the bytes that a store leaves free on its disk.
     pub reserve_bytes: fn(&Settings) -> u64,
@@ -148,8 +148,8 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// An engine without options, cache, checksums, repair and notes, which cannot be opened: the others differ from it,
-    /// and it stands for an engine that is not in a build.
+    /// The description of an engine that is not in a build, which cannot be opened. It has no options, cache,
+    /// checksums, repair or notes; the descriptions of other engines begin with it.
     pub const NONE: Self = Self {
         line: "Not in this build",
         options: &[],

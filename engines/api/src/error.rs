@@ -14,7 +14,7 @@ pub enum ErrorKind {
     /// The caller's options, arguments or directory are wrong: for example another engine's files, a newer format, or a
     /// missing directory.
     FixInput,
-    /// The disk is full, or the configured size is used up. Nothing committed is lost, and reads go on.
+    /// The disk is full, or the configured size is used up. Nothing committed is lost, and reads continue.
     FreeSpace,
     /// Stored bytes contradict each other. Restore a copy or bootstrap again; never ignore this.
     DataDamaged,

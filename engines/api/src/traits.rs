@@ -49,8 +49,8 @@ pub trait Engine: Send + Sync {
     }
 
     /// Reads data that lookups will need into memory that is set aside for it, in the order of the files. Calls `go_on`
-    /// after every piece, and ends early once it returns false. Readers and the writer go on meanwhile. Drops nothing
-    /// from memory to make room.
+    /// after every piece, and ends early once it returns false. Readers and the writer continue meanwhile. Drops
+    /// nothing from memory to make room.
     ///
     /// # Errors
     /// Any error of a read. The store stays usable: a lookup that needs the same data reports the error itself.

@@ -175,7 +175,7 @@ pub fn checkpoint_bytes_of_any_length_are_kept(store: &dyn Store) {
     }
 }
 
-/// A checkpoint that is too long makes the whole commit or load refused. The store then goes on as before.
+/// A checkpoint that is too long makes the whole commit or load refused. The store then continues as before.
 pub fn a_checkpoint_too_long_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));

@@ -30,8 +30,7 @@ pub fn loaded_chunks_equal_puts(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(6));
 }
 
-/// A descending or repeated key anywhere in a chunk makes the whole chunk refused, in a new store and in one that has
-/// pairs.
+/// A chunk with a descending or repeated key anywhere is refused as a whole, in a new store and in one that has pairs.
 pub fn unsorted_input_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));

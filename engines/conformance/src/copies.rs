@@ -31,7 +31,7 @@ pub fn a_copy_opens_and_equals(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(2));
 }
 
-/// Each copy that is made while the writer goes on holds exactly the batches up to one commit.
+/// Each copy that is made while the writer continues holds exactly the batches up to one commit.
 pub fn a_copy_made_while_writing_is_one_commit(store: &dyn Store) {
     const COPIES: u64 = 3;
     const KEYS: u64 = 2000;

@@ -30,7 +30,7 @@ pub fn killed_with_buffered_commits(store: &dyn Store) {
     supervise(store, "buffered");
 }
 
-/// Kills during loads of sorted chunks. A chunk without its checkpoint may be there, and loading goes on from the
+/// Kills during loads of sorted chunks. A chunk without its checkpoint may be there, and loading continues from the
 /// checkpoint.
 pub fn killed_while_bulk_loading(store: &dyn Store) {
     supervise(store, "bulk");
@@ -107,8 +107,8 @@ fn supervise(store: &dyn Store, role: &str) {
     assert!(last > 0, "no round got as far as a commit");
 }
 
-/// Lets the agent run for a random number of commits and a random time more. Sometimes it gets only a moment from its
-/// start, so that opening is cut short too, but never before the first commit of all. Returns the last acknowledged and
+/// Lets the agent run for a random number of commits and a random time more. Once there is a first commit, the agent
+/// sometimes gets only a moment from its start, so that its opening is cut short too. Returns the last acknowledged and
 /// the last attempted batch.
 fn run_and_kill(agent: Agent, rng: &mut Rng, last: u64) -> (u64, u64) {
     let (mut acked, mut attempted) = (last, last);

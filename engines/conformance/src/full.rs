@@ -22,7 +22,7 @@ const FILE_LIMIT_KIB: u64 = 8 << 10;
 const LARGE_BATCH: u64 = 50_000;
 const CHANGES: u64 = 1000;
 /// Number of batches whose pairs, of 64 bytes each, take twice the device's size. An engine that accepts them all does
-/// not write them there.
+/// not write them to the device.
 const DEVICE_BATCHES: u64 = 2 * DEVICE_MIB * (1 << 20) / (64 * CHANGES);
 /// Number of batches after which a store with the smallest configured size counts as unlimited.
 const SIZE_BATCHES: u64 = 400;

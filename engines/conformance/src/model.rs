@@ -40,7 +40,7 @@ enum Step {
     Bulk(u64),
     /// Closes and opens the store; `false` drops it without closing.
     Reopen(bool),
-    /// Makes a copy, and goes on with the copy.
+    /// Makes a copy, and continues with the copy.
     MoveToCopy,
     /// Scans from this key and ends after this many pairs.
     PartialScan(u64, usize),

@@ -1,7 +1,7 @@
 //! Parts that several engine crates would otherwise each write for themselves.
 //!
 //! Owns: the refusal of writes after a failure or on a nearly full disk, the count of commits, the size and durability
-//! of files, the frame of a copy. Must not: know an engine, or the content of a file. Runs on the caller's thread.
+//! of files, the steps around a copy. Must not: know an engine, or the content of a file. Runs on the caller's thread.
 
 mod files;
 mod writes;

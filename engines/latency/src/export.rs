@@ -62,7 +62,7 @@ pub const LATENCY: Family =
     Family { name: "solkv_op_latency_seconds", help: "Latency of engine operations since start" };
 /// Gauges of the quantiles of [`LATENCY`], by `engine`, `op`, `source` and `stat`.
 pub const QUANTILE: Family =
-    Family { name: "solkv_op_latency_quantile_seconds", help: "Quantiles and maximum of the same values" };
+    Family { name: "solkv_op_latency_quantile_seconds", help: "Quantiles and maximum of engine latencies" };
 /// Gauge of the time that one measurement's two clock reads take.
 pub const INSTRUMENT: Family =
     Family { name: "solkv_op_latency_instrument_seconds", help: "Cost of the two clock reads of one measurement" };

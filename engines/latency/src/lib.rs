@@ -33,8 +33,8 @@ pub enum Op {
     ReadNegative,
     /// A get of a key that is present.
     ReadPositive,
-    /// Time of a `get_many` divided by its keys, recorded for each of them that is absent. No key was waited for that
-    /// long: each of them had its answer when the whole call had ended, which is [`Op::GetMany`].
+    /// Time of a `get_many` divided by its keys, recorded for each of them that is absent. It is an average, not a
+    /// wait: every key had its answer only when the whole call had ended, and [`Op::GetMany`] records that time.
     ReadNegativePerItem,
     /// The same for each key of a `get_many` that is present.
     ReadPositivePerItem,
@@ -45,8 +45,8 @@ pub enum Op {
     /// Time of a commit divided by the number of events in its batch. Recorded once for each commit whose batch had an
     /// event.
     CommitPerItem,
-    /// One call of `get_many`, whatever the number of its keys: the time that each of them was waited for. The service
-    /// makes one call for each piece of a batch.
+    /// One call of `get_many`, whatever the number of its keys. The caller waits this long for each of them. The
+    /// service makes one call for each piece of a batch.
     GetMany,
     /// One whole scan. The time that the caller's visitor takes is included.
     Scan,

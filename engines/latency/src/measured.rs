@@ -16,9 +16,9 @@ use crate::{Latency, Op, Recorder};
 ///
 /// A get counts as `read_positive` or `read_negative` by its result, inside a transaction too. A `get_many` counts as
 /// one `get_many`, and each of its keys as `read_positive_per_item` or `read_negative_per_item` with the time of the
-/// call divided by its keys. A delete counts as a `write`. `commit_per_item` is the time of a commit divided by the number of events in its batch. That number is the
-/// largest of three: the gets, the writes, and the number given to [`Measured::begin_for`]. An event that changes
-/// nothing is read and not written, and counts as an item all the same.
+/// call divided by its keys. A delete counts as a `write`. `commit_per_item` is the time of a commit divided by the
+/// number of events in its batch. That number is the largest of three: the gets, the writes, and the number given to
+/// [`Measured::begin_for`]. An event that changes nothing is read and not written, but counts as an item.
 ///
 /// Opening, refreshing, bulk loading and administration are passed through and not recorded.
 pub struct Measured {

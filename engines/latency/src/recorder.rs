@@ -16,7 +16,7 @@ use crate::{Op, Series, Snapshot};
 
 /// All recorders of one engine.
 ///
-/// Counters are never freed. Those of a dropped recorder are kept, and the next recorder of the same source goes on
+/// Counters are never freed. Those of a dropped recorder are kept, and the next recorder of the same source continues
 /// with them. So no count is lost, and memory is bounded by the largest number of recorders alive at once: 216 KiB for
 /// each operation that one of them has recorded.
 #[derive(Debug)]
@@ -181,8 +181,8 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // ORDERING: the lock is the edge from this thread's last store to the first load of the thread that takes the
-        // counters over, so `Counter::record` may assume that it reads its own last store.
+        // ORDERING: the lock orders this thread's last store before the first load of the thread that takes the
+        // counters over. So `Counter::record` may assume that it reads its own last store.
         let mut slots = self.latency.lock();
         if let Some(slot) = slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.counters, &self.counters)) {
             slot.in_use = false;

@@ -11,7 +11,7 @@
 //! if it is the reader's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
 //! to be read. In a window that was checked, the missing pages are counted. In another one the thread's major faults
 //! are counted, which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
-//! tell the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
+//! show the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
 //! `getrusage` per window.
 //!
 //! The lookups are gets and not moves of one cursor. A cursor first compares the key with both ends of its present

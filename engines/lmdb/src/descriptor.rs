@@ -6,8 +6,9 @@ use engine_api::{Buffered, Descriptor, PairBytes, Result, Settings};
 
 use crate::{FILE_NAME, LmdbEngine, LmdbOptions, explain_faults};
 
-/// Quarters of the memory that LMDB's file may take and still be read ahead. The last one is for the process and for
-/// the growth of the file. With readahead, a file larger than the memory is read many times slower: see the crate.
+/// A file that takes at most this many quarters of the memory is read ahead. The last quarter is for the process and
+/// for the growth of the file. With readahead, reads of a file larger than the memory are many times slower: see the
+/// crate.
 const READAHEAD_QUARTERS: u64 = 3;
 
 pub static DESCRIPTOR: Descriptor = Descriptor {

@@ -30,8 +30,8 @@ static NAMED: AtomicUsize = AtomicUsize::new(0);
 const SIGNALS: [(c_int, &[u8]); 2] = [(libc::SIGSEGV, b"SIGSEGV"), (libc::SIGBUS, b"SIGBUS")];
 
 /// Makes this process explain a memory fault that ends it: the message on standard error names the open LMDB store and
-/// says how to go on. The process then ends with `exit_code`, or by the signal's default action if that is `None`. Call
-/// this once, before a store is opened.
+/// says how to continue. The process then ends with `exit_code`, or by the signal's default action if that is `None`.
+/// Call this once, before a store is opened.
 pub fn explain_faults(exit_code: Option<u8>) {
     // ORDERING: Relaxed here and below: set before any store is opened, and read only within this process's own
     // handlers.

@@ -18,23 +18,23 @@
 //!
 //! # Settings, and why
 //!
-//! - **Readahead while the file fits into memory** ([`LmdbOptions::readahead_bytes_max`]), `NO_READAHEAD` beyond. Keys are
-//!   uniform: with readahead each miss reads as much as the device is set up for (Linux's default is 128 KiB) for the sake
-//!   of 4 KiB. That fills an empty memory quickly, and makes reads slower as soon as the data exceeds the memory: more
-//!   than a hundred times on the machine of the results, whose device reads 8 MiB ahead. The size is looked at when the store
-//!   is opened, and before each batch. Scans announce the leaves that they come to next, and batches of gets the pages of
-//!   all their keys, in either case.
-//! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
-//!   `renew` move a reader on without giving up its slot in the reader table.
-//! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, the file
-//!   grows by writing. Growth on demand exists for hosts that limit address space (`ulimit -v`), see below.
-//! - **Not `WRITEMAP`**: slower once the data exceeds RAM, and a stray write would land in the store. The file would be as long
-//!   as the map, and a disk that is full would end the process by a signal, where it is an error now.
-//! - **Not `NOMEMINIT`**: unused parts of pages would hold whatever the process's memory held, keys of TLS among it, and
-//!   copies of the store would carry that on.
-//! - **A reserve of free disk space** ([`LmdbOptions::disk_reserve_bytes`]): `begin` returns `FreeSpace` below it.
-//!   LMDB itself survives a full disk (the transaction is aborted, nothing committed is lost), but it cannot tell
-//!   a write cut short by a full disk from a failing device and reports both as an I/O error, which poisons.
+//! - **Readahead while the file fits into memory** ([`LmdbOptions::readahead_bytes_max`]), `NO_READAHEAD` beyond. Keys
+//!   are uniform. With readahead, each miss reads as much as the device is set up for (Linux's default is 128 KiB),
+//!   although 4 KiB are needed. This fills empty memory quickly, but makes reads slower once the data exceeds the
+//!   memory. They were more than a hundred times slower on the machine of the results, whose device reads 8 MiB ahead.
+//!   The size is checked when the store is opened, and before each batch. With and without readahead, scans announce
+//!   the leaves that they read next, and batches of gets announce the pages of all their keys.
+//! - **`NO_TLS`**, so that a read transaction belongs to its object and a thread may hold several. `reset` and `renew`
+//!   then move a reader to a newer snapshot, and the reader keeps its slot in the reader table.
+//! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, and the file
+//!   grows by writing. For hosts that limit address space (`ulimit -v`), the map can grow on demand, see below.
+//! - **Not `WRITEMAP`**: it is slower once the data exceeds RAM, and a stray write would land in the store. The file
+//!   would be as long as the map. A full disk would end the process by a signal instead of returning an error.
+//! - **Not `NOMEMINIT`**: unused parts of pages would hold remains of the process's memory, such as keys of TLS, and
+//!   copies of the store would contain them.
+//! - **A reserve of free disk space** ([`LmdbOptions::disk_reserve_bytes`]): `begin` returns `FreeSpace` below it. LMDB
+//!   itself survives a full disk: the transaction is aborted, and nothing committed is lost. But it cannot tell a write
+//!   that a full disk cut short from a failing device. It reports both as an I/O error, which poisons the engine.
 //!
 //! ## Tried
 //!
@@ -57,10 +57,10 @@
 //! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79) | no: as the two above |
 //! | readahead for every store (`readahead=true`) | file in memory's size, nothing of it read yet: time of a present get 0.09 (0.07 to 0.11), absent 0.06 (0.05 to 0.08), rate of a scan 9.0 (8.5 to 9.4). 20M pairs under a cap of 18%: gets 15,000 to 116 a second, of zipfian keys 33,800 to 126; rate of a scan 1.42 | only while the file takes less than three quarters of the memory |
 //!
-//! Open, because nobody has measured them here: huge pages for the map of a file that fits into memory (`MADV_HUGEPAGE`, which
-//! strata asks for its own memory); a comparison made for keys of 32 bytes (`mdb_set_compare`); `MDB_DUPSORT` with `MDB_DUPFIXED`
-//! (a pair as a duplicate of a short prefix takes 64 bytes in place of 74, in a layout that no other program reads); LMDB 1.0,
-//! whose file has another format.
+//! Nobody has measured these here: huge pages for the map of a file that fits into memory (`MADV_HUGEPAGE`, which
+//! strata uses for its own memory); a comparison made for keys of 32 bytes (`mdb_set_compare`); `MDB_DUPSORT` with
+//! `MDB_DUPFIXED` (a pair as a duplicate of a short prefix takes 64 bytes in place of 74, in a layout that no other
+//! program reads); LMDB 1.0, whose file has another format.
 //!
 //! Not tried on purpose: `MDB_NOLOCK` (the readers and the writer of a process need the table of readers), `MDB_FIXEDMAP`
 //! (experimental), `MDB_INTEGERKEY` (keys have 32 bytes), pages of more than 4 KiB (0.9 takes the system's size), a prefaulted
@@ -79,8 +79,8 @@
 //! grown in one place only: inside `begin`, before the write transaction exists, under that lock's write side.
 //!
 //! A reader that is refreshed makes way for a waiting growth. A reader that is neither refreshed nor dropped makes the
-//! growth give up after a short wait. The transaction then goes on in the map as it is, and the put that no longer fits
-//! returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
+//! growth give up after a short wait. The transaction then continues in the map as it is, and the put that no longer
+//! fits returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 

@@ -1,4 +1,4 @@
-//! Reads the neighbours of a missing page as well, while the file is small enough to end up in memory whole.
+//! Reads the neighbours of a missing page as well, while the file is small enough to fit into memory.
 //!
 //! Owns: the advice to the kernel about the map. Must not: affect any result. Runs on the thread that opens the store,
 //! and later on the writer's.

@@ -177,8 +177,8 @@ fn seed() -> u64 {
     nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Reads random pages of `files`, which count as one file after the other; each comes with its bytes. Ends after `most`
-/// reads or after `time`, whichever comes first.
+/// Reads random pages of `files`, which are given with their lengths in bytes and count as one long file. Ends after
+/// `most` reads or after `time`, whichever comes first.
 fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Histogram<u64>> {
     let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
     let all: u64 = files.iter().map(|(_, bytes)| pages(*bytes)).sum();

@@ -6,9 +6,9 @@
 /// Memory limit in bytes below which the heap has one arena.
 const LIMIT_SMALL_BYTES: u64 = 1 << 30;
 
-/// Gives the heap of this process one arena if `limit_bytes`, the memory that the process may use, is small. glibc gives
-/// threads arenas of their own, and memory that was freed in one of them is not used for another: with 20 threads some
-/// 15 to 30 MiB lay unused, which at 96 MiB was the difference between running and being killed.
+/// Gives the heap of this process one arena if `limit_bytes`, the memory that the process may use, is small. glibc
+/// gives threads arenas of their own, and memory that is freed in one arena is not used in another. With 20 threads 15
+/// to 30 MiB were unused. Under a limit of 96 MiB this made the difference between running and being killed.
 pub fn limit_arenas(limit_bytes: u64) {
     if limit_bytes < LIMIT_SMALL_BYTES && std::env::var_os("MALLOC_ARENA_MAX").is_none() {
         #[cfg(target_env = "gnu")]

@@ -13,8 +13,8 @@ pub struct ProcessCounts {
     pub major_faults: u64,
     /// Bytes that were read from the device for the process; `None` if the kernel does not account I/O.
     pub device_read_bytes: Option<u64>,
-    /// Bytes that the process caused to be written to the device. The kernel counts all of a large folio for each page
-    /// of it that is changed: for commits of LMDB the figure was eight times the bytes written.
+    /// Bytes that the process caused to be written to the device. If a page of a large folio changes, the kernel counts
+    /// the whole folio. For commits of LMDB the figure was eight times the bytes written.
     pub device_write_bytes: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! Copies a snapshot of one store into a new file, in key order, so that the copy's leaves are full.
 //!
-//! Reads from a snapshot only. The writer goes on meanwhile, but the pages that it frees are reused only after the
+//! Reads from a snapshot only. The writer continues meanwhile, but the pages that it frees are reused only after the
 //! copy.
 
 use std::path::Path;

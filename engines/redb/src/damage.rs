@@ -1,8 +1,8 @@
 //! Turns redb's panics over damaged pages into errors.
 //!
-//! Owns: this border. redb checks the kind and the lengths of a page by assertions, so a flipped bit ends the thread
-//! that reads it. A service would be restarted forever, and a program would end without a word about the remedy. Must
-//! not: go on after a panic. Data that were read are not used, and a writer is poisoned. Runs on the caller's thread.
+//! Owns: catching these panics. redb checks the kind and the lengths of a page by assertions, so a flipped bit ends the
+//! thread that reads the page. A service would be restarted forever, and a program would end without naming a remedy.
+//! Must not: use data after a panic; a writer is poisoned then. Runs on the caller's thread.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -14,18 +14,18 @@
 //!
 //! Both rows are the same commit, `redb::Durability::Immediate`. redb's other level, `Durability::None`, keeps the
 //! batch in the process's memory, where a killed process loses it: less than `Buffered` promises. Skipping redb's
-//! flushes would keep a batch over a kill, but after a power loss the root could be on disk without the pages it names,
-//! so it is not done. A benchmark row of redb is therefore always a synced one.
+//! flushes would keep a batch after a kill. But after a power loss the root could be on disk without the pages that it
+//! names, so this is not done. A benchmark row of redb is therefore always a synced one.
 //!
 //! # Settings, and why
 //!
-//! - **Quick repair on every commit**, unless [`RedbOptions::quick_repair_every`] asks for fewer. After a crash the newest
-//!   commit decides: one without it removes the recorded allocator's state, and the next open walks the whole file twice,
-//!   tens of gigabytes at a billion pairs. So every Nth commit saves the walk for one crash in N. Nothing is lost either way:
-//!   a commit of one flush is proved by its checksums. Quick repair costs a second flush per commit, and writes the allocator's
-//!   state of every region.
-//! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory
-//!   cap the kernel's page cache is charged beside it. The registry gives redb a quarter of the cap, and half of a small one.
+//! - **Quick repair on every commit**, unless [`RedbOptions::quick_repair_every`] asks for fewer. After a crash the
+//!   newest commit decides. A commit without quick repair removes the recorded state of the allocator. The next open
+//!   then walks the whole file twice, tens of gigabytes at a billion pairs. So quick repair on every Nth commit saves
+//!   the walk after one crash in N. Nothing is lost either way, because checksums prove a commit of one flush. Quick
+//!   repair costs a second flush per commit, and writes the allocator's state of every region.
+//! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory cap the
+//!   kernel's page cache is charged in addition. The registry gives redb a quarter of the cap, and half of a small one.
 //! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
 //!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
 //! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.
@@ -46,9 +46,9 @@
 //! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09) | no: commits are not decided |
 //! | a load that flushes every 50th batch of 10,000 only (`Durability::None` between) | rate of a shuffled load of 2M pairs 1.81 (1.69 to 1.82), 0.12 of the bytes written, a file of twice the size; of a sorted load 1.43 (1.16 to 1.63) | no: the file. A sorted load, the default, is 32 times as fast as a shuffled one, and flushes once for a million pairs |
 //!
-//! The size of the cache was tried under a cap of 18% only. Open, because nobody has measured them here: smaller caps, huge pages
-//! for the cache, compaction after a shuffled load or a load with few flushes, and a build of redb without overflow checks, which
-//! are on for every crate of this workspace.
+//! The size of the cache was tried under a cap of 18% only. Nobody has measured these here: smaller caps, huge pages
+//! for the cache, compaction after a shuffled load or a load with few flushes, and a build of redb without overflow
+//! checks, which are on for every crate of this workspace.
 //!
 //! Not tried on purpose: page and region size (redb has these settings for its own tests), `Durability::None` for commits (a
 //! killed process loses them), compaction after a sorted load (it leaves nothing to compact).
@@ -60,7 +60,7 @@
 //! lost. After freeing space and opening again, the checkpoint tells whether the batch is in.
 //!
 //! To keep this rare, `begin` checks the free space first and returns [`ErrorKind::FreeSpace`] while less than the
-//! reserve is left. Nothing was touched then, reads go on, and the next `begin` after space was freed succeeds.
+//! reserve is left. Nothing was touched then, reads continue, and the next `begin` after space was freed succeeds.
 //!
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace

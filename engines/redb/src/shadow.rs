@@ -1,7 +1,6 @@
 //! A file that redb may write to without changing it. Written blocks stay in memory and cover those of the file.
 //!
-//! Owns: the written blocks. Must not: write to the file. Shared between threads behind a lock, as redb demands of a
-//! backend.
+//! Owns: the written blocks. Must not: write to the file. Threads share it by a lock, as redb demands of a backend.
 //!
 //! redb repairs a file whose writer was killed, and checks only a file that it may repair. Both rewrite headers and the
 //! allocator's state but no page of pairs, so the written blocks stay few.

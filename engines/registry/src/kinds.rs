@@ -6,8 +6,8 @@ use engine_api::{Engine, Result};
 
 use crate::list::{EngineKind, compiled};
 
-/// Scrubs a store whose pages have checksums that no read compares (redb), and refuses it if one differs: data copied
-/// from it would seem sound afterwards, and be wrong.
+/// Scrubs a store whose pages have checksums that no read compares (redb), and refuses it if one differs. Otherwise a
+/// copy of wrong data would have right checksums.
 ///
 /// # Errors
 /// `DataDamaged` naming the damaged place; any other error of the scrub.
@@ -18,9 +18,9 @@ pub fn check_before_copy(kind: EngineKind, engine: &mut dyn Engine) -> Result<()
     Ok(())
 }
 
-/// Makes this process explain a memory fault that ends it: the message names the open LMDB store and says how to go on.
-/// LMDB reads through a map, so reading a damaged file can only fail by a signal. The process ends with `exit_code`, or
-/// by the signal's default action if that is `None`. Call this once, before a store is opened.
+/// Makes this process explain a memory fault that ends it: the message names the open LMDB store and says how to
+/// continue. LMDB reads through a map, so reading a damaged file can only fail by a signal. The process ends with
+/// `exit_code`, or by the signal's default action if that is `None`. Call this once, before a store is opened.
 pub fn explain_faults(exit_code: Option<u8>) {
     for engine in compiled() {
         if let Some(explain) = engine.descriptor().explain_faults {

@@ -1,8 +1,8 @@
 //! The marker `SOLKV`: a description of the store in a directory, readable without opening the engine.
 //!
 //! It is written to a temporary file and renamed, with an fsync of the file and of the directory, so it is whole or
-//! absent. Its first line is the checksum of the others: a marker that was cut would contain less, and so less would be
-//! checked.
+//! absent. Its first line is the checksum of the others, because a marker that was cut short would lack entries, and
+//! these would not be checked.
 
 use std::cmp::Ordering;
 use std::io::{self, ErrorKind as Io};
@@ -41,8 +41,8 @@ pub struct Identity {
     /// Load that fills or has filled the store; `None` if the store was made empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
-    /// Seq that the store had when it was last closed or its load was completed. The store is never below it. `None`
-    /// means that the engine may not have made its files yet.
+    /// Seq that the store had when it was last closed or its load was completed. The store's seq never falls below it.
+    /// `None` means that the engine may not have made its files yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
     /// Meaning of the pairs, as far as a program has stated it.

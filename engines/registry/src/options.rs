@@ -82,11 +82,11 @@ pub struct EngineArgs {
 
     /// Memory for the engine's cache, such as 512MB or 4GiB.
     ///
-    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through
-    /// the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where
-    /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's memory profile, a quarter
-    /// for vanilla RocksDB and for redb; and at least 64 MiB, or half of a limit below twice that. Tuned RocksDB leaves
-    /// 128 MiB of a limit below 341 MiB, as far as that minimum allows.
+    /// This is all that strata holds in memory, RocksDB's block cache, or redb's page cache. LMDB has no cache: it
+    /// reads through the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's
+    /// memory if there is no limit. It is five eighths for strata and tuned RocksDB, a half for RocksDB's memory
+    /// profile, and a quarter for vanilla RocksDB and for redb. It is at least 64 MiB, or half of a limit below twice
+    /// that. Tuned RocksDB leaves 128 MiB of a limit below 341 MiB, as far as that minimum allows.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 

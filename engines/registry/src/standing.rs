@@ -1,8 +1,8 @@
 //! Checks that the engine's files match the marker: they exist, belong to its engine, and have reached its seq.
 //!
 //! Owns: these refusals. An engine creates a new store if it finds none. So without them a directory whose files are
-//! gone would be opened as an empty map, for example if a device is not mounted or some files are lost. Must not:
-//! change anything. Runs on the thread that opens the store.
+//! gone would be opened as an empty map. Files are gone, for example, if a device is not mounted. Must not: change
+//! anything. Runs on the thread that opens the store.
 
 use std::fs;
 use std::io::ErrorKind as Io;

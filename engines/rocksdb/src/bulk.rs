@@ -54,7 +54,8 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
 }
 
 /// Returns the number of pairs at the chunk's start that the store holds already, because a crash came after they were
-/// ingested and before the checkpoint. Any other pair at or above the chunk's first key makes the chunk refused.
+/// ingested and before the checkpoint. If the store has any other pair at or above the chunk's first key, the chunk is
+/// refused.
 fn already_stored(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<usize> {
     let Some((first, _)) = pairs.first() else { return Ok(0) };
     let (mut known, mut other) = (0, false);

@@ -20,7 +20,7 @@ use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
 
 pub struct RocksdbEngine {
     db: DB,
-    /// WAL filter that RocksDB has a bare pointer to, and so dropped after the store.
+    /// The WAL filter. RocksDB has a bare pointer to it, so it is dropped after the store.
     _filter: Filter,
     rocksdb_options: Options,
     options: RocksdbOptions,
@@ -137,8 +137,8 @@ impl RocksdbEngine {
 }
 
 impl Engine for RocksdbEngine {
-    /// Derives the part about filters from the existing files. If there is no file yet, it depends on whether new files
-    /// will have filters.
+    /// Returns the label, whose part about filters depends on the existing files. If there is no file yet, it depends
+    /// on whether new files will have filters.
     fn label(&self) -> &'static str {
         let filtered = self.filter_bytes.map_or(self.options.bloom_bits.is_some(), |bytes| bytes > 0);
         match (self.options.profile, filtered) {

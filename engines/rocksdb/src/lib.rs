@@ -25,25 +25,26 @@
 //! # Settings, and why
 //!
 //! - **No compression** in either profile: pubkeys are random bytes, and no codec is compiled in.
-//! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of [`RocksdbOptions::cache_bytes`], and a
-//!   full Bloom filter over whole keys where [`RocksdbOptions::bloom_bits`] asks for it. Index and filters live outside the
-//!   cache and are not limited: that is the default's known weak spot under a memory cap, and measured as such.
+//! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of
+//!   [`RocksdbOptions::cache_bytes`]. If [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over
+//!   whole keys. Index and filters live outside the cache and are not limited. This is a known weakness of the defaults
+//!   under a memory cap, and the benchmarks show it.
 //! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
 //!   search of the index (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed
 //!   as one file. Index and filters live outside the cache.
-//! - **[`Profile::Tuned`]** is for a memory cap. It has the same, with Ribbon filters in place of Bloom filters, puts filters and
-//!   index into the cache, and keeps them there for good where they take at most seven eighths of it at the opening. Where they
-//!   do not fit, a get may read a whole filter first, which is a warning at the opening; partitions
-//!   (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are charged to the
-//!   cache. Files have 256 MiB. With less than 1 GiB beside the cache the files and a compaction's read-ahead are smaller,
-//!   because both take memory outside of the cache: a filter while it is made, and a buffer for each file that is read. So the
-//!   default cache leaves 128 MiB of a limit that has them beside the cache's minimum of 64 MiB. Reads
-//!   are direct where the directory exceeds the memory limit at opening, because the page cache would hold a second copy of
-//!   the block cache's blocks.
-//! - **[`RocksdbOptions::set`]** comes after the profile.
+//! - **[`Profile::Tuned`]** is for a memory cap. It has the settings of Memory, with Ribbon filters instead of Bloom
+//!   filters. Filters and index are in the cache, and are pinned there if they take at most seven eighths of it at the
+//!   opening. If they do not fit, a get may have to read a whole filter first, and the opening warns about it.
+//!   Partitions (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are
+//!   charged to the cache. Files have 256 MiB. If the cache leaves less than 1 GiB of the limit, files and a
+//!   compaction's read-ahead are smaller. Both take memory outside of the cache: a filter while it is made, and a
+//!   buffer for each file that is read. So the default cache leaves 128 MiB of the limit, as far as its own minimum of
+//!   64 MiB allows. Reads are direct if the directory exceeds the memory limit at the opening, because the page cache
+//!   would hold a second copy of the block cache's blocks.
+//! - **[`RocksdbOptions::set`]** overrides the profile's settings.
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
-//! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then it is half of
-//!   those. The log of events has 3 files of 8 MiB.
+//! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then the
+//!   limit is half of that number. RocksDB's log of events has 3 files of 8 MiB.
 //!
 //! ## Tried
 //!
@@ -59,26 +60,27 @@
 //! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within the spread of the repeats, two or one of them | no |
 //! | Ribbon filter of 20 bits in memory | absent 1.11 (0.91 to 1.32) | no |
 //! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.4 to 1.7 times | no |
-//! | eight of them, four flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB; the whole profiles, whose memtables have filters as well, took some 0.8 in the few runs there were | in both profiles |
+//! | memtables of 16 MiB, eight, of which four are flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB; in a few runs of the whole profiles, whose memtables also have filters, about 0.8 | in both profiles |
 //! | memtables of 8 MiB, six | 0.57 (0.42 to 0.71), bytes written twice | no |
 //! | memtables of 256 MiB | 0.97 (0.86 to 1.09) | no |
 //! | the log's next file made ahead | 0.77 (0.77 to 1.08) | no: not decided, and `--set` does not take it, as all that changes a log's file |
 //! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
 //! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
 //! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |
-//! | tuned before, with a two-level index and partitioned Bloom filters: pinned or not | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within the spread of the repeats | pinned, where they fit |
+//! | the earlier tuned profile, with a two-level index and partitioned Bloom filters: pinned, against not pinned | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within the spread of the repeats | pinned, where they fit |
 //! | one-level index and whole filters, pinned, against partitions that are not | 4%: present p50 0.68, absent mean 0.39, p50 0.38; 18%: present p50 0.93, absent mean 0.63, p50 0.43 | yes |
 //! | the same with Ribbon filters | 4%: present p50 0.66, absent mean 0.38, p99 0.06; 18%: present p50 0.93, absent mean 0.58, p99 0.24 | yes |
 //! | tuned: filters and index outside of the cache | killed by the 4% cap | no |
 //! | the cache's part of an 18% cap | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half | five eighths, a quarter |
 //!
-//! `mmap` reads were tried with a block cache, which takes no block that is mapped: each get then computes its block's checksum
-//! anew. `--set` cannot turn the cache off. Commits were measured for three seconds, in which few compactions end.
+//! `mmap` reads were tried with a block cache, which does not hold mapped blocks, so each get computed its block's
+//! checksum again. `--set` cannot turn the cache off. Commits were measured for three seconds, in which few compactions
+//! end.
 //!
 //! Open, because nobody has measured them here:
 //!
-//! - PlainTable, with which RocksDB's own measurements in memory were made, and CuckooTable; neither has checksums of blocks,
-//!   as LMDB has none;
+//! - PlainTable, with which RocksDB's own measurements in memory were made, and CuckooTable; neither has checksums of
+//!   blocks, and neither has LMDB;
 //! - a row cache, which keeps more hot pairs in the same memory than a cache of blocks, for zipfian gets under a cap;
 //! - memtables of hash buckets, and batches in key order with an insertion hint, for commits;
 //! - `io_uring` for batches of gets: the crate compiles it in where liburing is installed, and RocksDB asks the program whether
@@ -86,7 +88,8 @@
 //! - sorted files that are flushed while they are written, for sorted loads;
 //! - universal compaction, a rate limiter, recovery without a flush, gets into a buffer of the caller;
 //! - jemalloc, huge pages for the cache's blocks, and a build for the processor at hand;
-//! - LZ4, RocksDB's default, and zstd: no codec is compiled in. With keys of 32 random bytes only values that repeat gain.
+//! - LZ4, RocksDB's default, and zstd: no codec is compiled in. Keys of 32 random bytes do not compress, so only
+//!   repeated values would gain.
 //!
 //! Not tried on purpose: `unordered_write` and `manual_wal_flush` (they change which failures a commit survives), loads without a log (a
 //! killed load would begin again), `async_io` (needs coroutines, which the crate does not build).
@@ -102,7 +105,7 @@
 //! `begin` checks the free space and returns [`ErrorKind::FreeSpace`] below [`RocksdbOptions::disk_reserve_bytes`].
 //! Nothing was touched then, and the next `begin` after space was freed succeeds. A commit that meets a full disk all
 //! the same returns [`ErrorKind::Reopen`]: the log may hold a part of the batch or all of it, and the library offers no
-//! way to tell. Reads go on, and after opening again the checkpoint tells.
+//! way to tell. Reads continue, and after opening again the checkpoint tells.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen

@@ -19,7 +19,8 @@ const REST_BYTES: u64 = 256 << 20;
 
 /// Memory of the tuned profile in addition to its cache: 75 MiB for the program and its code, and the rest for a
 /// compaction. A service with 20M pairs, a cache of 64 MiB and a stream at full speed took 95 MiB and 24 MiB of code in
-/// addition. The default cache leaves so much where the limit has it, which a limit of 192 MiB does.
+/// addition to its cache. The default cache leaves this much free, as far as its minimum allows; a limit of 192 MiB
+/// suffices.
 pub(crate) const REST_TUNED_BYTES: u64 = 128 << 20;
 
 /// Returns the notes about the store in `dir`, which may be missing.
@@ -102,8 +103,8 @@ impl Tables {
         Some(Note { text, is_warning })
     }
 
-    /// Returns the warning about a cache that cannot hold them. They are pinned only where they leave an eighth of it to
-    /// the pairs.
+    /// Returns the warning about a cache that cannot hold filters and indexes. They are pinned only if they leave an
+    /// eighth of it to the pairs.
     fn inside(&self) -> Option<Note> {
         let tables_bytes = pinned_bytes(self.pairs, self.bloom_bits);
         let needed_bytes = tables_bytes / PINNED_EIGHTHS * 8;
@@ -118,8 +119,8 @@ impl Tables {
         (needed_bytes > self.cache_bytes).then_some(Note { text, is_warning: true })
     }
 
-    /// Returns the warning about a limit that leaves a compaction too little beside the tuned profile's cache. Without
-    /// pairs nothing is compacted yet.
+    /// Returns the warning about a limit that leaves a compaction too little in addition to the tuned profile's cache.
+    /// Without pairs nothing is compacted yet.
     fn beside(&self) -> Option<Note> {
         let needed_bytes = self.cache_bytes.saturating_add(REST_TUNED_BYTES);
         let (cache, rest) = (ByteSize::b(self.cache_bytes), ByteSize::b(REST_TUNED_BYTES));

@@ -3,8 +3,8 @@
 //! Owns: RocksDB's WAL filter, and the sequence number that comes next. Must not: change a batch or a file. Runs on the
 //! thread that opens the store, while RocksDB replays.
 //!
-//! RocksDB takes zeros at the end of a batch for space that was allocated ahead, and goes on with the next block of the
-//! log without an error (`log_reader.cc`, `kZeroType`). It also goes on with the next log if one ends between two
+//! RocksDB takes zeros at the end of a batch for space that was allocated ahead, and continues with the next block of
+//! the log without an error (`log_reader.cc`, `kZeroType`). It also continues with the next log if one ends between two
 //! batches. After a power loss either can be a hole: pages of a log reach the device in any order, so a batch may be
 //! lost while later ones are there. Without this filter a store would hold the later batches and their checkpoint, and
 //! not those in the hole.
@@ -144,7 +144,7 @@ unsafe extern "C" fn batch_found(
     let batch = unsafe { slice::from_raw_parts(data.cast::<u8>(), bytes) };
     // RocksDB has refused shorter batches already.
     let follows = begins && batch.first_chunk().is_some_and(|header| replayed.follows(*header));
-    // Treated like a batch whose checksum is wrong: the replay ends before it, and goes on with a later log only if
+    // Treated like a batch whose checksum is wrong: the replay ends before it, and continues with a later log only if
     // that fits.
     let verdict =
         if follows { ffi::rocksdb_wal_filter_continue_processing } else { ffi::rocksdb_wal_filter_corrupted_record };

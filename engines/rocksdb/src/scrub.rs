@@ -3,7 +3,7 @@
 //! Owns: a second, read-only opening of the store, with nothing cached. Must not: change anything. Runs on the thread
 //! that asks for the scrub.
 //!
-//! A scan reads data blocks only, and RocksDB goes on without a filter that it cannot read. `rocksdb_verify_checksum`
+//! A scan reads data blocks only, and RocksDB continues without a filter that it cannot read. `rocksdb_verify_checksum`
 //! opens each file and reads all of its blocks but the partitions of filters. Those are read and checked when a file is
 //! opened with pinned partitions, and stay pinned for the time of that file's check.
 

@@ -26,13 +26,13 @@ const MEMTABLE_FILTER_SHARE: f64 = 0.02;
 /// Limit of background jobs in the tuned profile. More compactions of one store would only compete for the device.
 const BACKGROUND_JOBS_MAX: usize = 4;
 const MIB: usize = 1 << 20;
-/// Largest size of a file in the tuned profile, and part of the memory beside the cache that a file may have. A file's
-/// Ribbon filter takes some half of the file's size while it is made.
+/// Largest size of a file in the tuned profile, and the share of the memory outside of the cache that a file may take.
+/// A file's Ribbon filter takes about half of the file's size while it is made.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 const FILE_BYTES_MIN: u64 = 16 << 20;
 const FILE_PART_OF_REST: u64 = 4;
-/// RocksDB's own read-ahead of a compaction, and part of the memory beside the cache that it may have. A compaction of
-/// level 0 has one for each of its files, of which there may be 20 and more.
+/// RocksDB's own read-ahead of a compaction, and the share of the memory outside of the cache that it may take. A
+/// compaction of level 0 has one for each of its files, which may be 20 and more.
 const READ_AHEAD_BYTES_MAX: u64 = 2 << 20;
 const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
 const READ_AHEAD_PART_OF_REST: u64 = 384;
@@ -42,8 +42,9 @@ const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
 pub(crate) const FILE_BYTES_A_PAIR: u64 = 76;
 /// Bytes of RocksDB's index per pair, times 100.
 pub(crate) const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
-/// Eighths of the cache that pinned filters and index may take. With all of 50M pairs pinned in a cache of 80 MB, which
-/// they fill, gets under a cap of 128 MB were faster than with any that left more of it to data blocks.
+/// Eighths of the cache that pinned filters and index may take. Under a cap of 128 MB, a cache of 80 MB that the pinned
+/// filters and index of 50M pairs fill made gets fastest: every setting that left more of the cache to data blocks was
+/// slower.
 pub(crate) const PINNED_EIGHTHS: u64 = 7;
 /// From this many open files on RocksDB may keep all files open: with files of 64 MiB they hold 4 TB.
 const OPEN_FILES_ENOUGH: u64 = 1 << 16;
@@ -106,9 +107,9 @@ fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
 }
 
 /// Whether filters and index of a store of this size are pinned in the cache. In a new store nothing is pinned, because
-/// it may become any size. Pinned blocks cannot be evicted, so a store that grows beyond the cache takes memory beyond
-/// it: the default cache is at most five eighths of the limit, and direct reads leave the rest unused, so that a store
-/// which fits at its opening may grow by half before it reaches the limit.
+/// it may grow to any size. Pinned blocks cannot be evicted, so the pinned blocks of a growing store may exceed the
+/// cache. The default cache is at most five eighths of the limit, and direct reads leave the rest unused. So a store
+/// whose blocks fit at its opening may grow by half before it reaches the limit.
 fn is_pinned(store_bytes: u64, options: &RocksdbOptions) -> bool {
     let pinned_bytes = pinned_bytes(store_bytes / FILE_BYTES_A_PAIR, options.bloom_bits.unwrap_or(0));
     pinned_bytes > 0 && pinned_bytes <= options.cache_bytes / 8 * PINNED_EIGHTHS
@@ -162,7 +163,7 @@ struct CompactionBytes {
 }
 
 impl CompactionBytes {
-    /// Returns the sizes for `rest_bytes` of memory beside the cache. With 1 GiB or more they are the largest.
+    /// Returns the sizes for `rest_bytes` of memory outside of the cache. With 1 GiB or more they are the largest.
     fn of(rest_bytes: u64) -> Self {
         let read_ahead = (rest_bytes / READ_AHEAD_PART_OF_REST).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX);
         Self {

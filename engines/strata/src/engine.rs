@@ -141,7 +141,7 @@ pub(crate) struct Work {
     pub(crate) ended: bool,
     /// Names of WAL files that wait to be overwritten.
     pub(crate) spare: Vec<String>,
-    /// Preparation of the next WAL file and memtable while commits go on.
+    /// Preparation of the next WAL file and memtable while commits continue.
     pub(crate) ahead: Ahead,
 }
 
@@ -294,9 +294,9 @@ impl Engine for StrataEngine {
     }
 
     fn settle(&self) -> Result<()> {
-        // A settled store is as small as possible, so the WAL begins anew in an empty file.
+        // A settled store is as small as possible, so the WAL starts over in an empty file.
         let batch = self.shared.begin_anew(&mut *self.shared.writer()?)?;
-        // Commits go on during the flush and the merge; later merges take their records.
+        // Commits continue during the flush and the merge; later merges take their records.
         self.shared.wait_for_batch(batch)?;
         self.shared.remove_spares();
         merge::settle(&self.shared)

@@ -17,18 +17,18 @@
 //! - Filters and directory are in memory, so a get of an absent key nearly always ends there, and a get of a present
 //!   key reads one page. A get prefetches the filters' cache lines of all runs and the base's directory at once,
 //!   because their places depend on the key alone. A batch of gets does each such step for many keys before the next.
-//!   Reads bypass the page cache, which holds nothing of a store. The memory that is left goes to whole segments, page
-//!   by page as pages are asked for, if a good part of them fits; otherwise to single records that were read recently
-//!   (see [`StrataOptions::memory_bytes`]).
+//!   Reads bypass the page cache, which holds nothing of a store. The memory that is left holds whole segments if a
+//!   good part of them fits; they are brought in page by page as pages are needed. Otherwise it holds single records
+//!   that were read recently (see [`StrataOptions::memory_bytes`]).
 //! - A batch of gets, a scan and a merge keep several reads in flight by `io_uring` where the kernel allows it. Where
 //!   it does not, they read one after the other, and the statistic `io_uring_refused` counts it.
 //! - One merge step runs at a time, and merges of newer and older runs take turns. Merges write at most 128 MiB a
-//!   second as long as they keep up. Where they do not, commits are slowed from 20 delta runs on and held at 36, or
-//!   slowed at a debt of two and held at three times the amount that makes a merge into the base due. The statistics
-//!   count such waits and hold the longest one.
-//! - The next WAL file and memtable are made while the present ones fill, and the WAL's bytes are with the device by
-//!   the time a commit begins the next file.
-//! - All memory is taken from one budget, which is divided anew after each flush and merge: filters come first, then
+//!   second as long as they keep up. Where they do not, commits are slowed from 20 delta runs on and held at 36. They
+//!   are also slowed and held at a debt of two and three times the amount that makes a merge into the base due. The
+//!   statistics count such waits and hold the longest one.
+//! - The next WAL file and memtable are made while the present ones fill. When a commit begins the next file, the WAL's
+//!   bytes have already reached the device.
+//! - All memory is taken from one budget, which is divided again after each flush and merge: filters come first, then
 //!   records, pages and more filters. Flushes, merges and scans take the memory that they need from these, and give it
 //!   back.
 //! - Every access to a disk goes through [`storage::Storage`], so that tests can put faults and power losses anywhere.
@@ -47,8 +47,8 @@
 //! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
 //! first record that is not whole. If that record was durable once, opening fails and names the place.
 //!
-//! Whoever chooses keys, values and their order can neither forge a record of the WAL nor make keys collide, because
-//! both depend on secrets of the store (FORMAT.md, "Secrets").
+//! A stranger who chooses keys, values and their order can neither forge a record of the WAL nor make keys collide,
+//! because both depend on secrets of the store (FORMAT.md, "Secrets").
 //!
 //! # Tests
 //!
@@ -62,8 +62,8 @@
 //!
 //! `begin` checks the free space and returns [`ErrorKind::FreeSpace`] below [`StrataOptions::disk_reserve_bytes`]. If a
 //! record of the WAL does not fit, the commit reports `FreeSpace` and applies nothing. The cut record fails its
-//! checksum, so recovery ignores it. Reads go on, and writes go on once there is space; no restart is needed. A merge
-//! checks the space that it will need before it writes, and leaves the reserve alone.
+//! checksum, so recovery ignores it. Reads continue, and writes continue once there is space; no restart is needed. A
+//! merge checks the space that it will need before it writes, and leaves the reserve alone.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 

@@ -37,8 +37,8 @@ struct Piece {
     whole: usize,
 }
 
-// SAFETY: the pages lie in the piece's mapping, which lives as long as the piece. They are written by one holder that
-// shares them with nobody, and read by any number of holders that write nothing.
+// SAFETY: the pages lie in the piece's mapping, which lives as long as the piece. They are written by one holder before
+// it shares them, and read by any number of holders that write nothing.
 unsafe impl Send for HugeBytes {}
 // SAFETY: as for `Send` above.
 unsafe impl Sync for HugeBytes {}

@@ -33,11 +33,11 @@ const SEGMENT_WORK: u64 = 13;
 /// At most 1/WORK_SHARE of the memory is set aside for work.
 const WORK_SHARE: u64 = 8;
 /// Records get 1/CACHE_LEAST of the memory before the second filter plane gets any: between a sixty-fourth and a
-/// quarter. At a cap of 4% of 50M pairs, those two shares meant 0.59 and 0.52 reads a get with zipfian keys (ten
-/// seconds from a cold start), and 0.003 and 0.01 reads a get of absent keys, because a quarter leaves no room for the
+/// quarter. At a cap of 4% of 50M pairs, those two shares led to 0.59 and 0.52 reads a get with zipfian keys (ten
+/// seconds from a cold start). Absent keys took 0.003 and 0.01 reads a get, because a quarter leaves no room for the
 /// second plane.
 const CACHE_LEAST: u64 = 20;
-/// Size at which a WAL of batches that change nothing ends, so that it cannot grow for ever.
+/// Size at which a WAL of batches that change nothing ends, so that it cannot grow without end.
 const WAL_BYTES_MAX: u64 = 256 << 20;
 
 /// Capacities of the pieces in which a store writes. They follow from the memory. A test may open a store with others

@@ -52,8 +52,8 @@ pub trait StorageFile: Send + Sync {
     /// Advises the system that the written bytes will not be read through the page cache, where they would only be
     /// charged to a memory cap.
     fn forget_pages(&self);
-    /// Advises the device to begin writing these bytes, so that the flush at the end finds little to do, and reads do
-    /// not compete with all of it at once.
+    /// Advises the device to begin writing these bytes. Then the flush at the end is short, and reads do not compete
+    /// with all of the writing at once.
     fn start_writeback(&self, _offset: u64, _bytes: u64) {}
     /// Returns a descriptor that the kernel can read from by itself (io_uring); `None` if there is none.
     fn raw_fd(&self) -> Option<RawFd> {

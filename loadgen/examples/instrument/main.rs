@@ -1,11 +1,11 @@
-//! Is the instrument right? Each engine's operations timed by a program that knows nothing of ours, and by `loadgen
-//! bench`, on copies of the same store, by turns. `make bench-instrument` runs it; exit code 1 when the two differ by more
-//! than 10%, and by more than the clock can tell.
+//! Checks the measurements of `loadgen bench`. By turns, a stand-alone program without our code and `loadgen bench`
+//! time each engine's operations, on copies of the same store. `make bench-instrument` runs it. The exit code is 1 if
+//! the two differ by more than 10%, and by more than the clock's error.
 //!
 //! Owns: the turns, the comparison. Must not: publish a figure. Runs on the main thread; strata's merges have their own.
 //!
-//! Compared are means of gets, of batches of gets and of puts, and the median of flushed commits: the mean of those is that
-//! of the few which a device makes wait.
+//! It compares means of gets, of batches of gets and of puts, and the median of flushed commits. A mean of commits
+//! would depend on the few that wait for the device.
 
 mod plain;
 
@@ -20,7 +20,7 @@ use plain::{Figures, Op};
 const PAIRS: u64 = 1_000_000;
 const TURNS: usize = 7;
 const CACHE_BYTES: usize = 1 << 30;
-/// How long both sides measure, and a tenth of it before.
+/// Time for which both sides measure, in seconds. They warm up for a tenth of it.
 const SECONDS: f64 = 2.0;
 /// Keys of a batch of gets.
 const MANY: usize = 100;
@@ -28,8 +28,8 @@ const MANY: usize = 100;
 const BATCH: usize = 1000;
 /// Largest difference that is accepted, as a share.
 const TOLERANCE: f64 = 0.1;
-/// Largest difference that is accepted in any case. The two sides read different clocks, and one reading of either takes
-/// about 20 ns, so that a put of 65 ns is mostly clock.
+/// Largest difference that is accepted in any case. The two sides read different clocks, and one reading of either
+/// takes about 20 ns, so a put of 65 ns consists mostly of clock readings.
 const CLOCK_NS: f64 = 8.0;
 
 const ENGINES: [&str; 4] = ["rocksdb", "lmdb", "redb", "strata"];
@@ -54,13 +54,13 @@ fn main() -> Result<()> {
     let mut wrong = 0;
     println!("{:8} {:14} {:>12} {:>12} {:>7}", "engine", "op", "stand-alone", "loadgen", "ratio");
     for engine in ENGINES.into_iter().filter(|engine| asked.is_empty() || asked.iter().any(|asked| asked == engine)) {
-        // One copy a side: both are read, and written to as long, by turns.
+        // One copy for each side. Both are read and written for equal times, by turns.
         let (ours, theirs) = (work.path().join(engine), work.path().join(format!("{engine}-plain")));
         load(&bin, engine, &ours)?;
         copy(&ours, &theirs)?;
         for ops in [&[Op::ReadPositive][..], &[Op::ReadNegative], &[Op::GetMany], &[Op::Put, Op::Commit]] {
             if engine == "lmdb" && ops == [Op::GetMany] {
-                // The adapter asks in the order of keys and has pages read ahead: no plain program does.
+                // The adapter asks in the order of keys and reads pages ahead, which no stand-alone program does.
                 continue;
             }
             wrong += compare(&bin, engine, &ours, &theirs.join("data"), ops)?;
@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Measures some operations by turns, and says how many of them differ.
+/// Measures some operations by turns, and returns the number of them that differ.
 fn compare(bin: &Path, engine: &str, store: &Path, data: &Path, ops: &[Op]) -> Result<usize> {
     let (mut alone, mut bench) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
@@ -81,7 +81,7 @@ fn compare(bin: &Path, engine: &str, store: &Path, data: &Path, ops: &[Op]) -> R
     for op in ops {
         let of = |runs: &[Figures]| runs.iter().filter_map(|figures| figures.get(op).copied()).collect::<Vec<f64>>();
         let (alone, bench) = (of(&alone), of(&bench));
-        // By turns, because the machine's speed drifts by more than what is looked for.
+        // By turns, because the machine's speed drifts by more than the differences to be found.
         let ratios = alone.iter().zip(&bench).map(|(alone, bench)| bench / alone).collect();
         let (Some(alone), Some(bench), Some(ratio)) = (median(alone), median(bench), median(ratios)) else { continue };
         let differs = (ratio - 1.0).abs() > TOLERANCE && (bench - alone).abs() > CLOCK_NS;
@@ -106,7 +106,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The figures of a stand-alone program, in a process of its own: one that has measured before has its memory laid out.
+/// Returns the figures of a stand-alone program. Each call starts a new process, because a process that has measured
+/// before has another memory layout.
 fn by_itself(engine: &str, data: &Path, op: Op, turn: usize) -> Result<Figures> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args([PLAIN, engine]).arg(data).args([serde_json::to_string(&op)?, turn.to_string()]);

@@ -19,7 +19,7 @@ use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
 
 type Key = [u8; 32];
 
-/// As long as `loadgen` waits for an engine's threads before it measures.
+/// Time to wait for an engine's threads before measuring, the same as in `loadgen`.
 const REST: Duration = Duration::from_secs(4);
 
 /// An operation whose time is compared.
@@ -50,7 +50,7 @@ impl Op {
     }
 }
 
-/// The store in `data`, by its crate's own calls.
+/// Measures the store in `data` by its crate's own calls.
 pub(crate) fn measure(engine: &str, data: &Path, op: Op, turn: u64) -> Result<Figures> {
     match engine {
         "rocksdb" => rocks(data, op, turn),
@@ -67,7 +67,7 @@ fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let mut options = rocksdb::Options::default();
     options.set_compression_type(rocksdb::DBCompressionType::None);
     options.set_block_based_table_factory(&table);
-    // By its column family, which batches of gets have to name, and with its options: it would have RocksDB's own.
+    // Name the column family, because batches of gets need it. Without the options it would have RocksDB's own.
     let families = [(rocksdb::DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
     let db = rocksdb::DB::open_cf_with_opts(&options, data, families)?;
     let value_of = |bytes: rocksdb::DBPinnableSlice<'_>| -> Result<Key> { Ok(bytes.as_ref().try_into()?) };
@@ -77,7 +77,7 @@ fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
         sync.set_sync(true);
         return write(turn, |pairs, clock| {
             let mut batch = rocksdb::WriteBatch::default();
-            // A transaction reads its own writes: it cannot do with less than this.
+            // A transaction reads its own writes, and this map is the least that it needs for that.
             let mut pending: HashMap<Key, Option<Key>, foldhash::fast::RandomState> =
                 HashMap::with_capacity_and_hasher(BATCH, foldhash::fast::RandomState::default());
             let mut puts = 0;
@@ -185,7 +185,7 @@ fn redb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let table = txn.open_table(TABLE)?;
     let get = |key: &Key| Ok(table.get(key)?.map(|value| *value.value()));
     if op == Op::GetMany {
-        // In the order of keys, which is the order of pages: that is all that redb leaves to its caller.
+        // Ask in the order of keys, which is the order of pages. redb leaves nothing else to its caller.
         let mut order: Vec<usize> = Vec::with_capacity(MANY);
         return read_many(turn, |keys, values| {
             order.clear();
@@ -220,7 +220,7 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             Ok((puts, commit))
         });
     }
-    // Pages come into memory by reading them, and a reader sees those that its version had.
+    // Reading brings pages into memory, and a reader sees the pages of its own version.
     engine.reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
     std::thread::sleep(REST);
     let mut reader = engine.reader()?;
@@ -230,8 +230,8 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     read(op, turn, |key| Ok(reader.get(key)?))
 }
 
-/// Gets as many pairs as `loadgen` does before it measures: a tenth. A cache of values is then as large on both sides, and an
-/// absent key costs more beside a large one.
+/// Gets as many pairs as `loadgen` does before it measures: a tenth. Then both sides have a cache of values of the same
+/// size, which matters because absent keys cost more with a large cache.
 fn touch(mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<()> {
     let (pairs, mut rng) = (Pairs::new(1), Rng::new(1));
     (0..PAIRS / 10).try_for_each(|_| {
@@ -285,8 +285,8 @@ fn read_many(turn: u64, mut get: impl FnMut(&[Key], &mut [Option<Key>]) -> Resul
     Ok(BTreeMap::from([(Op::GetMany, clock.nanos(ticks) / f64::from(count))]))
 }
 
-/// Commits of `BATCH` puts at random keys; `batch` gives the ticks of its puts and of its commit. Each pair is made right before
-/// its put, as `loadgen` does: from a list of them it would come from a slower cache.
+/// Commits of `BATCH` puts at random keys; `batch` gives the ticks of its puts and of its commit. Each pair is made
+/// right before its put, as `loadgen` does, because a pair from a list would come from a slower cache.
 fn write(
     turn: u64,
     mut batch: impl FnMut(&mut dyn Iterator<Item = (Key, Key)>, &mut Clock) -> Result<(u64, u64)>,
@@ -335,7 +335,7 @@ impl Clock {
         ticks() - before
     }
 
-    /// By all that has passed since the start on both clocks.
+    /// Converts by the time that has passed since the start on both clocks.
     fn nanos(&self, of: u64) -> f64 {
         let (passed, ticks) = (self.started.elapsed().as_nanos() as f64, ticks() - self.first);
         of as f64 * passed / ticks as f64

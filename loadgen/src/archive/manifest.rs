@@ -4,8 +4,8 @@
 //! used on any thread.
 //!
 //! A manifest is bincode: little-endian numbers, a byte before an optional value, and a count before the elements of a
-//! list. Only the slots, the blockhash of the archive's slot and the list of files say something; other hashes and keys
-//! are random, and other numbers are zero or those of mainnet.
+//! list. Only the slots, the blockhash of the archive's slot and the list of files have a meaning. Other hashes and
+//! keys are random, and other numbers are zero or those of mainnet.
 
 use std::collections::BTreeMap;
 

@@ -10,8 +10,8 @@
 //!
 //! Every file of accounts is made twice, because the manifest comes before the files and lists their lengths.
 //!
-//! The archives of a workload tell the story of `loadgen stream` with the same options. A map that was loaded from the
-//! full archive, and then from an incremental one, and that has followed the stream from the archive's slot to its end,
+//! The archives of a workload tell the story of `loadgen stream` with the same options. Load a map from the full
+//! archive and then from an incremental one, and let it follow the stream from the archive's slot to the end: it then
 //! has the digest that the stream states.
 
 mod manifest;
@@ -75,7 +75,7 @@ Examples:
 pub struct Archived {
     /// Slot of the full archive, for an incremental one.
     pub base: Option<u64>,
-    /// Slot at which the archive stands.
+    /// Slot whose state the archive holds.
     pub slot: u64,
     /// Blocks of the stream up to the slot.
     pub blocks: u64,
@@ -107,7 +107,7 @@ pub trait Watch {
     fn whole(&mut self, archive: &Archived) -> Result<()>;
 }
 
-/// Lets the writing go on, unseen.
+/// Continues writing without showing it.
 impl Watch for () {
     fn at(&mut self, _at: At) -> Result<()> {
         Ok(())

@@ -13,7 +13,7 @@ use crate::stream::Workload;
 /// The contents of the archives: a pure function of these and nothing else, so that two runs write the same bytes.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Plan {
-    /// The stream whose story is told.
+    /// Options of the stream whose accounts the archives hold.
     #[command(flatten)]
     pub workload: Workload,
     /// Take the full archive at the slot of the stream's N-th block; 0 is the slot before the first block

@@ -1,11 +1,10 @@
-//! Accounts that the stream does not know: everything that a validator keeps beside the accounts of the story.
+//! Accounts that the stream does not know: everything that a validator keeps in addition to the accounts of the story.
 //!
 //! Owns: their keys, their shapes, and the files in which they lie. Must not: hold a key of the story, or leave a pair
 //! in the map of the extraction that the archive is for. Runs on the thread that writes the archive.
 //!
-//! Every account counts for the extraction account-owner, and every token account for the other two. An account that
-//! counts is therefore closed in a later file than the one that it lies in, so that the map of the archive stays the
-//! map of the stream.
+//! Every account counts for the extraction account-owner, and every token account for the other two. So such an account
+//! is closed by a version in a later file, and the map of the archive stays the map of the stream.
 
 use workload::{Key, Pairs};
 

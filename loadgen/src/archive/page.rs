@@ -96,7 +96,7 @@ impl Page {
         self.file.bytes()
     }
 
-    /// Goes on with the next file, which is empty. Counts the last one if it was not.
+    /// Continues with the next file, which is empty. Counts the last one if it was not.
     pub(super) fn turn(&mut self) {
         self.counts.files += u64::from(!self.file.bytes().is_empty());
         self.file.clear();

@@ -91,7 +91,7 @@ enum Job {
 /// Progress of an archive, counted in accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Slot at which the archive stands.
+    /// Slot whose state the archive holds.
     pub slot: u64,
     /// Accounts that are written already.
     pub done: u64,
@@ -157,8 +157,9 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Makes every file of the archive, and lists them for [`Story::write`], because the manifest comes before them and has
-    /// their lengths. `at` is called before each file, and its error ends the listing.
+    /// Makes every file of the archive, and returns their list for [`Story::write`]. The list comes first, because the
+    /// manifest precedes the files and contains their lengths. `at` is called before each file, and its error ends the
+    /// listing.
     pub(super) fn list(&self, at: &mut dyn FnMut(At) -> Result<()>) -> Result<Vec<Listed>> {
         let mut page = Page::new(self.salt);
         let mut files = Vec::new();
@@ -409,7 +410,7 @@ impl<'a> Story<'a> {
 }
 
 impl Past {
-    /// Returns the oddity that such a past is. An account without a past is none, and never asked.
+    /// Returns the oddity of such a past. It is never asked for accounts without a past.
     fn oddity(self) -> Oddity {
         match self {
             Self::None | Self::Changed => Oddity::Obsolete,

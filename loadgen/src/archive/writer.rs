@@ -3,7 +3,7 @@
 //! Owns: the archive's file, its name and its hash. Must not: choose the contents. Runs on the caller's thread. Memory:
 //! the buffers of the compressor, whatever the archive's size.
 //!
-//! The hash in the name stands for the contents: it is computed from every byte of the tar before packing, so that
+//! The hash in the name depends on the contents: it is computed from every byte of the tar before packing, so that
 //! archives that are packed differently have the same hash, as agave's have.
 
 use std::fs::{self, File};
@@ -156,7 +156,7 @@ impl ArchiveWriter {
 impl Drop for ArchiveWriter {
     fn drop(&mut self) {
         if !self.whole {
-            // Without its file nothing is left to remove; any other error has no one left to be told.
+            // Without its file nothing is left to remove; any other error has nobody to report to.
             fs::remove_file(&self.partial).ok();
         }
     }

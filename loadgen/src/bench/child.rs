@@ -53,9 +53,9 @@ pub(crate) struct Answer {
 /// Arguments of the hidden command `bench-run RUN-AS-JSON DIR`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ChildArgs {
-    /// The run
+    /// The run, written as JSON
     run: String,
-    /// The store
+    /// Directory of the run's store
     dir: PathBuf,
 }
 

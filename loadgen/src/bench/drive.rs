@@ -81,7 +81,7 @@ pub(crate) fn read(
     let (before, started) = (latency.snapshot(), Instant::now());
     let stop = AtomicBool::new(false);
     let (ops, overdue) = (AtomicU64::new(0), AtomicU64::new(0));
-    // Time at which the last work was done, because the sampling goes on to the end of its second.
+    // Time at which the last work was done, because the sampling continues to the end of its second.
     let elapsed_ns = AtomicU64::new(0);
     let mut seconds = Vec::new();
     let overdue_puts = std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! `loadgen bench`: scenarios of runs, each in a process of its own under a memory cap of its own.
 //!
 //! Owns: the order of work: the device's baseline, the stores, dropped caches, one run after the other. It appends a
-//! line to the result file after each run, so that an interrupted session can go on. Must not: time anything itself.
+//! line to the result file after each run, so that an interrupted session can continue. Must not: time anything itself.
 //! Runs on the main thread.
 
 pub mod age;
@@ -48,10 +48,9 @@ Examples:
   solkv-loadgen bench loadgen/scenarios/*.toml --pairs 1000000 --repeats 1 --seconds 2 --out small.jsonl
   solkv-loadgen report small.jsonl --html small.html";
 
-/// Arguments of `loadgen bench`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct BenchArgs {
-    /// Scenario files
+    /// TOML files with the scenarios to run
     #[arg(required = true, value_name = "FILE")]
     scenarios: Vec<PathBuf>,
     /// Result file; runs that it already has are not repeated

@@ -46,7 +46,6 @@ const REASON_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait for a clean end, which includes a last commit and closing the engine.
 const STOP_BOUND: Duration = Duration::from_secs(120);
 
-/// Arguments of `loadgen live`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
     /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
@@ -228,7 +227,7 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
 }
 
 /// Returns the store's position before the run. A store that has followed a stream is beyond the first slot. A stream
-/// that began at the first slot again would wait for the store for ever.
+/// that began at the first slot again would wait for the store forever.
 fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     match (&args.dir, &args.service_metrics) {
         (Some(dir), _) => {

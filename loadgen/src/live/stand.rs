@@ -1,4 +1,4 @@
-//! The position of a live run's store before the run, from which the stream has to go on.
+//! The position of a live run's store before the run, from which the stream has to continue.
 //!
 //! Owns: the requests for it. Must not: open a store; `bootstrap info` or the running service does that. Runs on the
 //! live run's thread.
@@ -47,7 +47,7 @@ fn stand(of: &Value) -> Result<Option<Stand>> {
     let mut blockhash = [0; 32];
     let (slot, text) = match (slot(of), text) {
         (Some(slot), Some(text)) => (slot, text),
-        // A store that was loaded at a slot has no blockhash yet. Slot 0 stands for none.
+        // A store that was loaded at a slot has no blockhash yet. Slot 0 means none.
         (Some(slot), None) if slot > 0 => return Ok(Some(Stand { slot, blockhash, digest: None })),
         _ => return Ok(None),
     };

@@ -19,7 +19,7 @@ const COLD_SHARE_MAX: f64 = 0.01;
 /// Smallest part of a warm store that the page cache holds.
 const WARM_SHARE_MIN: f64 = 0.95;
 
-/// Name of a state in which the page cache holds a part of the store that is neither small nor nearly all of it.
+/// Name of the state in which the page cache holds a part of the store, neither a small one nor nearly all of it.
 const PARTLY: &str = "partly cached";
 
 /// State that `loadgen live --state` asks for.

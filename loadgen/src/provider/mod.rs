@@ -54,13 +54,12 @@ const TOLERANCE_MS: u64 = 2000;
 /// Age above which the reported lag is compared. Below it, the lag is that of a slot on its way.
 const LAG_COMPARED_MS: u64 = 4000;
 
-/// Arguments of `loadgen provider`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ProviderArgs {
     /// Address to serve on; port 0 picks a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
     pub listen: String,
-    /// The chain's first slot
+    /// Slot with which the chain begins
     #[arg(long, value_name = "SLOT", default_value_t = 1000)]
     pub start_slot: u64,
     /// Time from one slot to the next, in milliseconds

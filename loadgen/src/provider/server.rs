@@ -3,9 +3,9 @@
 //! Owns: the messages sent on each subscription. Must not: know the service, or judge it. Threads: `provider`, one,
 //! with every socket.
 //!
-//! The chain is a pure function of the slot and goes on by the clock, whatever the server does: a slot every `slot_ms`,
-//! none skipped, a few accounts each. Outside of the acts that misbehave, only confirmed slots are sent, whole and in
-//! order.
+//! The chain is a pure function of the slot and continues by the clock, whatever the server does: a slot every
+//! `slot_ms`, none skipped, a few accounts each. Outside of the acts that misbehave, only confirmed slots are sent,
+//! whole and in order.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

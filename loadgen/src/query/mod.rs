@@ -39,13 +39,12 @@ const KNEE_FACTOR: u64 = 10;
 /// Share of the asked rate that must be reached. A rate below it is past the knee.
 const KNEE_KEPT: f64 = 0.99;
 
-/// Arguments of `loadgen query`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct QueryArgs {
     /// The service's gRPC address: HOST:PORT, or https://HOST:PORT for a service with TLS
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "uds", conflicts_with = "uds")]
     target: Option<String>,
-    /// The service's Unix socket
+    /// Path of the service's Unix socket
     #[arg(long, value_name = "PATH")]
     uds: Option<PathBuf>,
     /// Token and certificates, if the service demands them.
@@ -54,7 +53,7 @@ pub struct QueryArgs {
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N")]
     pairs: u64,
-    /// Seed of the pairs
+    /// Seed of the synthetic pairs in the store
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Requests a second, one or several separated by commas, or max

@@ -29,10 +29,9 @@ figure gives the reason. The rule, and every cell without a figure of some engin
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md";
 
-/// Arguments of `loadgen best`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct BestArgs {
-    /// Result files
+    /// Result files, one JSON record a line
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// The engine, as the report names it: by its label, or, if several share the label, by all its options

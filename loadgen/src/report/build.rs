@@ -8,22 +8,22 @@ use super::{device, format, judge, notes, scenario, summary};
 use crate::result::Record;
 
 const READING: [&str; 8] = [
-    "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; “1 run” \
+    "A figure is the median over the repeats of its cell, followed by the smallest and the largest repeat; “1 run” \
      says that there is no spread to judge it by.",
-    "× is the ratio to the best median of the row. Marked as best is every engine that another one of the row is behind, and \
-     none ahead of.",
+    "× is the ratio to the best median of the row. An engine is marked as best if another one of the row is behind it and \
+     none is ahead of it.",
     judge::RULE,
-    "† says that a repeat of the cell has a note, listed under “What to know”, that not every run of the workload has.",
+    "† marks a cell of which a repeat has a note (listed under “What to know”) that not every run of the workload has.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
      series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \
      max. Lines against the cap are medians over the repeats.",
-    "– stands where a figure was not taken, and for p90, p99 and p99.9 of fewer than 200, 2,000 and 20,000 values: with fewer \
-     than 20 values beyond it a quantile is the word of a few slow operations.",
+    "– means that a figure was not taken. It also replaces p90, p99 and p99.9 of fewer than 200, 2,000 and 20,000 values: with fewer \
+     than 20 values beyond it a quantile depends on a few slow operations.",
     "Closed loop: the next operation starts when the last one ended, so a stall delays the operations behind it \
-     unseen, and tails look better than a client at a fixed rate would find them. Open loop: latency runs from the \
-     intended start, and what was due and not begun at the end counts with the time it had waited.",
-    "RSS contains files mapped into memory and no files read by pread; what the cap limits is everything charged, \
-     which is why the bars stack page cache and the rest of the charge, and mark RSS.",
+     invisibly, and tails look better than for a client at a fixed rate. Open loop: latency is counted from the \
+     intended start, and operations that were due and not begun at the end count with the time that they had waited.",
+    "RSS contains files mapped into memory and no files read by pread. The cap limits everything that is charged, \
+     so the bars stack page cache and the rest of the charge, and mark RSS.",
 ];
 
 /// Builds the report on `records`.

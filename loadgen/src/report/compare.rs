@@ -34,7 +34,6 @@ Examples:
 /// Change of the device between the sides, as a share, above which a warning is printed.
 const DEVICE_DRIFT: f64 = 0.1;
 
-/// Arguments of `loadgen compare`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CompareArgs {
     /// Result file of the first side, the one compared against

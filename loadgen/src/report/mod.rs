@@ -43,7 +43,6 @@ Examples:
   solkv-loadgen report monday.jsonl tuesday.jsonl --html report.html --markdown report.md
   solkv-loadgen report run.jsonl | less";
 
-/// Arguments of `loadgen report`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ReportArgs {
     /// Result files, one JSON record a line

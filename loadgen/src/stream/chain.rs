@@ -1,8 +1,7 @@
 //! The chain: slots with their updates, parents, hashes and faults, computed from the options and the seed alone.
 //!
 //! Owns: the state of every key (4 bytes each) and the order in which slots are delivered. Must not: know subscribers,
-//! clocks or the wire. Runs on the `chain` thread, and on the main thread
-//! of `loadgen archive`.
+//! clocks or the wire. Runs on the `chain` thread, and on the main thread of `loadgen archive`.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -251,8 +250,8 @@ impl Chain {
         }
     }
 
-    /// Makes the next sealed block. Blocks come in the order of the chain, so that one that is delivered late comes in
-    /// its place, and a missing one comes too. Returns `None` once the run's events are spent.
+    /// Makes the next sealed block. Blocks come in the order of the chain: a block that is delivered late comes in its
+    /// place, and a missing one comes too. Returns `None` once the run's events are spent.
     pub(crate) fn next_sealed(&mut self) -> Option<Arc<Block>> {
         while self.events < self.end {
             self.begin_round();

@@ -54,7 +54,7 @@ impl Stream {
         Self::start_at(workload, delivery, listen, None)
     }
 
-    /// Starts as [`Stream::start`] does, but goes on from the position of a follower that has followed an earlier
+    /// Starts as [`Stream::start`] does, but continues from the position of a follower that has followed an earlier
     /// stream.
     ///
     /// # Errors
@@ -109,7 +109,8 @@ impl Stream {
         self.shared.sent_events.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Returns the end of the run, once every slot has been generated. Fails if that can no longer happen.
+    /// Returns the end of the run once every slot has been generated, and `None` before. Fails if the end can no longer
+    /// come.
     pub fn outcome(&self) -> Result<Option<&Final>> {
         // Read this first, because the thread sets the end before it finishes.
         let finished = self.chain.as_ref().is_none_or(JoinHandle::is_finished);

@@ -3,15 +3,15 @@
 //! Owns: the check that a follower's position is on the chain of a workload. Must not: look at a store. Runs on the
 //! caller's thread.
 //!
-//! The values of the keys at a slot follow from the options and from every slot before it. So a stream that goes on
-//! makes those slots again without delivering them. A run is a round of `--events` updates. A run that was cut short is
-//! made whole first, so that each later run can make the same rounds again.
+//! The values of the keys at a slot depend on the options and on every slot before it. So a stream that resumes
+//! generates the earlier slots again without delivering them. A run is a round of `--events` updates. If a run was cut
+//! short, its round is completed first, so that each later run can generate the same rounds.
 
 use anyhow::{Result, bail, ensure};
 
 use super::chain::Chain;
 
-/// Largest number of events that are made again, which takes at most a minute or two.
+/// Largest number of events that are generated again, which takes at most a minute or two.
 const REPEATED_EVENTS_MAX: u64 = 1 << 30;
 
 /// Position of a follower on a chain.
@@ -33,7 +33,7 @@ impl Stand {
 }
 
 impl Chain {
-    /// Goes on from `stand`. The chain must not have begun yet.
+    /// Continues from `stand`. The chain must not have begun yet.
     pub(super) fn resume(&mut self, stand: &Stand) -> Result<()> {
         let (slot, first) = (stand.slot, self.first_slot());
         let is_loaded = stand.blockhash == [0; 32];
@@ -109,7 +109,7 @@ mod tests {
             let sent: u64 = rest(&mut second).iter().map(|block| block.updates.len() as u64).sum();
             let again = second.finish();
             assert!(again.slot > end.slot && sent >= again.events && again.events == 950, "{again:?}");
-            // A run that was cut short: its round is made whole, and one more comes.
+            // A run that was cut short: its round is completed, and one more follows.
             let cut = blocks.iter().find(|block| block.slot > 1003 && block.parent_slot >= 1000).unwrap().parent_slot;
             let mut resumed = chain(&workload, Some(&stand(&first, cut))).unwrap();
             let slots: Vec<u64> = rest(&mut resumed).iter().map(|block| block.slot).collect();

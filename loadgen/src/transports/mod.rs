@@ -41,7 +41,6 @@ const STOP_BOUND: Duration = Duration::from_secs(60);
 /// Time between two attempts to reach the service.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 
-/// Arguments of `loadgen transports`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct TransportsArgs {
     /// A bootstrapped directory: a service is started on it, with every transport
@@ -66,13 +65,13 @@ pub struct TransportsArgs {
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pairs: u64,
-    /// Seed of the pairs
+    /// Seed of the synthetic pairs in the store
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Keys per batch
+    /// Number of keys in a batch
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
     batch: u32,
-    /// Length of each run
+    /// Time for which each run measures
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s")]
     time: Duration,
     /// Number of times that every transport is measured

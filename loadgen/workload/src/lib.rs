@@ -1,8 +1,8 @@
 //! Seeded workloads: the keys, their values and how often these repeat, and the key that each event touches.
 //!
 //! Owns: every definition on which `bootstrap`, `loadgen` and the tests must agree to the bit. `--pairs N --seed S`
-//! names the same pairs in every tool, and a number or a pubkey that a person types is read in one way. Must not: do I/O or depend on an engine. Threads: all types are plain values,
-//! used on any thread.
+//! names the same pairs in every tool, and every tool parses numbers and pubkeys in the same way. Must not: do I/O or
+//! depend on an engine. Threads: all types are plain values, used on any thread.
 
 mod count;
 mod pairs;

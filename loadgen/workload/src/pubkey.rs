@@ -5,7 +5,7 @@
 /// Reads a pubkey in base58 or as 64 hex digits. No pubkey has 64 digits in base58.
 ///
 /// # Errors
-/// A text that is neither, or that stands for another number of bytes than 32.
+/// A text that is neither, or that encodes another number of bytes than 32.
 pub fn pubkey(text: &str) -> Result<[u8; 32], String> {
     let mut key = [0; 32];
     if text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) {

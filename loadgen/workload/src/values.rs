@@ -14,9 +14,9 @@ const OWNERS_MAX: u64 = 1 << 40;
 /// Kind of the values of synthetic pairs.
 ///
 /// Wallets own many token accounts each, so the values of a map from account to owner repeat, and compression gains
-/// from that. This project has no public list that says how many accounts the wallets of the mainnet own. The 365
-/// markets in `bootstrap/tests/data` have 306 values, none of them more than twice, but they are markets and not
-/// wallets. So the benchmarks use a convention: `zipfian:0.99`, YCSB's exponent, over a tenth as many owners as pairs.
+/// from that. This project has no public list of the numbers of accounts that mainnet's wallets own. The 365 markets in
+/// `bootstrap/tests/data` have 306 values, none of which occurs more than twice, but they are markets and not wallets.
+/// So the benchmarks use a convention: `zipfian:0.99`, YCSB's exponent, over a tenth as many owners as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Values {
     /// Each pair has a value of its own.

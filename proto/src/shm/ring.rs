@@ -1,7 +1,8 @@
 //! The change feed in shared memory: the newest changes in one ring that the service writes and every client reads.
 //!
 //! Owns: the layout of the ring; with [`RingWriter`] and [`RingReader`], the one place that touches those bytes. Must
-//! not: map memory, wait, or decide where a reader goes on. Threads: one writer; any number of readers, in any process.
+//! not: map memory, wait, or decide where a reader continues. Threads: one writer; any number of readers, in any
+//! process.
 //!
 //! # The ring
 //! The ring is a sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers
@@ -27,8 +28,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::VERSION;
 
-/// Number of changes that the ring holds: 12 MiB. At fifty thousand changes a second that is more than a second, the
-/// time for which a reader may be away.
+/// Number of changes that the ring holds: 12 MiB. A reader may be away for as long as they last: more than a second at
+/// fifty thousand changes a second.
 pub const RING_RECORDS: usize = 1 << 16;
 
 /// One change of the map.
@@ -180,7 +181,7 @@ impl RingWriter {
         let place = &self.layout().places[(self.next_seq % RING_RECORDS as u64) as usize];
         place.stamp.store(0, Ordering::Relaxed);
         // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: a reader that sees one of the
-        // words below sees the stamp gone as well.
+        // words below also sees that the stamp is 0.
         fence(Ordering::Release);
         for (word, value) in place.words.iter().zip(words(record)) {
             word.store(value, Ordering::Relaxed);
@@ -480,8 +481,8 @@ mod tests {
                 writer.close();
             });
             while !reader.head().closed {
-                // Read right where the writer is: up to a hundred changes after those it has published, it is already
-                // overwriting the oldest.
+                // Read where the writer is overwriting the oldest changes: it pushes up to a hundred changes before it
+                // publishes them.
                 let oldest_seq = reader.oldest_seq(reader.head().seq);
                 (oldest_seq..oldest_seq + 100).for_each(check);
             }

@@ -172,7 +172,7 @@ impl Client {
     }
 }
 
-/// A feed for a thread of its own. After every break it goes on where it was. Dropping it ends the subscription.
+/// A feed for a thread of its own. After every break it continues where it was. Dropping it ends the subscription.
 pub struct Subscription(Way);
 
 #[expect(clippy::large_enum_variant, reason = "there is one for each subscription, so its size costs nothing")]
@@ -214,8 +214,8 @@ impl Subscription {
         }
     }
 
-    /// Returns the seq of the last change seen, from which a later subscription can go on with that + 1. `None` before
-    /// the first answer and during a dump.
+    /// Returns the seq of the last change seen. A later subscription can continue at this seq + 1. `None` before the
+    /// first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         match &self.0 {
             Way::Ring(ring) => ring.last_seq(),
@@ -223,7 +223,7 @@ impl Subscription {
         }
     }
 
-    /// Returns how far a dump has come, from which a later subscription can go on by [`crate::Start::DumpFrom`]. `None`
+    /// Returns the progress of a dump. A later subscription can continue there with [`crate::Start::DumpFrom`]. `None`
     /// before the dump's first pairs, once it is complete, and over shared memory.
     pub fn dumped(&self) -> Option<Dumped> {
         match &self.0 {

@@ -31,8 +31,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The deadline passed before an answer came.
     DeadlineExceeded,
-    /// The feed cannot go on from its last position, because the service no longer keeps the changes after it, or has
-    /// another feed now. Begin again with a dump.
+    /// The feed cannot continue from its last position, because the service no longer keeps the changes after it, or
+    /// has another feed now. Begin again with a dump.
     FeedLost,
     /// A reader of the feed over shared memory was away for longer than the ring holds. The feed's log may still have
     /// the changes: read on over gRPC.

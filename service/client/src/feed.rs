@@ -1,7 +1,7 @@
 //! The change feed for a subscriber: in order, without gaps, across restarts of the service.
 //!
-//! Owns: the position from which to go on after a break; the check that nothing is missing between two messages. Must
-//! not: go on past a gap. Threads: the caller's.
+//! Owns: the position from which to continue after a break; the check that nothing is missing between two messages.
+//! Must not: continue past a gap. Threads: the caller's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grpc::{Connection, Grpc};
 use crate::{Key, Value};
 
-/// After this long without any message the connection is made anew, because the service sends a heartbeat when it has
+/// After this time without any message the client connects again, because the service sends a heartbeat when it has
 /// nothing else to send.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -76,8 +76,8 @@ pub struct Filter {
 /// An event of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Always the first event. It comes again if a dump was interrupted and cannot go on, because the service has begun
-    /// a new feed. The dump then begins anew: discard its pairs so far.
+    /// Always the first event. It comes again if a dump was interrupted and cannot continue, because the service has
+    /// begun a new feed. The dump then starts over: discard its pairs so far.
     Started {
         /// Identifier of the feed, for [`Start::From`].
         feed_id: u64,
@@ -147,7 +147,7 @@ pub struct Change {
     pub slot: u64,
 }
 
-/// A feed that goes on where it was after every break of the connection. Dropping it ends the subscription.
+/// A feed that continues where it was after every break of the connection. Dropping it ends the subscription.
 pub struct Subscription {
     grpc: Arc<Grpc>,
     filter: Filter,
@@ -158,7 +158,7 @@ pub struct Subscription {
     backoff: Backoff,
 }
 
-/// The position from which to go on after a break.
+/// The position from which to continue after a break.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Position {
     start: Start,
@@ -186,14 +186,14 @@ impl Subscription {
         Self { grpc, filter, position, stream: None, starting: false, backoff: Backoff::new() }
     }
 
-    /// Returns the seq of the last change seen, from which a later subscription can go on with that + 1. `None` before
-    /// the first answer and during a dump.
+    /// Returns the seq of the last change seen, from which a later subscription can continue with that + 1. `None`
+    /// before the first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         self.position.last_seq
     }
 
-    /// Returns how far a dump has come, from which a later subscription can go on by [`Start::DumpFrom`]. `None` before
-    /// the dump's first pairs, and once it is complete.
+    /// Returns how far a dump has come, from which a later subscription can continue by [`Start::DumpFrom`]. `None`
+    /// before the dump's first pairs, and once it is complete.
     pub fn dumped(&self) -> Option<Dumped> {
         self.position.dumped
     }
@@ -441,7 +441,7 @@ impl Position {
         if !goes_on && self.start == Start::Now {
             self.last_seq = Some(started.next_seq.saturating_sub(1));
         }
-        // Report an explicit start only once: later subscriptions go on from here.
+        // Report an explicit start only once: later subscriptions continue from here.
         match self.start {
             Start::From { .. } => self.start = Start::Now,
             Start::DumpFrom { .. } => self.start = Start::Dump,
@@ -456,8 +456,8 @@ impl Position {
         }))
     }
 
-    /// Whether an interrupted dump must begin anew, because the service has another feed now, in which the dump cannot
-    /// go on. A dump to which the log no longer reaches back is reported as an error instead, because it would be
+    /// Whether an interrupted dump must start over, because the service now has another feed, which does not continue
+    /// the dump. A dump to which the log no longer reaches back is reported as an error instead, because it would be
     /// interrupted again.
     fn begins_anew(&mut self, status: &Status) -> bool {
         let anew = self.start == Start::Dump && self.dumped.is_some() && status.code() == Code::FailedPrecondition;

@@ -1,4 +1,4 @@
-//! The gRPC transport: one connection, made anew when it breaks.
+//! The gRPC transport: one connection, which is replaced when it breaks.
 //!
 //! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
 
@@ -33,8 +33,8 @@ const BATCHES_AHEAD: usize = 4;
 
 /// Silence on a connection after which it sends an HTTP/2 ping. A service that has vanished silently is noticed after
 /// this and [`KEEPALIVE_TIMEOUT`] together.
-/// Longest wait for the answer to a ping; then the connection counts as broken.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Longest wait for the answer to a ping; then the connection counts as broken.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A channel, and the token that its calls carry.
@@ -66,7 +66,7 @@ impl Interceptor for Authorization {
     }
 }
 
-/// A connection that is made anew whenever it breaks.
+/// A connection that is replaced whenever it breaks.
 pub(crate) struct Grpc {
     settings: Builder,
     current: ArcSwap<Connection>,

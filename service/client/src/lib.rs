@@ -33,9 +33,10 @@
 //! ```
 //!
 //! # When things go wrong
-//! Every call ends by its deadline, 5 s by default. A connection that breaks is made anew, with pauses from 10 ms up to
-//! 1 s, until the deadline. The read that was under way is then sent once more: a read changes nothing, so asking twice
-//! is harmless. For an error that remains, [`Error::kind`] says how to react. An absent key is an answer, not an error.
+//! Every call ends by its deadline, 5 s by default. If a connection breaks, the client connects again, with pauses from
+//! 10 ms up to 1 s, until the deadline. The read that was under way is then sent once more: a read changes nothing, so
+//! asking twice is harmless. For an error that remains, [`Error::kind`] says how to react. An absent key is an answer,
+//! not an error.
 //!
 //! Owns: connections, deadlines, retries. Must not: know an engine, or anything of the service except its wire
 //! contract. Threads: the caller's. The crate starts no thread; [`Client`] leaves the tasks of its connection to the

@@ -1,7 +1,7 @@
 //! The feed over shared memory: reads the service's ring of the newest changes in place.
 //!
-//! Owns: the position from which to go on after a break, the filter, the waits. Must not: go on past a change that it
-//! did not see. Thread: the caller's; it sleeps in futex(2) while there is nothing new.
+//! Owns: the position from which to continue after a break, the filter, the waits. Must not: continue past a change
+//! that it did not see. Thread: the caller's; it sleeps in futex(2) while there is nothing new.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Maximum number of changes in one event, the same as over gRPC.
 const CHANGES_MAX: u64 = 1000;
 
-/// A feed that goes on where it was after every break.
+/// A feed that continues where it was after every break.
 pub(crate) struct RingSubscription {
     path: PathBuf,
     spin: Duration,
@@ -176,7 +176,7 @@ impl RingSubscription {
             return Err(fell_behind(next_seq, oldest_seq));
         }
         let tell = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
-        // Report the start only once: later connections go on from here.
+        // Report the start only once: later connections continue from here.
         self.start = Start::Now;
         (self.feed_id, self.last_seq) = (Some(feed_id), Some(next_seq - 1));
         (self.link, self.backoff) = (Some(link), Backoff::new());

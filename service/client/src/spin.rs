@@ -109,7 +109,7 @@ mod tests {
         assert!(busy < 20, "with all cores busy few waits look: looks={busy}");
         let idle = looks(&mut spin, 1, 5);
         assert!(idle > 1000 - PROBE_EVERY as usize - 1, "looks={idle}");
-        // If both kinds of waits are long, polling goes on, as the caller wants.
+        // If both kinds of waits are long, polling continues, as the caller wants.
         let slow = looks(&mut spin, 400, 410);
         assert!(slow > 900, "looks={slow}");
     }

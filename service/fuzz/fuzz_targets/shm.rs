@@ -1,4 +1,4 @@
-//! Any bytes in the memory that a client shares with the service: the service goes on answering, and other clients
+//! Any bytes in the memory that a client shares with the service: the service continues answering, and other clients
 //! notice nothing.
 //!
 //! Owns: a service without a stream, a client that follows the protocol and one that does not. Must not: know how the

@@ -1,6 +1,6 @@
 //! Identity of the service that a dashboard shows. Several look alike, and an operator must act on the right one.
 //!
-//! Owns: these words. Must not: show any part of a URL besides host and port, because the rest may hold a key. Threads:
+//! Owns: these words. Must not: show any part of a URL except host and port, because the rest may hold a key. Threads:
 //! any.
 
 use serde::Serialize;

@@ -1,9 +1,9 @@
 //! Applies whole slots to the engine: collects their changes and commits them with the checkpoint.
 //!
 //! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap, or commit a
-//! part of a slot, except of the differences to an archive, whose commits say so in the checkpoint.
-//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time
-//! from tokio's clock, which is the machine's clock outside of a simulation.
+//! part of a slot. Only the differences to an archive are committed in parts, and the checkpoint says so. Runs on its
+//! own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time from tokio's
+//! clock, which is the machine's clock outside of a simulation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -152,7 +152,7 @@ impl Apply {
                 }
             }
             Message::Reconnected { provider } => {
-                // The replay may bring the missing slots, so the wait for a parent starts anew.
+                // The replay may bring the missing slots, so the wait for a parent starts over.
                 self.waiting.over();
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.

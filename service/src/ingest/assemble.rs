@@ -165,13 +165,13 @@ impl Assembler {
         self.held_bytes = 0;
         self.last = base;
         // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
-        // only from the stream may belong to a fork, so it is learned anew.
+        // only from the stream may belong to a fork, so it is learned again.
         self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
         self.remembered.extend(base);
     }
 
-    /// Goes on after `base`, a later slot than the last one, which was applied without this assembler. Drops all parts of
-    /// the slots up to there, and returns those of them that are whole.
+    /// Continues after `base`, a later slot than the last one, which was applied without this assembler. Drops all
+    /// parts of the slots up to there, and returns those of them that are whole.
     pub fn advance(&mut self, base: Base) -> Vec<WholeSlot> {
         self.drop_partial_through(base.slot);
         let later = self.whole.split_off(&(base.slot + 1));

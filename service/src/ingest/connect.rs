@@ -117,7 +117,7 @@ impl<C: Client> Connection<C> {
     }
 
     /// Notes that the last message read was of use: a slot was applied, or can be. A server is of no use if it sends
-    /// only pings, old slots again, or parts of slots of which none becomes whole.
+    /// only pings, old slots, or parts of slots that never become complete.
     pub(crate) fn progressed(&mut self) {
         self.idle = Duration::ZERO;
     }

@@ -56,7 +56,7 @@ impl Selection {
         self.misses().map(str::to_owned).into_iter().chain(self.reads(engine))
     }
 
-    /// Returns a caution that names the outdated values that the map may keep for ever; `None` where nothing is missed.
+    /// Returns a caution that names the outdated values that the map may keep forever; `None` if nothing is missed.
     fn misses(self) -> Option<&'static str> {
         match self.follow {
             Follow::Exact => None,

@@ -42,13 +42,13 @@ pub struct Figures {
 pub struct Heal {
     /// The differences, in ascending order of their keys.
     pub differences: Differences,
-    /// The store that was compared. A store that has gone on since needs another comparison.
+    /// The store that was compared. A store that has continued since needs another comparison.
     pub from: ChainCheckpoint,
     /// Block of the archive. The blockhash is all zeros if the stream has not told it.
     pub to: Base,
     /// Whether the feed's log can keep the differences. Otherwise it leaves them out.
     pub fits_feed: bool,
-    /// Told once the store stands at `to`; dropped if the store has gone on, or the service stops.
+    /// Told once the store stands at `to`; dropped if the store has continued, or the service stops.
     pub done: oneshot::Sender<()>,
 }
 

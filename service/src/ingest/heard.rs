@@ -1,5 +1,5 @@
-//! A connection's view of the chain, as far as it can be true: the newest slot heard of, and whether slots arrive that
-//! can be applied.
+//! A connection's view of the chain, as far as it can be true: the newest known slot, and whether slots arrive that can
+//! be applied.
 //!
 //! Owns: these two answers, for one connection. Must not: decide which slots are applied, which is the assembler's
 //! task, or hold accounts. Runs on the receiver's task, before the queue to ingest-apply.
@@ -8,7 +8,7 @@
 //! blocks that begins at the connection's first slot. Each of its slots is whole (block meta and confirmation) and is
 //! the child of the one before by number and hash, as the assembler demands.
 //!
-//! A slot beyond the chain may count as heard of while a slot between the two is missing. It does so only if its parent
+//! A slot beyond the chain may count as known while a slot between the two is missing. It does so only if its parent
 //! block was announced with its hash as well, and only until the chain continues. A false message therefore has an
 //! effect until the next slot of the chain, and no longer than its connection lasts.
 
@@ -32,7 +32,7 @@ pub(super) struct Heard {
     tip: Option<Base>,
     /// Messages about slots beyond the chain, by slot.
     beyond: BTreeMap<u64, Told>,
-    /// The newest slot that counts as heard of.
+    /// The newest slot that counts as known.
     newest: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Heard {
         Self { tip, beyond: BTreeMap::new(), newest: applied }
     }
 
-    /// The newest slot heard of; `None` before the first one.
+    /// The newest known slot; `None` before the first one.
     pub(super) fn newest(&self) -> Option<u64> {
         self.newest
     }

@@ -4,13 +4,13 @@
 //! choose a provider, or guess which of two tells the truth. Runs on the receivers' task.
 //!
 //! A *lane* is one subscription. Its slots are assembled by themselves, so that each lane has a chain without holes. A
-//! lane that lacks a slot goes on after it as soon as the other lane has brought it. So the chain has a gap only where
-//! both lanes lack a slot, or where one does and the other's provider fails.
+//! lane that lacks a slot continues after it as soon as the other lane has brought it. So the chain has a gap only
+//! where both lanes lack a slot, or where one does and the other's provider fails.
 //!
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. Two
 //! lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends, so
-//! that nothing in the stream says which of them is right: the difference is reported, and an audit decides.
+//! nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
 
 mod lane;
 mod passed;
@@ -112,7 +112,7 @@ impl Merge {
             has_passed |= self.place(lane, slot).await?;
         }
         if ends_slot && !has_passed {
-            // The receiver may have heard of a finalized slot, for which ingest-apply looks after each message.
+            // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
             self.out.try_send(Message::Beat).ok();
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Has the lanes that lack the newest slot go on after it.
+    /// Has the lanes that lack the newest slot continue after it.
     fn catch_up(&mut self) {
         let Some(last) = self.passed.last() else { return };
         for at in 0..self.lanes.len() {
@@ -210,12 +210,12 @@ impl Merge {
         }
         let Some((provider, gap)) = self.gap.take() else { return Ok(()) };
         self.follow(provider).await?;
-        // ingest-apply gives up all that it was told of before. The lanes have begun anew already.
+        // ingest-apply discards everything that it was sent before. The lanes have already started over.
         self.told = None;
         self.send(Message::Gap(gap)).await
     }
 
-    /// Begins every lane anew where ingest-apply could not take a slot.
+    /// Restarts every lane if ingest-apply could not take a slot.
     fn start_over_if_given_up(&mut self) {
         if !self.told.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
             return;

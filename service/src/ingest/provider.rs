@@ -1,8 +1,8 @@
 //! The Yellowstone server as the configuration names it: URL, token, certificates, compression.
 //!
-//! Owns: the server's secrets, read anew for each connection and at SIGHUP, and the part of its URL that may be shown.
-//! Must not: print or log a secret. A URL may be a secret itself: some providers put a key into its path, so only
-//! scheme, host and port are shown. Threads: a receiver's task; files are read on the blocking pool.
+//! Owns: the server's secrets, which are read again for each connection and at SIGHUP, and the part of its URL that may
+//! be shown. Must not: print or log a secret. A URL may be a secret itself: some providers put a key into its path, so
+//! only scheme, host and port are shown. Threads: a receiver's task; files are read on the blocking pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -31,7 +31,7 @@ pub struct Providers {
     lanes: [Lane; LANES_MAX],
     /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
-    /// How often another provider than the one before was followed.
+    /// Number of times that another provider took over the stream.
     takeovers: AtomicU64,
 }
 
@@ -95,7 +95,7 @@ pub struct Report {
     pub lag_slots: Option<u64>,
     /// Slots that it brought whole before the other provider that is followed at once.
     pub slots_first: u64,
-    /// Slots whose accounts it told otherwise than the other provider, which was first.
+    /// Slots for which it sent other accounts than the other provider, which was first.
     pub slots_differing: u64,
     /// Ends of its stream and unanswered questions since the start.
     pub errors: u64,
@@ -124,8 +124,9 @@ impl Providers {
         self.all.get(index).map_or("", |provider| &provider.name)
     }
 
-    /// Returns the index of the provider whose slots a spool has under the number `source`. Without such a provider it
-    /// is the number of providers, which nobody has, so that no provider is distrusted for those slots.
+    /// Returns the index of the provider whose slots a spool has under the number `source`. If there is no such
+    /// provider, the index is the number of providers. No provider has that index, so none is distrusted for those
+    /// slots.
     pub(super) fn of_source(&self, source: u32) -> usize {
         self.all.iter().position(|provider| source_of(&provider.name) == source).unwrap_or(self.all.len())
     }
@@ -219,7 +220,7 @@ impl Providers {
         self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_first, 1));
     }
 
-    /// Counts a slot whose accounts this provider told otherwise than the one that was first.
+    /// Counts a slot for which this provider sent other accounts than the one that was first.
     pub(super) fn differs(&self, index: usize) {
         self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_differing, 1));
     }

@@ -9,7 +9,7 @@
 //! # Why the threads see the newest commit
 //!
 //! Each of them opens a reader for each piece of work. ingest-apply is the only writer, and it waits for all pieces
-//! before it goes on. A reader opened meanwhile therefore sees the newest commit, as ingest-apply's own does.
+//! before it continues. A reader opened meanwhile therefore sees the newest commit, as ingest-apply's own does.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

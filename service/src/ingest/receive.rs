@@ -60,7 +60,7 @@ fn batches_within(limit_bytes: u64) -> usize {
     batches.clamp(QUEUE_BATCHES_MIN, QUEUE_BATCHES_MAX)
 }
 
-/// How often a receiver for which no provider is left looks whether that is still so.
+/// Interval at which a receiver without a provider checks whether there is one again.
 const NOBODY_LEFT: Duration = Duration::from_secs(1);
 
 /// Settings of the receivers: the servers, the subscription and its timeouts.
@@ -290,7 +290,7 @@ impl<U: Upstream> Receiver<'_, U> {
             && status.status == SlotStatus::SlotFinalized as i32
         {
             // Must happen before ingest-apply gets the status, because ingest-apply then looks at the finalized slots
-            // heard of.
+            // that are known.
             self.state.overlay.heard_final(status.slot);
         }
         let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {

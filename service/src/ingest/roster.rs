@@ -56,7 +56,7 @@ impl Link {
         }
     }
 
-    /// Begins a connection to a store that stands at `applied`.
+    /// Begins a connection to a store at `applied`.
     fn begin(&mut self, applied: Option<u64>) {
         if applied != self.applied {
             self.applied = applied;
@@ -112,8 +112,8 @@ impl Roster {
         self.at
     }
 
-    /// Begins a connection to a store that stands at `applied`. Returns the index of the provider to connect to; `None`
-    /// where none is left for this receiver.
+    /// Begins a connection to a store at `applied`. Returns the index of the provider to connect to; `None` where none
+    /// is left for this receiver.
     pub(super) fn begin(&mut self, applied: Option<u64>, providers: &Providers) -> Option<usize> {
         // ingest-apply may have seen the contradiction after the end of the connection.
         if !self.may_turn_to(self.at, providers) {

@@ -4,9 +4,9 @@
 //! touch the engine, or skip a gap. Threads: the receiver is a task; `spool` assembles and writes; the replay reads on
 //! the blocking pool.
 //!
-//! The spool goes on while it is replayed, because a replay may take longer than a server keeps its slots. It ends once
-//! the replay has reached its end. Then the ingest's own receiver begins at the newest applied slot, which every server
-//! still has.
+//! The spool continues while it is replayed, because a replay may take longer than a server keeps its slots. It ends
+//! once the replay has reached its end. Then the ingest's own receiver begins at the newest applied slot, which every
+//! server still has.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Spooling {
     }
 
     /// Returns the slots that the stream lacks right after the base, while the spool has none. A store that is loaded
-    /// at the base could not go on with this spool.
+    /// at the base could not continue with this spool.
     pub fn lacks(&self) -> Option<Gap> {
         // ORDERING: Relaxed: a statistic.
         let has_slots = self.figures.slots.load(std::sync::atomic::Ordering::Relaxed) > 0;
@@ -336,8 +336,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Finds the place in the spool of a store that stands at `checkpoint`. `None` if the store has passed the spool's
-    /// end: then the spool is ended and removed.
+    /// Finds the place of a store at `checkpoint` in the spool. `None` if the store has passed the spool's end: then
+    /// the spool is ended and removed.
     ///
     /// # Errors
     /// The store's slot is before the spool's first one, or is not on its chain; errors of reading the spool.

@@ -4,7 +4,7 @@
 //! Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
-//! applied slot, and the receiver connects anew from there. The gap is over once its first slot, or a later one, is
+//! applied slot, and the receiver connects again from there. The gap is over once its first slot, or a later one, is
 //! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
 //! again.
 //!
@@ -110,8 +110,8 @@ impl Standing {
         if gap.contradicts && self.distrusts(&gap) {
             return false;
         }
-        // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
-        // An older value only ends the gap earlier.
+        // A message may name any slot. With this bound the gap is over once slots are applied that were known when the
+        // gap was found. If the known slot is old, the gap only ends earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
         error!(
@@ -128,7 +128,7 @@ impl Standing {
         true
     }
 
-    /// Publishes that a commit failed for lack of something that may come back, and is retried.
+    /// Publishes that a commit is retried, because it failed for lack of a resource that may become available.
     pub(super) fn commit_waits(&self, failed: &Error) {
         let why = failed.to_string();
         self.state.readiness.set_phase(match failed.kind() {

@@ -36,8 +36,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the state at start: no slot heard of, not ready, and one provider without a name. The overlay decides
-    /// the commitments that the service follows.
+    /// Returns the state at start: no known slot, not ready, and one provider without a name. The overlay decides the
+    /// commitments that the service follows.
     pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: Limits) -> Self {
         let published = Arc::new(Published::new(checkpoint));
         Self {

@@ -213,13 +213,13 @@ catalogue! {
         PROVIDER_LAG_SLOTS Gauge Count ["provider"] HEARD, "solkv_provider_lag_slots",
             "Number of slots by which the provider lags behind the newest slot of all trusted ones";
         PROVIDER_ERRORS Counter Count ["provider"] ALWAYS, "solkv_provider_errors_total",
-            "Failures of the provider: ends of its stream, and questions without an answer while it is not followed";
+            "Failures of the provider: ends of its stream, and unanswered requests while it is not followed";
         PROVIDER_SLOTS_FIRST Counter Count ["provider"] ALWAYS, "solkv_provider_slots_first_total",
-            "Slots that the provider brought whole before the other one; counted while two are followed at once";
+            "Slots that the provider completed before the other one; counted while two are followed at once";
         PROVIDER_SLOTS_DIFFERING Counter Count ["provider"] ALWAYS, "solkv_provider_slots_differing_total",
-            "Slots of which the provider told other accounts than the one that brought them first, for the same block";
+            "Slots for which the provider sent other accounts than the one that was first, for the same block";
         PROVIDER_TAKEOVERS Counter Count [] ALWAYS, "solkv_provider_takeovers_total",
-            "How often another provider than the one before was followed";
+            "Takeovers of the stream by another provider";
         QUEUE_BATCHES Gauge Count [] ALWAYS, "solkv_queue_batches",
             "Batches of updates that wait for the ingest thread; at most 256";
     }
@@ -264,7 +264,7 @@ catalogue! {
             "1 while a gap is closed from snapshot archives, the wait for one included, else 0";
         HEAL_DIFFERENCES Gauge Count [] ALWAYS, "solkv_heal_differences",
             "Keys in which the store differed from the archive of the newest heal; 0 without one since the start";
-        HEAL_APPLIED Gauge Count [] ALWAYS, "solkv_heal_applied", "Number of these differences that were applied";
+        HEAL_APPLIED Gauge Count [] ALWAYS, "solkv_heal_applied", "Differences of the newest heal that were applied";
         HEALS Counter Count [] ALWAYS, "solkv_heals_total", "Gaps that were closed from snapshot archives";
         HEAL_FAILURES Counter Count [] ALWAYS, "solkv_heal_failures_total",
             "Attempts to heal with an archive that could not be used";
@@ -312,7 +312,7 @@ catalogue! {
         VIEWS Gauge Count [] ALWAYS, "solkv_views",
             "Views of the store held by dumps and by a snapshot; the data in them stays on disk";
         VIEW_AGE Gauge Seconds [] ALWAYS, "solkv_view_age_seconds",
-            "Age of the oldest of these views, 0 without one; a dump releases its view within a second";
+            "Age of the oldest view of the store, 0 without one; a dump releases its view within a second";
     }
     Connections {
         CONNECTIONS Gauge Count [LISTENERS] ALWAYS, "solkv_connections", "Connections open now";
@@ -349,7 +349,7 @@ catalogue! {
             "1 when connected to the processed stream, else 0";
         OVERLAY_BANKS Gauge Count [] WITH_PROCESSED, "solkv_overlay_banks",
             "Banks that are not committed yet; at most 256";
-        OVERLAY Gauge Bytes [] WITH_PROCESSED, "solkv_overlay_bytes", "Bytes that these banks take; at most 256 MiB";
+        OVERLAY Gauge Bytes [] WITH_PROCESSED, "solkv_overlay_bytes", "Bytes of the banks that are not committed yet; at most 256 MiB";
         OVERLAY_OVERFLOWED Gauge Bool [] WITH_PROCESSED, "solkv_overlay_overflowed",
             "1 while processed lookups are refused because there were too many banks or bytes, else 0";
         OVERLAY_UPDATES Counter Count [] WITH_PROCESSED, "solkv_overlay_updates_received_total",

@@ -64,7 +64,7 @@ impl Access {
     }
 
     /// Reads the files again at each SIGHUP, until the runtime ends. If one cannot be used, the log says so and the old
-    /// ones stay in effect. Open connections keep their TLS; tokens are checked anew at each request.
+    /// ones stay in effect. Open connections keep their TLS; tokens are checked at each request.
     ///
     /// # Errors
     /// The signal cannot be taken over.

@@ -260,7 +260,7 @@ impl Seat {
         Ok(())
     }
 
-    /// Polls until another connection has taken this one's place; pending for ever once settled.
+    /// Polls until another connection has taken this one's place; pending forever once settled.
     pub fn poll_evicted(&self, context: &mut TaskContext<'_>) -> Poll<()> {
         if self.is_settled() {
             return Poll::Pending;

@@ -155,7 +155,7 @@ impl Default for Limits {
 }
 
 impl Banks {
-    /// Creates the state without banks, on top of an engine that stands at `base`.
+    /// Creates the state without banks, on top of an engine at `base`.
     pub fn new(base: Option<Base>, limits: Limits) -> Self {
         Self {
             limits,
@@ -189,7 +189,7 @@ impl Banks {
     }
 
     /// Follows the engine's newest published slot and the root. Returns whether the view may have changed. `committed`
-    /// must have been read before `root`, so that the root never lags behind it.
+    /// must have been read before `root`, so that the root is never older than it.
     pub fn advance(&mut self, committed: Option<u64>, root: Option<Base>) -> bool {
         if committed == self.committed && root == self.root {
             return false;

@@ -159,7 +159,7 @@ impl Overlay {
     /// changed.
     pub(crate) fn show(&self, published: &Published, banks: &mut Banks, changed: bool) {
         let Some(processed) = &self.processed else { return };
-        // In this order, so that the root never lags behind the published slot.
+        // In this order, so that the root is never older than the published slot.
         let committed = published.slot();
         let root = processed.root();
         if banks.advance(committed, root) | changed {

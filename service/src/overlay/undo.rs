@@ -25,7 +25,7 @@ use engine_api::{Key, Value};
 
 use crate::chain::KeyMap;
 
-/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags 32 slots behind, so there is room
+/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags by 32 slots, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub const CHANGES_MAX: usize = 1 << 18;
 
@@ -67,8 +67,8 @@ struct Inner {
 pub struct Reading<'a>(RwLockReadGuard<'a, Inner>);
 
 impl Undo {
-    /// Creates the overlay of a store that stands at `published`. It refuses finalized answers until every slot that
-    /// might not have been final at the start is final.
+    /// Creates the overlay of a store at `published`. It refuses finalized answers until every slot that might not have
+    /// been final at the start is final.
     pub fn new(published: Option<u64>, changes_max: usize) -> Self {
         let inner = Inner { published, ..Inner::default() };
         Self { heard: AtomicU64::new(0), changes_max, inner: RwLock::new(inner) }

@@ -43,8 +43,8 @@ impl View {
         self.path.first().map(|block| block.base.slot)
     }
 
-    /// Returns the banks on top of a snapshot of the engine that stands at `snapshot`, the tip first. `root` is the
-    /// newest block that ingest-apply has begun to apply, loaded after the snapshot was taken.
+    /// Returns the banks on top of a snapshot of the engine at `snapshot`, the tip first. `root` is the newest block
+    /// that ingest-apply has begun to apply, loaded after the snapshot was taken.
     ///
     /// Returns none when a bank in between is missing, or when the fork is not that of `root`, which is the chain that
     /// the engine follows. On that chain the banks also cover any part of `root` that a snapshot could hold beyond

@@ -28,7 +28,7 @@ pub(super) const PEER_BYTES_MAX: u64 = 16 << 20;
 /// have as much.
 pub(super) const SOURCE_BYTES_MAX: u64 = 32 << 20;
 
-/// Bytes of each request and of each answer that are not counted, so that single lookups go on even when the budget is
+/// Bytes of each request and of each answer that are not counted, so that single lookups work even if the budget is
 /// used up.
 pub(super) const FREE_BYTES: usize = 1024;
 
@@ -56,8 +56,8 @@ pub(super) struct Peer {
     pub(super) account: Arc<Account>,
     pub(super) places: Taken,
     held: AtomicU64,
-    /// Number of charges released since the connection began. An increase tells a slow reader from one that does not
-    /// read.
+    /// Number of charges released since the connection began. An increase shows that a client reads slowly and has not
+    /// stopped reading.
     released: AtomicU64,
     /// Number of requests admitted since the connection began.
     requests: AtomicU64,

@@ -17,7 +17,7 @@ const PAIRS_BYTES: usize = 1024 * 64;
 
 impl Subscription {
     /// Sends the rest of the map, after the keys that the subscriber already has. Returns the position from which the
-    /// tail goes on.
+    /// tail continues.
     pub(super) async fn dump(&mut self, mut tail: Tail, dump: Dump) -> Result<Tail, Ended> {
         let (mut after, mut pairs) = (dump.after, 0);
         loop {

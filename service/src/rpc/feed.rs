@@ -244,7 +244,7 @@ impl Subscription {
         };
         let (changes, slot_end, more) = found.map_err(|error| unreadable(error, next_seq))?;
         if !changes.is_empty() || slot_end.is_some() {
-            // The message also covers the changes examined before of which none passed.
+            // The message also covers the changes before, which were examined and did not pass.
             let first_seq = self.told_seq + 1;
             self.told_seq = tail.next_seq() - 1;
             // ORDERING: Relaxed: a statistic.

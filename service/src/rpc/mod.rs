@@ -64,7 +64,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
 
 /// Maximum number of requests that a client has reset before the service saw them. Beyond it the connection ends,
-/// because the client could go on without end at no cost (CVE-2023-44487).
+/// because the client could continue without end at no cost (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 20;
 
 /// Maximum number of streams that the service has reset because the client broke the protocol: the same attack from the

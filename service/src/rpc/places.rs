@@ -1,8 +1,8 @@
 //! Places that clients share (subscriptions, waits, batches, dumps), and the share of them that one peer may take.
 //!
 //! Owns: the shares, and counting. Each connection, each source (an address, a /64, a user of the Unix socket) and the
-//! network as a whole have a share, so that none of them keeps the others out. Must not: wait. A request without a
-//! place is refused, and the rule is counted. Threads: the network edge.
+//! whole network have a share. So none of them can keep the others out. Must not: wait. A request without a place is
+//! refused, and the rule is counted. Threads: the network edge.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

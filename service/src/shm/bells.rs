@@ -72,7 +72,7 @@ impl Bells {
         Ok(watched?)
     }
 
-    /// Stops watching a session. The client may keep its bell for ever, and would otherwise go on ringing it here.
+    /// Stops watching a session. The client may keep its bell forever, and would otherwise continue to ring it here.
     pub(super) fn remove(&self, session: &Session) {
         // An error means that the descriptor was not watched.
         let _unknown = epoll::delete(&self.epoll, session.bell());

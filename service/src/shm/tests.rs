@@ -244,7 +244,7 @@ fn a_client_that_goes_in_the_middle_of_its_batch_leaves_the_turn_to_others() {
         first.send(get(keys.len()), &keys);
         second.send(get(keys.len()), &keys);
         assert!(server.serve());
-        // The client keeps its bell, which would go on ringing.
+        // The client keeps its bell, which would continue ringing.
         let bell = first.bell.try_clone().unwrap();
         drop(first);
         bells::ring_own(&bell);

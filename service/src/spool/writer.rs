@@ -1,7 +1,7 @@
 //! Appends whole slots to the spool, and flushes them.
 //!
-//! Owns: the file's end, its bound, its lock. Must not: take a slot out of the chain's order, or go on after an error:
-//! a flush that has failed is not tried again. Used on the thread `spool`.
+//! Owns: the file's end, its bound, its lock. Must not: take a slot out of the chain's order, or continue after an
+//! error: a flush that has failed is not tried again. Used on the thread `spool`.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -154,8 +154,8 @@ pub(crate) fn slot(number: u64, writes: &[(Key, Option<Key>)]) -> Slot {
     Slot { number, confirmed: true, writes: writes.iter().enumerate().map(account).collect() }
 }
 
-/// Four slots after the archive in which keys change, go and come, some of them twice, and one back to its first value.
-/// Returns also the number of keys.
+/// Four slots after the archive. In them keys change, disappear and appear, some of them twice, and one returns to its
+/// first value. Returns also the number of keys.
 fn story(loaded: &Loaded) -> (Vec<Slot>, usize) {
     let (changed, removed, back, late) = (loaded.key(1), loaded.key(2), loaded.key(3), loaded.key(4));
     let (added, newest) = ([201; 32], [202; 32]);

@@ -1,4 +1,4 @@
-//! `service audit` in trouble: a stream that goes on meanwhile, damaged archives, a full disk.
+//! `service audit` in trouble: a stream that continues meanwhile, damaged archives, a full disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};

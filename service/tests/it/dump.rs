@@ -35,8 +35,8 @@ async fn dumped(uds: &Path, filter: Filter) -> Map {
     }
 }
 
-/// On every engine, with filters by keys, by values and by all at once, and by prefixes that contain each other, lie
-/// far apart or match nothing.
+/// Runs on every engine, with filters by keys, by values, by all at once, and by prefixes. Some of the prefixes contain
+/// each other, some lie far apart, and some match nothing.
 #[test]
 fn a_filtered_dump_holds_what_passes_and_nothing_else() {
     for options in columns() {

@@ -58,7 +58,7 @@ pub(crate) struct Follower {
     pub(crate) ends: Vec<client::SlotEnd>,
     /// Slot of the last change, unless that slot has ended.
     open: Option<u64>,
-    /// Whether a slot may be left without an end, as a heal leaves it that goes on with a newer archive.
+    /// Whether a slot may lack its end. A heal that continues with a newer archive leaves such a slot.
     pub(crate) may_leave_open: bool,
 }
 
@@ -255,7 +255,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
         service.wait_for_slot(end.slot);
-        // The feed's own figure may lag behind for a moment.
+        // The feed's own figure may be old for a moment.
         let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
         // ORDERING: Relaxed: a number that is set once.
         last_seq.store(seq, Ordering::Relaxed);

@@ -125,9 +125,9 @@ fn accounts_that_leave_the_token_programs_leave_the_map() {
 
 #[test]
 fn a_stream_that_breaks_before_the_first_commit_starts_over_after_the_taken_slots() {
-    // An empty store without a checkpoint; every connection breaks within its first slots. The stream has a rate limit,
-    // because a reset discards the data that the kernel holds unread, and without a first slot there is none to start
-    // over from.
+    // An empty store without a checkpoint; every connection breaks within its first slots. The stream has a rate limit.
+    // A reset discards the data that the kernel holds unread, and without a first slot the service could not start
+    // over.
     let options = columns().remove(0);
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("store");

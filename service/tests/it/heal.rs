@@ -38,7 +38,7 @@ const LEFT: u64 = BASE_SLOT + 10;
 /// Slots sent when it comes back: more than the server keeps after `LEFT`.
 const OUTAGE: u64 = 90;
 
-/// A store that stands before the oldest slot that the stream's server still has.
+/// A store whose slot is before the oldest slot that the stream's server still has.
 struct Run {
     temp: TempDir,
     dir: PathBuf,
@@ -337,7 +337,7 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
-    // The slots of two chains have the same numbers, so only the blockhash tells that an archive is of another one.
+    // The slots of two chains have the same numbers, so only the blockhash shows that an archive is of another chain.
     let foreign = write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 5);
     wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
     wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));

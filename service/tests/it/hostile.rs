@@ -52,7 +52,7 @@ impl Setup {
         let (notify, shm) = (temp.path().join("notify"), temp.path().join("shm.sock"));
         let systemd = Systemd::bind(&notify);
         let (listen, metrics) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
-        // Nothing listens at the stream's address, and lookups work all the same.
+        // Nothing listens at the stream's address, and lookups work anyway.
         let dir = temp.path().join("store");
         let service = Service::start_at(&dir, &options, "http://127.0.0.1:1", listen, metrics, |command| {
             command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").arg("--shm").arg(&shm).args(more)

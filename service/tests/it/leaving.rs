@@ -13,7 +13,7 @@ const OLD: [u8; 32] = [1; 32];
 /// Value of the key after the change, in the cases that set one.
 const NEW: [u8; 32] = [2; 32];
 
-/// Cases whose old value stays for ever with follow = "wallets".
+/// Cases whose old value stays forever with follow = "wallets".
 const WALLETS: [&str; 6] = [
     "closed, and a mint in the same slot",
     "closed, and another program's in the same slot",
@@ -22,7 +22,7 @@ const WALLETS: [&str; 6] = [
     "a Token-2022 mint with an extension",
     "uninitialised",
 ];
-/// Cases whose old value stays for ever with follow = "closed".
+/// Cases whose old value stays forever with follow = "closed".
 const CLOSED: [&str; 8] = [
     "closed and funded again in the same slot",
     "closed, and a mint in the same slot",

@@ -1,4 +1,4 @@
-//! Ready means that lookups stand for the live chain, judged by the clock. Every channel reports the same.
+//! Ready means that lookups are up to date with the live chain, judged by the clock. Every channel reports the same.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use loadgen::provider::{Act, Provider, Said, Witness};
 
 use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
 
-/// A service that follows a provider with a slot every 100 ms, from a store that stands at the chain's beginning.
+/// A service that follows a provider with a slot every 100 ms, from a store at the chain's beginning.
 struct Followed {
     provider: Provider,
     service: Service,

@@ -61,7 +61,7 @@ struct Script {
     slots: Arc<Vec<Slot>>,
 }
 
-/// Slot of agave's full archive, which some scripts go on from.
+/// Slot of agave's full archive, which some scripts continue from.
 const ARCHIVE_SLOT: u64 = 351_000_355;
 
 /// Blockhash of that slot. A store of the archive refuses a stream that has another one.

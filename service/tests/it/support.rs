@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::Pairs;
 
-/// Slot that a loaded store stands at. A stream's first slot is 1000 unless told otherwise.
+/// Slot of a loaded store. A stream's first slot is 1000 by default.
 pub(crate) const BASE_SLOT: u64 = 999;
 
 /// Time limit of every wait. A busy machine stays far below it; only a hang reaches it.
@@ -193,7 +193,7 @@ impl Service {
         self.child.try_wait().unwrap()
     }
 
-    /// Returns the slot that the store stands at.
+    /// Returns the slot of the store's checkpoint.
     pub(crate) fn slot(&mut self) -> Option<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.get("/status.json")?.1).ok()?;
         status.pointer("/checkpoint/slot")?.as_u64()

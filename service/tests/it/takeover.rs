@@ -128,8 +128,8 @@ fn the_map_is_whole_after_a_provider_is_killed_or_withholds_a_slot() {
     }
 }
 
-/// Follows two relays of one stream at once, which misbehave as `spoil` says after the first slots. Compares the store with
-/// the stream, and returns the log and the slots that each of the two told otherwise.
+/// Follows two relays of one stream at once, which misbehave as `spoil` says after the first slots. Compares the store
+/// with the stream, and returns the log and the slots for which each of the two sent other accounts.
 fn follow_two(spoil: impl FnOnce(&mut Service, &Relay, &Relay)) -> (String, [f64; 2]) {
     let temp = tempfile::tempdir().unwrap();
     let (dir, options) = (temp.path().join("store"), columns().remove(0));

@@ -39,7 +39,7 @@ impl Setup {
         Self { temp, options, listen, service }
     }
 
-    /// Starts the service. Nothing listens at the stream's address, and lookups work all the same.
+    /// Starts the service. Nothing listens at the stream's address, and lookups work anyway.
     fn serve(dir: &Path, options: &EngineOptions, listen: &str) -> Service {
         let (shm, uds) = (dir.join("shm.sock"), dir.join("kv.sock"));
         let more = ["--shm", shm.to_str().unwrap(), "--uds", uds.to_str().unwrap()];

@@ -160,7 +160,7 @@ impl AppendVec {
     }
 
     /// Hands on the record that begins with `bytes`, and returns the distance to the next one, or to the end of the
-    /// file. `None` when the record's head goes on after `bytes`.
+    /// file. `None` when the record's head continues after `bytes`.
     fn record(&mut self, bytes: &[u8], take: &mut Take<'_>) -> Result<Option<u64>, Refusal> {
         let left = self.file_bytes - self.at;
         let fault = |at: u64, fault| Err(Refusal::Fault(at, fault));

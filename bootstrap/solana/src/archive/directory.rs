@@ -17,8 +17,8 @@ use super::tar::{Header, Kind};
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Reads `version`, the files of `snapshots`, and those of `accounts`; a file elsewhere is none of the snapshot's.
-/// `count` is kept at the number of bytes read so far.
+/// Reads `version`, the files of `snapshots`, and those of `accounts`; files elsewhere do not belong to the snapshot.
+/// `count` always holds the number of bytes read so far.
 pub(super) fn read(root: &Path, count: &AtomicU64, reading: &mut Reading<'_>) -> Result<(), Error> {
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut file = |name: &str, reading: &mut Reading<'_>| read_file(root, name, &mut buffer, count, reading);

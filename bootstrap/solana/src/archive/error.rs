@@ -19,16 +19,16 @@ pub enum Error {
     /// The archive is not there, or may not be opened.
     #[error("cannot open the archive: archive={archive}")]
     Open { archive: String, source: io::Error },
-    /// The archive's bytes cannot be had.
+    /// The archive's bytes cannot be read.
     #[error("cannot read the archive: archive={archive} packed_offset={offset}{within}")]
     Io { archive: String, offset: u64, within: Within, source: io::Error },
     /// The archive's bytes cannot be unpacked: they are damaged or cut short, and another copy is needed.
     #[error("cannot unpack the archive: archive={archive} packing={packing} packed_offset={offset}{within}")]
     Unpack { archive: String, packing: Packing, offset: u64, within: Within, source: io::Error },
-    /// The archive as a whole is not as snapshots are.
+    /// The archive as a whole does not have the form of a snapshot.
     #[error("bad snapshot archive: archive={archive} offset={offset}: {fault}")]
     Archive { archive: String, offset: u64, fault: Fault },
-    /// One entry is not as those of snapshots are.
+    /// One entry does not have the form of a snapshot's entry.
     #[error("bad snapshot archive: archive={archive} entry={entry} offset={offset}: {fault}")]
     Entry { archive: String, entry: String, offset: u64, fault: Fault },
     /// The caller stopped the reading.

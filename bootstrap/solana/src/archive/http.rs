@@ -1,16 +1,16 @@
-//! Downloads an archive over HTTP, and goes on where a connection was cut.
+//! Downloads an archive over HTTP, and continues where a connection was cut.
 //!
 //! Owns: the requests, their time-outs and repetitions, and the proof that the rest of a download belongs to its
 //! beginning. Must not: put a URL's user, password or query into a message. [`open`] runs on the thread of the caller,
 //! the rest on the thread `unpack`.
 //!
-//! Every request has the same patience. A server that sends a byte now and then would pass every time-out, so that a
-//! connection has to bring [`FLOOR_BYTES`] in [`FLOOR_TIME`], and one that does not is a connection that was cut.
+//! Every request has the same patience. A server that sends a byte now and then would never meet a time-out. So a
+//! connection has to bring [`FLOOR_BYTES`] in [`FLOOR_TIME`]; otherwise it counts as cut.
 //!
 //! A download is continued by a range request with `If-Range`, which an honest server answers with the rest only if the
-//! file is still the same. A server that gives a file neither a strong `ETag` nor `Last-Modified`, or does not know
-//! ranges, serves archives all the same, up to the first cut. Two servers of one name may hold the same archive
-//! packed differently, so that nothing less than this will do.
+//! file is still the same. A download from a server that sends neither a strong `ETag` nor `Last-Modified`, or does not
+//! support ranges, works only until the first cut. The check is this strict because two servers of one name may hold
+//! the same archive, packed differently.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,8 +31,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest time without a single byte. Some servers make an archive ready when it is asked for.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often and after which pauses a request is repeated. The pauses last ten minutes in all, unless the server
-/// asks for longer ones, because a download of hours should outlive the restart of a server or a router.
+/// How often and after which pauses a request is repeated. The pauses last ten minutes in all, unless the server asks
+/// for longer ones. So a download of hours survives the restart of a server or a router.
 const PATIENCE: Patience = Patience {
     tries: 27,
     first_pause: Duration::from_millis(250),
@@ -146,8 +146,8 @@ impl Failures {
     }
 }
 
-/// Function that is told the number of failures, the time of the next request, and the text of the last failure, while a
-/// server is asked again. An error ends this.
+/// Function that is called while a server is asked again. It gets the number of failures, the time of the next request,
+/// and the text of the last failure. If it returns an error, the waiting ends.
 pub(super) type Waiting<'a> = dyn FnMut(u32, Instant, &Arc<str>) -> Result<(), Error> + 'a;
 
 /// Whether a location is a URL that can be downloaded from.
@@ -165,8 +165,8 @@ pub fn shown(url: &str) -> String {
     }
 }
 
-/// Asks about the file at a URL, without its bytes: once, or as [`PATIENCE`] says where there is a `waiting`. That is called
-/// several times a second between two requests.
+/// Asks about the file at a URL, without its bytes. Asks once, or repeatedly according to [`PATIENCE`] if there is a
+/// `waiting`, which is called several times a second between two requests.
 ///
 /// # Errors
 /// The server cannot be reached, or does not have the file; errors of `waiting`.
@@ -228,7 +228,7 @@ impl Read for Download {
 }
 
 impl Download {
-    /// Makes a download of which nothing was asked for yet.
+    /// Makes a download for which no request was sent yet.
     fn new(agent: Agent, url: String, edition: Edition, length: Option<u64>, patience: Patience) -> Self {
         Self {
             agent,
@@ -390,7 +390,7 @@ fn split_user(url: &str) -> Option<(&str, &str)> {
 }
 
 fn agent(url: &str) -> io::Result<Agent> {
-    // As for the stream: whom the machine trusts. A certificate that cannot be read leaves the others.
+    // Trust the machine's certificates, as for the stream. If one of them cannot be read, the others still count.
     let found = rustls_native_certs::load_native_certs();
     let roots: Vec<_> = found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
     if roots.is_empty() && url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:")) {
@@ -413,7 +413,7 @@ fn agent(url: &str) -> io::Result<Agent> {
     Ok(config.build().new_agent())
 }
 
-/// Asks for a file's headers. URLs that are signed for GET refuse HEAD, so that one byte is asked for instead.
+/// Asks for a file's headers. URLs that are signed for GET refuse HEAD, so this asks for one byte instead.
 fn probe(agent: &Agent, url: &str) -> Result<Response<Body>, Failed> {
     let head = agent.head(url).header("accept-encoding", "identity").call().map_err(call_failed)?;
     match head.status().as_u16() {
@@ -472,7 +472,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     number(headers, "retry-after").map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// Describes the last of so many failures, with the way out.
+/// Describes the last of `tries` failures, with the way out.
 fn given_up(tries: u32, received_bytes: u64, error: &io::Error) -> io::Error {
     let text = format!(
         "gave up: tries={tries} received_bytes={received_bytes}: {error}: try again later, or download the file by \

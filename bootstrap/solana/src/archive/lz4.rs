@@ -3,7 +3,8 @@
 //! Owns: the frame format, with its checksums; blocks are decoded by lz4_flex. Must not: know tar. Runs on the thread
 //! `unpack`.
 //!
-//! An own reader of frames, because that of lz4_flex takes a frame that was cut between two blocks for a whole one.
+//! This is a reader of frames of our own, because the one of lz4_flex takes a frame that was cut between two blocks for
+//! a complete one.
 
 use std::io::{self, BufRead as _, ErrorKind, Read};
 
@@ -37,9 +38,9 @@ pub(super) struct Lz4 {
 struct Frame {
     is_linked: bool,
     has_block_sums: bool,
-    /// Length that the header tells, in bytes.
+    /// Length in bytes according to the header.
     content_bytes: Option<u64>,
-    /// Sum of the content so far, if its end tells one.
+    /// Sum of the content so far, if the frame ends with a checksum.
     content_sum: Option<Xxh32>,
     block_bytes_max: usize,
     decoded_bytes: u64,

@@ -71,7 +71,7 @@ pub struct Version<'a> {
 /// Function that takes every version, in the archive's order. An error stops the reading.
 pub type Take<'a> = dyn FnMut(&Version<'_>) -> Result<(), Stop> + 'a;
 
-/// Function that is told the progress after every few megabytes. An error stops the reading.
+/// Function that gets the progress after every few megabytes. An error stops the reading.
 pub type Tell<'a> = dyn FnMut(Progress) -> Result<(), Stop> + 'a;
 
 /// How far the reading of an archive has come.
@@ -150,7 +150,7 @@ impl Archive {
         Ok(Self { input: Input::open(location, Some(progress))?, limits: Limits::default() })
     }
 
-    /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.
+    /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes show the packing.
     pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
         let source = Source::Stream(Box::new(bytes));
         let input = Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() };

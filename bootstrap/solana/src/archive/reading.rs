@@ -28,7 +28,7 @@ pub(super) struct Reading<'a> {
     packed: Arc<AtomicU64>,
     failures: Arc<Failures>,
     unpacked: u64,
-    /// Number of unpacked bytes at which the caller is told the progress.
+    /// Number of unpacked bytes after which the caller gets the progress.
     tell_at: u64,
     versions: u64,
     blockhash: [u8; 32],
@@ -77,7 +77,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Begins the entry of this header, if a snapshot may have it.
+    /// Begins the entry with this header, if a snapshot may have such an entry.
     pub(super) fn begin(&mut self, header: &Header) -> Result<(), Error> {
         self.entry = Entry { name: header.path.clone(), at: 0, bytes: Bytes::Ignored };
         let part = self.contents.enter(header).map_err(|fault| self.entry_error(0, fault))?;

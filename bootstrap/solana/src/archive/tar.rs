@@ -3,9 +3,9 @@
 //! Owns: the fields of a header that matter. Must not: know the entries of a snapshot, allocate as much as a header
 //! asks for, or panic on any bytes. Runs on the thread that reads the archive.
 //!
-//! An own parser rather than a crate, because archives come from strangers: no entry of a snapshot needs the extensions
-//! (long names, PAX headers, sparse files), in which a header of 512 bytes can ask for any amount of memory. They are
-//! refused by name.
+//! This is a parser of our own and not a crate, because archives come from strangers. In the extensions of tar (long
+//! names, PAX headers, sparse files) a header of 512 bytes can ask for any amount of memory. No entry of a snapshot
+//! needs them, so they are refused by name.
 
 use super::error::Fault;
 

@@ -52,7 +52,7 @@ enum Message {
 }
 
 impl Unpacked {
-    /// Starts to unpack `packed`, the bytes of the archive `archive`. Without a packing, the first bytes tell it.
+    /// Starts to unpack `packed`, the bytes of the archive `archive`. Without a packing, the first bytes show it.
     /// `count` is kept at the number of packed bytes read so far. A zstd window above `window_bytes_max` is an error of
     /// the stream.
     ///

@@ -141,7 +141,7 @@ fn corpus() -> Vec<(Tar, Option<&'static str>, &'static str)> {
         (Tar::default().file("version", b"2.0.0"), None, "unknown version of snapshots: version=2.0.0"),
         (Tar::default().file("version", b""), None, "unknown version of snapshots: version="),
         (Tar::default().file("version", b"1\xff\n"), None, "version=1\\xff\\n"),
-        // Records that are none.
+        // Account records that are damaged.
         (with(second + 0x60, &[7]), None, "entry=accounts/8.1 offset=304: damaged account record: executable=7"),
         (with(0x08, &[0, 0, 0, 1]), None, "offset=0: damaged account record: data_len=16777216 limit=10485760"),
         (
@@ -198,7 +198,7 @@ fn bytes_that_do_not_unpack_are_refused() {
         let begins = text.starts_with("cannot unpack the archive: archive=memory ");
         assert!(begins && text.contains(expected), "{name}: {text}");
     }
-    // The entry is named in which the unpacked bytes end, and the first bytes tell the packing.
+    // The error names the entry in which the unpacked bytes end. The first bytes show the packing.
     let noise = |at: u64| at.wrapping_mul(at).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     let noise: Vec<u8> = (0..200_000).flat_map(noise).collect();
     let long = Tar::default().file("version", b"1.2.0").file("snapshots/status_cache", &noise).end();
@@ -245,7 +245,7 @@ fn the_caller_can_stop_at_any_time() {
     assert_eq!(taken, 2);
     let outcome = archive().read(&mut |_| stop(), &mut |_| Ok(()));
     assert!(matches!(outcome, Err(Error::Stopped(_))), "{outcome:?}");
-    // A source without an end: nobody waits for it.
+    // The source has no end, and reading it must stop anyway.
     let endless = Archive::from_reader("memory", None, std::io::Read::chain(&b"version"[..], std::io::repeat(1)));
     assert!(endless.read(&mut |_| Ok(()), &mut |_| Ok(())).is_err());
 }
@@ -261,7 +261,7 @@ fn a_location_without_an_archive_is_an_error() {
     std::fs::write(dir.path().join("snapshot-x-y.tar.zst"), b"").unwrap();
     let text = chain(&open("snapshot-x-y.tar.zst").unwrap_err());
     assert!(text.starts_with("bad name of a snapshot archive: name=snapshot-x-y.tar.zst slot=x: "), "{text}");
-    // An empty directory is none that an archive was unpacked into.
+    // An empty directory does not hold an unpacked archive.
     let archive = Archive::open(dir.path().to_str().unwrap()).unwrap();
     let text = chain(&archive.read(&mut |_| Ok(()), &mut |_| Ok(())).unwrap_err());
     assert!(text.contains("the archive has no manifest"), "{text}");

@@ -256,7 +256,7 @@ fn lies_are_errors() {
     }
 }
 
-/// While the server stays away, the reader is told the failures, and can stop without waiting for it.
+/// While the server cannot be reached, the reader gets the failures, and can stop without waiting for it.
 #[test]
 fn a_reader_that_waits_for_a_server_can_stop() {
     let server = Server::start(|request, number| match number {
@@ -331,7 +331,7 @@ fn a_server_that_is_busy_at_first_is_asked_again() {
     failures.dedup();
     assert_eq!(failures.first(), Some(&1), "the pauses are told");
 
-    // Once is all where nobody waits, and a stop ends the waiting.
+    // A request is sent once if nobody waits, and a stop ends the waiting.
     assert!(
         chain(&Archive::open(&Server::start(|_, _| Answer::new("503 Busy", b"")).url()).map(|_| ()).unwrap_err())
             .contains("status=503")

@@ -167,7 +167,7 @@ pub(crate) fn record(number: u8, lamports: u64, data_len: usize) -> Vec<u8> {
     bytes.extend(u64::MAX.to_le_bytes());
     bytes.extend([number ^ 0xff; 32]);
     bytes.push(number % 2);
-    // Whatever was in the validator's memory.
+    // These bytes hold remains of the validator's memory.
     bytes.extend([0xfe; 7]);
     bytes.extend([0; 32]);
     bytes.extend(vec![number; data_len]);

@@ -286,7 +286,7 @@ fn a_load_is_unfinished_until_it_is_said() {
     on(LoadTerm::Loading("1".to_owned()), OpenMode::Create).unwrap();
     let error = on(LoadTerm::Finished, OpenMode::Existing).unwrap_err();
     assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("--resume"), "{error}");
-    // A program that goes on with the load, and tools that read the store.
+    // A program that continues with the load, and tools that read the store.
     on(LoadTerm::Loading("2".to_owned()), OpenMode::CreateOrOpen).unwrap();
     on(LoadTerm::Any, OpenMode::Existing).unwrap();
     assert_eq!(inspect(dir.path()).unwrap().unwrap().load, Some(load(LoadState::Loading, "1")));

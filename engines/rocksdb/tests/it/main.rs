@@ -218,7 +218,7 @@ fn filters_are_partitioned_with_the_index_or_not_at_all() {
     engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
     assert_eq!(count(&engine), 20 * PAIRS);
     drop(engine);
-    // The profile's own files beside those with partitions.
+    // The profile's own files are added to those with partitions.
     let engine = RocksdbEngine::open(dir.path(), &tuned_with(&[])).unwrap();
     assert!(options_file(dir.path()).contains("partition_filters=false"));
     assert_eq!(count(&engine), 20 * PAIRS);

@@ -45,7 +45,7 @@ pub(crate) struct Manifest {
     pub(crate) checkpoint: Checkpoint,
     /// Segments of each run: deltas, newest first, then the base, which may be empty.
     pub(crate) runs: Vec<Vec<SegmentInfo>>,
-    /// Where an unfinished merge into the base goes on; `None` if the next merge begins at the first key.
+    /// Where an unfinished merge into the base continues; `None` if the next merge begins at the first key.
     pub(crate) merged_below: Option<MergedBelow>,
 }
 

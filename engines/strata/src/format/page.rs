@@ -187,8 +187,8 @@ impl<'a> Page<'a> {
 
     pub(crate) fn key(self, index: usize) -> Key {
         let (elided, at) = self.place(index);
-        // Load both halves of the key whole and replace the shared bytes in the first one, so that no copy has a length
-        // that the compiler does not know. Bytes before a record belong to the record before it or to the header.
+        // Load both halves of the key completely and then replace the shared bytes in the first one. So every copy has
+        // a length that the compiler knows. Bytes before a record belong to the record before it or to the header.
         let half = |at: usize| u128::from_le_bytes(*self.0[at..].first_chunk().expect("half a key"));
         let ours = (1u128 << (8 * elided)) - 1;
         let first = half(at - elided) & !ours | half(HEADER_BYTES) & ours;

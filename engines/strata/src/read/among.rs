@@ -3,9 +3,9 @@
 //! Owns: the choice of the next page to read. Must not: read one. Runs on the readers' threads.
 //!
 //! Anybody can make keys that share eight bytes (vanity addresses, or an attack). The next bytes are then mostly
-//! uniform, so the page is guessed by interpolation between the nearest known keys, and each page that was read adds
-//! two known keys. Keys made against interpolation waste only every second guess, because the other guesses halve the
-//! range that is left.
+//! uniform. So the page is guessed by interpolation between the nearest known keys. Each page that was read adds two
+//! known keys. Keys made against interpolation waste only every second guess, because the other guesses halve the range
+//! that is left.
 
 use std::ops::Range;
 

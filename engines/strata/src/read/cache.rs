@@ -15,8 +15,8 @@
 //! 3. It installs the new segments, which inherit the pairs left from the old ones. Readers of an older snapshot ask
 //!    the old segments, and are not given pairs of the new ones, because those have higher numbers.
 //!
-//! A pair must not come back once its key was forgotten. When the cache grows, it therefore removes pairs from places
-//! where they are no longer looked for, after every thread has let go of the table that led there.
+//! A pair must not come back once its key was forgotten. So when the cache grows, it removes pairs from places that
+//! lookups no longer search. It does so after every thread has released the table that led there.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

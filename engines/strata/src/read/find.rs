@@ -88,7 +88,7 @@ impl Segment {
     pub(crate) fn aim(&self, key: &Key) -> Option<Aim> {
         let wanted = prefix(key);
         let last = self.directory().up_to(wanted).checked_sub(1)?;
-        // A key whose eight bytes begin a page is mostly the page's first key, and so in that page.
+        // A key whose eight bytes begin a page is usually the first key of that page.
         let among = if self.directory().words()[last] == wanted { self.among(key, last) } else { None };
         let at = among.as_ref().map_or(last, |among| among.guess(key) as usize);
         let aim = Aim { page: at as u32, part: self.directory().part(at, wanted), among };

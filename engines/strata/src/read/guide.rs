@@ -4,10 +4,10 @@
 //! Used on any thread.
 //!
 //! The guide divides the directory's key range into equal parts and holds the entry where each part begins. It is small
-//! enough to stay in the processor's caches. With uniform keys, such as hashes and pubkeys, a part has some 64 entries,
-//! and the key predicts the entry within its part up to a few entries. So a search touches two or three cache lines
-//! whose addresses are known, and can be prefetched, before any of them was read. With other keys the whole part is
-//! searched by bisection.
+//! enough to stay in the processor's caches. With uniform keys, such as hashes and pubkeys, a part has about 64
+//! entries, and the key predicts the entry within its part to within a few entries. So a search touches two or three
+//! cache lines whose addresses are known, and can be prefetched, before any of them was read. With other keys the whole
+//! part is searched by bisection.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! State of gets apart from the runs: a buffer for each reader, and counts of reads and cache hits.
 //!
-//! Owns: the statistics of reads. A reader counts by itself and adds to the store's counts now and then, because a
-//! shared counter in every get would cost more than many a get itself.
+//! Owns: the statistics of reads. A reader has counters of its own and adds them to the store's counters now and then,
+//! because updating a shared counter would cost more than many gets do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

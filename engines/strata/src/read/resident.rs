@@ -125,7 +125,7 @@ impl Resident {
         !self.huge.load(Ordering::Relaxed)
     }
 
-    /// Turns the mapping into huge pages once every page is in memory. Gets go on meanwhile; a get that hits the two
+    /// Turns the mapping into huge pages once every page is in memory. Gets continue meanwhile; a get that hits the two
     /// mebibytes being copied waits for the copy.
     pub(crate) fn make_huge(&self) {
         // ORDERING: Relaxed: a stale value delays this by a second.

@@ -183,7 +183,7 @@ impl Pipeline {
 #[derive(Debug)]
 enum Went {
     Whole,
-    /// Short or put off, as any read may be: a plain read then goes on to the end, or returns the error.
+    /// Short or put off, as any read may be: a plain read then continues to the end, or returns the error.
     Part,
     Failed(io::Error),
 }

@@ -33,7 +33,7 @@ impl Shared {
         }
     }
 
-    /// Divides the memory anew, keeping `needed_bytes` free for the caller. A filter plane that cannot be read is left
+    /// Divides the memory again, keeping `needed_bytes` free for the caller. A filter plane that cannot be read is left
     /// out and counted as a failure: gets then read more, and nothing else depends on it.
     pub(crate) fn balance(&self, needed_bytes: u64) {
         let _one = self.balancing.lock();

@@ -53,8 +53,8 @@ impl BulkLoad for StrataEngine {
     }
 }
 
-/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the store stands
-/// for the new one only once all pairs are in it. A repeated load finds its pairs there already.
+/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the new one holds
+/// only once all pairs are in the store. A repeated load finds its pairs there already.
 fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
     let before = shared.visible.load().checkpoint.clone();
     let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
@@ -86,7 +86,7 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     copy.checkpoint = now.checkpoint.clone();
     // The copy gets a WAL key of its own, because its holder must not know the salts of this store's WAL files.
     copy.wal_key = WalKey::random()?;
-    // The copy's WAL starts anew, above every number that was given.
+    // The copy's WAL starts with a new number, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
     // The copy lacks the same data that repairs of this store gave up.

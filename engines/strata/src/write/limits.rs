@@ -15,14 +15,14 @@ use crate::engine::{Shared, Work, Writer};
 use crate::read::visible::Visible;
 use crate::write::plan::{can_shrink, debt};
 
-/// Number of delta runs from which commits are slowed. Four sizes of runs, three of each, are usual, and a merge into
-/// the base keeps as many from being merged meanwhile. RocksDB's triggers have the same values.
+/// Number of delta runs from which commits are slowed. Twelve runs are usual: three of each of four sizes. As many
+/// again may wait while a merge into the base holds the others. RocksDB's triggers have the same values.
 pub(crate) const RUNS_SLOW: usize = 20;
-/// Number of delta runs at which a commit that needs a new memtable is held, because a get of an absent key looks at
-/// all runs, and a merge of all of them has a buffer for each.
+/// Number of delta runs at which a commit that needs a new memtable is held. The number is bounded because a get of an
+/// absent key looks at all runs, and a merge of all of them has a buffer for each.
 pub(crate) const RUNS_MAX: usize = 36;
 /// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
-/// or some memtables). One unit is being merged while the next comes in; a third is late.
+/// or some memtables). One unit is being merged while the next one is written; a third means that merges lag.
 pub(crate) const DEBT_SLOW: f64 = 2.0;
 /// Debt at which commits are held, in the same units: the deltas then hold one and a half times as many records as the
 /// base.
@@ -32,8 +32,7 @@ pub(crate) const DEBT_MAX: f64 = 3.0;
 const SLOWEST: Duration = Duration::from_micros(20);
 /// Longest delay of one commit, however many changes it has.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
-/// Shortest sleep. Smaller delays are added up until they reach it, because the granularity of the kernel's sleeps is a
-/// part of it.
+/// Shortest sleep. Smaller delays are added up until they reach it, because the kernel cannot sleep for them exactly.
 const SLEEP_LEAST: Duration = Duration::from_millis(1);
 /// How long a commit waits for a shortage of descriptors or memory to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);

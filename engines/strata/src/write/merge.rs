@@ -6,15 +6,15 @@
 //! Delta runs of similar size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
 //! deltas hold half as many records as the base, they are merged into it. A merge is done in steps. Each step writes a
 //! segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
-//! goes on: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
+//! continues: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
 //! does not keep freshly flushed runs from being merged. `write/limits.rs` bounds how far commits may be ahead of
 //! merges.
 //!
 //! # After a failure
 //!
 //! Only two failures leave the disk's state unknown and end writing: a failed flush of a file, and a manifest that may
-//! or may not be in place. A shortage of descriptors, memory or disk space is waited out, longer each time, and the
-//! merge then goes on where it was. A segment that a merge cannot read is left in place, and everything around it is
+//! or may not be in place. After a shortage of descriptors, memory or disk space the merge waits, longer each time, and
+//! then continues where it was. A segment that a merge cannot read is left in place, and everything around it is
 //! merged.
 
 use std::sync::Arc;

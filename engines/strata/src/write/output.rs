@@ -38,7 +38,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// Whether the job may stop before this key and go on later.
+    /// Whether the job may stop before this key and continue later.
     fn may_end_before(self, key: &Key) -> bool {
         match self {
             Self::Deltas => true,
@@ -116,7 +116,7 @@ fn write_into(
         }
         if seen.is_multiple_of(check) {
             match job {
-                // Commits go on during a flush, so prepare for them.
+                // Commits continue during a flush, so prepare for them.
                 Job::Flush(_) => shared.work_ahead(),
                 _ => {
                     pace.keep(shared, check * PAIR_BYTES)?;
@@ -182,7 +182,7 @@ impl Pace {
             }
             shared.wake.wait_until(&mut work, due);
         }
-        // Start anew: being faster or slower than the rate so far is not made up for later.
+        // Start over, so that a deviation from the rate so far is not made up for later.
         *self = Self::new();
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Pace {
 /// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
     let write = |part: &[(Key, Value)]| {
-        // Readers do not ask for pages while a load goes on, so none are kept in memory.
+        // Readers do not ask for pages during a load, so none are kept in memory.
         let room = Room::for_load(THREADS, part.len() as u64, &shared.budget);
         let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), origin, room)?;
         writer.fill(part)?;

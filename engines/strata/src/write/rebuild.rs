@@ -169,7 +169,7 @@ mod tests {
         // Input and output of one merge have the same newest batch and overlap: the higher number comes first.
         let merged = vec![found(3, (1, 9), 20, false), found(8, (1, 9), 20, false)];
         assert_eq!(ids(merged), (vec![vec![8], vec![3], vec![]], vec![], true));
-        // A loaded segment stands for no batch, so no delta is taken to be in it.
+        // A loaded segment has no batch, so no delta is taken to be in it.
         let loaded = vec![found(2, (1, 9), 0, true), found(3, (1, 9), 4, false)];
         assert_eq!(ids(loaded), (vec![vec![3], vec![2]], vec![], true));
     }

@@ -23,7 +23,7 @@ use crate::write::mem::Mem;
 use crate::write::replay::{Replay, Replayed};
 use crate::{Sizes, StrataOptions};
 
-/// The recovered state that the store goes on from.
+/// The recovered state that the store continues from.
 pub(crate) struct Recovered {
     pub(crate) visible: Visible,
     pub(crate) wal: Wal,

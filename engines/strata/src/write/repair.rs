@@ -6,7 +6,7 @@
 //!
 //! 1. Use the manifest. If it cannot be read or is older than the segments, rebuild one from their footers
 //!    ([`rebuild`]).
-//! 2. Read every page of every segment that it names. Write a damaged segment anew without the damaged parts
+//! 2. Read every page of every segment that it names. Write a damaged segment again without the damaged parts
 //!    ([`salvage`]).
 //! 3. Read the WAL up to the first batch that is lost. Write its batches as a run.
 //! 4. Record the losses ([`lost`]), then write one manifest that names all of this, then set aside the unused files.

@@ -1,6 +1,6 @@
 //! Merges in steps: of delta runs with each other, and of delta runs into the base.
 //!
-//! Owns: which merges are in progress and where each goes on. Must not: wait, or decide about failures. Runs on
+//! Owns: which merges are in progress and where each continues. Must not: wait, or decide about failures. Runs on
 //! `strata-merge`.
 //!
 //! A merge of delta runs keeps the segments it has written until the last one, and then replaces its runs by them at
@@ -150,7 +150,7 @@ impl BaseMerge {
 }
 
 impl Merging {
-    /// Makes the state after an opening: an interrupted merge into the base goes on, if there is one.
+    /// Makes the state after an opening: an interrupted merge into the base continues, if there is one.
     pub(crate) fn of(version: &Version) -> Self {
         let going_on = |below: MergedBelow| {
             let oldest = version.deltas.len() - below.deltas;
@@ -230,7 +230,7 @@ impl Merging {
     fn step_deltas(&mut self, shared: &Shared, at: usize) -> Result<()> {
         let merge = &mut self.deltas[at];
         let stepped = merge.step(shared);
-        // A merge that cannot go on is given up, because its segments take space that others want and are of no use.
+        // A merge that cannot continue is given up, because its segments are of no use and take space that others need.
         let ends = match &stepped {
             Ok(ended) => *ended,
             Err(failed) => failed.kind() != ErrorKind::Retry || is_unreadable(&merge.runs),
@@ -247,7 +247,7 @@ impl Merging {
             Ok(false) => {}
             Ok(true) => self.settled = self.base.take().and_then(|merge| merge.settles),
             Err(failed) => {
-                // A merge that goes on would leave the same ranges out twice, so it is given up.
+                // A merge that continues would leave the same ranges out twice, so it is given up.
                 if is_unreadable(&merge.deltas) || !merge.left_out.is_empty() {
                     self.base = None;
                 }

@@ -25,8 +25,8 @@ fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {
         }
     }
     assert_eq!(before, 1);
-    // The file being written, those whose memtables wait, and those that wait to be used again; one more record in
-    // each.
+    // The bound counts the file being written, files whose memtables wait, and files that wait to be used again, with
+    // one more record in each.
     let bound = 6 * (groups::SIZES.wal_bytes + 4096);
     assert!(most <= bound, "bytes of all WAL files: {most} of {bound}");
     assert!(stat(&engine, "wal_written_bytes") > 4 * bound, "more was written than there may ever be");
@@ -47,7 +47,7 @@ fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() 
         let change = |n| (key((seq * 250 + n) % 60_000), (n % 10 != 0).then(|| value(seq + n)));
         let mut changes: Vec<_> = (0..250).map(change).collect();
         if seq % 20 == 0 {
-            // Above every key in the store, as a load in order has them.
+            // These keys are above every key in the store, as in a sorted load.
             let high = |n: u64| {
                 let mut high = [0xff; 32];
                 high[8..16].copy_from_slice(&(seq * 1_000 + n).to_be_bytes());

@@ -126,7 +126,7 @@ fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
 
 #[test]
 fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhile() {
-    // Three times as many records as the memtables of `OPTIONS` hold, in those of a larger memory.
+    // Three times as many records as the memtables of `OPTIONS` hold. They fit into the memtables of a larger memory.
     const RECORDS: u64 = 150_000;
     const LARGE: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 0 };
     let storage = FaultyStorage::default();
@@ -152,7 +152,7 @@ fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhil
     for crash_at in 1..=changes + 1 {
         let storage = written.after_crash(0);
         storage.set(Fault::CrashAt(crash_at));
-        // Cut short, or just finished when the power fails.
+        // This opening is cut short, or has just finished when the power fails.
         drop(open(&storage));
         let left = storage.after_crash(crash_at);
         let engine = open(&left).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));

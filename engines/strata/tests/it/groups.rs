@@ -166,7 +166,8 @@ fn a_base_merge_of_many_records_between_two_groups_is_cut_anywhere_and_loses_not
     }
 }
 
-/// The records of an unreadable range are only in the deltas, so a merge interrupted after it must not go on beyond it.
+/// The records of an unreadable range are only in the deltas, so a merge interrupted after it must not continue beyond
+/// it.
 #[test]
 fn a_base_merge_that_left_a_segment_out_is_cut_anywhere_and_loses_nothing() {
     let (before, map) = (before(), content(BASE + DELTAS));

@@ -57,13 +57,13 @@ fn as_pairs(mut bytes: Vec<u8>) -> Option<Vec<(Key, Value)>> {
     bytes.chunks(OP_BYTES).map(pair).collect()
 }
 
-/// Commits `first` to the first file, and so much after it that the file is used again, under another name, by a batch of
-/// 10,000 pairs and an empty one. Closes the store and returns the bytes of that file.
+/// Commits `first` to the first file. Then commits so much that the file is used again under another name, for a batch
+/// of 10,000 pairs and an empty one. Closes the store and returns the bytes of that file.
 fn used_twice(dir: &Path, engine: StrataEngine, first: &[(Key, Value)]) -> Vec<u8> {
     put(&engine, 1, first);
     wait_for("the second file, which is made ahead", || dir.join("000000000002.wal").exists());
-    // Less than half of a memtable, so that nothing is made ahead and the first file is free when the next one is
-    // needed.
+    // The batch takes less than half of a memtable, so nothing is made ahead, and the first file is free when the next
+    // one is needed.
     put(&engine, 2, &pairs(100_000, 7_000));
     wait_for("the first file to be free", || stat(&engine, "flushes") > 0);
     put(&engine, 3, &pairs(200_000, 10_000));

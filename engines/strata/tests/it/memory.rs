@@ -156,8 +156,8 @@ fn anonymous_memory_stays_within_4_gib_and_a_tenth() {
     assert_stays_within(4096, 60_000_000);
 }
 
-/// Sets the flag when it is dropped, also after a panic, because threads that check the flag would otherwise wait for
-/// ever.
+/// Sets the flag when it is dropped, also after a panic, because threads that check the flag would otherwise wait
+/// forever.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {

@@ -1,4 +1,4 @@
-//! Merges in trouble: no space, no descriptors, an unreadable segment. Writing goes on, or goes on again once the
+//! Merges in trouble: no space, no descriptors, an unreadable segment. Writing continues, at the latest once the
 //! trouble has passed. Readers never pay for the removal of replaced segments.
 
 use std::sync::Arc;

@@ -189,7 +189,7 @@ async fn a_dump_that_was_cut_goes_on_where_it_was() {
     let named = |start| (start, Some(7));
     assert_eq!(asked[1..4], [named(asked_from(5, 6)), named(asked_from(5, 8)), named(asked_from(20, 12))]);
     assert_eq!(asked[4], named(Some(Asked::FromSeq(15))));
-    // A program that was itself restarted goes on from the position that it has saved.
+    // A program that was itself restarted continues from the position that it has saved.
     let script = Script::new(vec![vec![started(7, 9), pairs(6..8, 9, 255), dump_end(9)]]);
     let kept = Start::DumpFrom { dumped: Dumped { key: [5; 32], seq: 8 }, feed_id: 7 };
     let (mut feed, _dir) = script.subscribe(kept).await;

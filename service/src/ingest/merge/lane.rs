@@ -95,8 +95,8 @@ impl Lane {
         Some(slot)
     }
 
-    /// Goes on after `last`, which another lane has brought, if this lane lacks it or slots before it. Returns the whole
-    /// slots that are passed over.
+    /// Continues after `last`, which another lane has brought, if this lane lacks it or slots before it. Returns the
+    /// whole slots that are passed over.
     pub(super) fn pass_over(&mut self, last: Base) -> Vec<WholeSlot> {
         let own = self.assembler.last();
         if own.is_some_and(|own| own.slot >= last.slot) {

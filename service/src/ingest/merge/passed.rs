@@ -32,7 +32,7 @@ pub(super) struct Passed {
     last: Option<Base>,
     /// Ascending by slot; at most [`REMEMBERED_SLOTS`].
     slots: VecDeque<Slot>,
-    /// Seeded anew in each process, so that nobody can make two contents with one hash.
+    /// It has a new seed in each process, so that nobody can make two contents with one hash.
     hasher: RandomState,
 }
 

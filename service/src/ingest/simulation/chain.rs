@@ -58,7 +58,7 @@ pub(super) struct Slot {
     pub(super) block: Option<Block>,
 }
 
-/// The chain, which begins at the slot that the store begins at.
+/// The chain. Its first slot is the store's slot at the beginning.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     pub(super) base: Base,
@@ -86,7 +86,7 @@ impl Chain {
         Self::of(rng, &size)
     }
 
-    /// Returns a chain that goes on for at least 40 seconds.
+    /// Returns a chain that continues for at least 40 seconds.
     pub(super) fn long(rng: &mut Rng) -> Self {
         let size = Size { slots: 100 + rng.below(100), keys: 2 + rng.below(60), writes: 1 + rng.below(20) };
         Self::of(rng, &size)

@@ -56,7 +56,7 @@ pub(super) struct Healer {
     engine: Arc<Measured>,
     keeper: Keeper,
     spool_dir: PathBuf,
-    /// The file that each comparison writes anew.
+    /// The file that each comparison writes again.
     differences: PathBuf,
     figures: Arc<Figures>,
     written: Arc<()>,
@@ -130,7 +130,7 @@ impl Healer {
         let mut spooling = spooling.unwrap_or_else(|| self.begin_spool());
         let mut broken_since: Option<Instant> = None;
         loop {
-            // A spool that lacks slots itself is begun anew.
+            // A spool that lacks slots itself is started over.
             let is_broken = spooling.state().readiness.verdict().gap.is_some();
             broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
             if broken_since.take_if(|since| since.elapsed() >= PATIENCE).is_some() {

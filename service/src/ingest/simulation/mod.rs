@@ -146,7 +146,7 @@ fn simulate(seed: u64) {
     in_virtual_time(Simulation::new(seed).run());
 }
 
-/// Runs `lives` on this thread, with a clock that stands still while there is work.
+/// Runs `lives` on this thread, with a clock that stops while there is work.
 fn in_virtual_time<T>(lives: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -392,7 +392,7 @@ impl Simulation {
         }
     }
 
-    /// Tells the oracle of a heal that begins. A store with whole slots to commit has gone on since it was compared.
+    /// Tells the oracle of a heal that begins. A store with whole slots to commit has continued since it was compared.
     fn note_heal(&mut self, message: &Message, state: &State) {
         if let Message::Heal(heal) = message
             && state.resume.slot() == heal.from.slot
@@ -468,8 +468,8 @@ impl Simulation {
         assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 
-    /// Asserts that a server that has shown its contradiction of the applied chain is not followed until it shows one
-    /// again, that a distrusted one is not asked again, and that no honest one is distrusted.
+    /// Asserts that a server is left once it has contradicted the applied chain, that a distrusted server is not asked
+    /// again, and that no honest server is distrusted.
     fn check_trust(&self, state: &State) {
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());

@@ -106,7 +106,7 @@ impl Oracle {
         self.cursor = Cursor::new(next_seq);
         if let Some(known) = self.feed_id.replace(id).filter(|known| *known != id) {
             // A subscriber may have seen changes that a buffered engine then lost, and a log that leaves out changes does
-            // not lead to the store until all of them are there. Only then may the feed begin anew.
+            // not lead to the store until all of them are there. Only then may a new feed begin.
             let is_lost = self.durability == Durability::Buffered && cut;
             assert!(is_lost || has_hole, "the feed began anew: {known} before, {id} now");
             self.oldest_seq = next_seq;

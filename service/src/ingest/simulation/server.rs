@@ -276,7 +276,7 @@ impl Client for Connection {
     ) -> Result<(Self::Requests, Self::Updates), GeyserGrpcClientError> {
         let asked = request.from_slot;
         let fault = match self.fault {
-            // Such a client takes any chain for its own. The server contradicts it once it asks to go on.
+            // Such a client takes any chain for its own. The server contradicts it once it asks to continue.
             Fault::OtherChain | Fault::OtherParents if asked.is_none() => Fault::Breaks,
             // Every slot is new to such a client.
             Fault::TooOldByStatus | Fault::JustStarted if asked.is_none() => Fault::None,

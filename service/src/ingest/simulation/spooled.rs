@@ -2,7 +2,7 @@
 //!
 //! Owns: the lives of a spool, how each ends, and the slots that must be left of it. Must not: copy the spool. The
 //! spool's thread is a task of the simulation's runtime here. The replay has its thread of the blocking pool, and the
-//! simulated time stands still while it runs.
+//! simulated time stops while it runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

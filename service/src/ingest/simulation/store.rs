@@ -61,8 +61,8 @@ pub(super) struct Opened {
 }
 
 impl Store {
-    /// Creates a store that stands at the chain's base, as a bootstrap leaves it. Without `known` it does not know the
-    /// base's blockhash.
+    /// Creates a store at the chain's base, as a bootstrap leaves it. Without `known` it does not know the base's
+    /// blockhash.
     pub(super) fn create(chain: &Chain, known: bool, durability: Durability, rng: &mut Rng) -> Self {
         let temp = if in_memory() { tempfile::tempdir_in(MEMORY) } else { tempfile::tempdir() };
         let temp = temp.expect("a directory for the store can be made");

@@ -17,8 +17,8 @@ const TAKEOVER_MAX: Duration = Duration::from_secs(3);
 /// The timeouts of the ingest are checked twice a second.
 const TICKS: Duration = Duration::from_secs(1);
 
-/// Lets a service follow a server of this nature and an honest one to the tip, `at_once` or one after the other, from
-/// `late` after the chain's first slot on. Returns the simulation after that.
+/// Lets a service follow two servers to the tip: one of this nature and an honest one. It follows `at_once` of them at
+/// a time, and starts `late` after the chain's first slot. Returns the simulation after that.
 fn follow(seed: u64, nature: Nature, at_once: usize, late: Duration) -> Simulation {
     in_virtual_time(async {
         let mut simulation = Simulation::of(Rng::new(seed), seed, &[nature, Nature::Honest]);

@@ -98,7 +98,7 @@ fn kept_slots_with_a_gap_that_stays_are_dropped_for_the_newest() {
     run.finish(service, &end);
 }
 
-/// Nothing tells which of the two is right until another provider agrees with the archive.
+/// Nothing shows which of the two is right until another provider agrees with the archive.
 #[test]
 fn a_first_provider_of_another_chain_is_left_for_one_that_agrees_with_the_archive() {
     let run = Run::with(columns().remove(0), DELIVERY);

@@ -33,7 +33,7 @@ const CREATE: c_uint = 0x4_0000;
 const RESERVE: c_uint = 0x1_0000;
 const APPEND: c_uint = 0x2_0000;
 const NOTFOUND: c_int = -30798;
-/// Operations of `mdb_cursor_get`.
+/// Operations of `mdb_cursor_get`, by the numbers of LMDB's `MDB_cursor_op`.
 const FIRST: c_uint = 0;
 const NEXT: c_uint = 8;
 
