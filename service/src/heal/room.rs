@@ -47,7 +47,7 @@ impl Room {
         Ok(Self { fits_feed, has_feed: config.feed, view_bytes })
     }
 
-    /// Says what lookups and subscribers of the feed get until the differences are applied, and after.
+    /// Describes the answers to lookups and the messages to subscribers of the feed until the differences are applied, and after.
     pub(super) fn words(&self) -> String {
         let for_subscribers = match (self.has_feed, self.fits_feed) {
             (false, _) => "",
