@@ -22,7 +22,7 @@ use solkv_torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
 /// could not go on.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+#[command(name = "torture", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Args {
     #[command(subcommand)]
     hidden: Option<Hidden>,
