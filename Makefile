@@ -21,11 +21,11 @@ unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
 $(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
 comma := ,
 space := $(subst ,, )
-# $(call with,PACKAGES): cargo's options that give these packages the engines and nothing else.
-with = --no-default-features --features $(subst $(space),$(comma),$(strip $(foreach p,$1,$(foreach e,$(ENGINES),$p/$e)) $2))
+# $(call with,NAMES): cargo's options that give the packages solkv-NAME the engines and nothing else.
+with = --no-default-features --features $(subst $(space),$(comma),$(strip $(foreach p,$1,$(foreach e,$(ENGINES),solkv-$p/$e)) $2))
 # Every package but the engines that were not asked for; the instrument links three of them.
-WORKSPACE = --workspace $(foreach e,$(filter-out $(ENGINES),$(ALL_ENGINES)),--exclude engine-$e) \
-	$(call with,engines torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,loadgen/instrument))
+WORKSPACE = --workspace $(foreach e,$(filter-out $(ENGINES),$(ALL_ENGINES)),--exclude solkv-engine-$e) \
+	$(call with,engine-registry torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,solkv-loadgen/instrument))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -39,7 +39,7 @@ setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's 
 	@ENGINES="$(ENGINES)" .ci/setup
 
 build: setup ## Builds bootstrap, service and loadgen (ENGINES="redb lmdb" to choose).
-	$(CARGO) build --locked --release -p bootstrap -p service -p loadgen $(call with,bootstrap service loadgen)
+	$(CARGO) build --locked --release -p solkv-bootstrap -p solkv-service -p solkv-loadgen $(call with,bootstrap service loadgen)
 	@echo "built: $(BIN)/bootstrap $(BIN)/service $(BIN)/loadgen"
 
 demo: build ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
@@ -56,17 +56,17 @@ test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, wi
 
 loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-		cargo test --locked --release -p engine-strata --lib loom
+		cargo test --locked --release -p solkv-engine-strata --lib loom
 
 miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src).
 	@cargo +nightly miri --version >/dev/null 2>&1 || \
 		{ echo "needs: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
-		cargo +nightly miri test --locked -p engine-strata --lib -- mem resident
+		cargo +nightly miri test --locked -p solkv-engine-strata --lib -- mem resident
 
 SEEDS ?= 100000
 simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation, and a tenth with heals (2000 and 200 are part of test).
-	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p service $(call with,service) --lib simulation -- --nocapture
+	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p solkv-service $(call with,service) --lib simulation -- --nocapture
 
 # Long inputs from the start: a sequence of operations does nothing of interest while it is short.
 FUZZ_SECONDS ?= 60
@@ -95,8 +95,8 @@ fuzz-locks:
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
 torture: ## Kills, power losses and disk faults against every engine for SECONDS=60, a quarter of it strata's own.
-	@$(CARGO) build --locked --release -p torture $(call with,torture)
-	@$(CARGO) build --locked --release -p engine-strata --example torture
+	@$(CARGO) build --locked --release -p solkv-torture $(call with,torture)
+	@$(CARGO) build --locked --release -p solkv-engine-strata --example torture
 	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
 	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
 
@@ -104,7 +104,7 @@ LIVES ?= 1000
 # SEED=1 is the demo's: only one that was given on the command line runs a single life again.
 torture-load: setup ## Loads under kills, damaged spills, replaced sources, full disks and small caps: LIVES=1000 (24 are part of test).
 	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
-		$(CARGO) test --locked --release -p bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
+		$(CARGO) test --locked --release -p solkv-bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
 
 # PAIRS and SEED count when they are given on the command line: elsewhere they are the demo's.
 given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
@@ -222,7 +222,7 @@ bench-heal: build ## Measures a heal of a million changes from an incremental an
 	@deploy/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal.jsonl" $(ENGINES)
 
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
-	cargo build --locked --release -p solana --example append_vec --example read
+	cargo build --locked --release -p solkv-solana --example append_vec --example read
 	@mkdir -p "$(RESULTS)"
 	@deploy/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
 
@@ -240,7 +240,7 @@ soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap s
 		deploy/soak.sh
 
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
-	$(CARGO) build --locked --release -p loadgen --features instrument --example instrument
+	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"
 
 clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.

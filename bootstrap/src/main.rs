@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    bootstrap::cli::main(std::env::args_os().collect())
+    solkv_bootstrap::cli::main(std::env::args_os().collect())
 }

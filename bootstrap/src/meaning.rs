@@ -1,7 +1,7 @@
 //! The meaning of a store's pairs: stated at the load, kept in the store's marker, and compared with every service that
 //! opens it.
 //!
-//! Owns: the words of the command line. Must not: read accounts; the crate `solana` takes the values from them.
+//! Owns: the words of the command line. Must not: read accounts; the crate `solkv-solana` takes the values from them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use engines::Holds;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
-use loadgen::report::{self, best, compare};
-use loadgen::{archive, bench, commands, follow, get, live, provider, query, transports};
+use solkv_loadgen::report::{self, best, compare};
+use solkv_loadgen::{archive, bench, commands, follow, get, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
@@ -150,10 +150,10 @@ fn check(command: &Command) -> Result<()> {
 /// Parses the log filter in RUST_LOG.
 fn log_filter() -> Result<EnvFilter> {
     let text = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
-    let text = if text.is_empty() { "warn,loadgen=info" } else { &text };
-    EnvFilter::builder()
-        .parse(text)
-        .with_context(|| format!("not a log filter: RUST_LOG={text}: give for example info, or warn,loadgen=debug"))
+    let text = if text.is_empty() { "warn,solkv_loadgen=info" } else { &text };
+    EnvFilter::builder().parse(text).with_context(|| {
+        format!("not a log filter: RUST_LOG={text}: give for example info, or warn,solkv_loadgen=debug")
+    })
 }
 
 /// Formats the error with its causes. Each text appears once, because a transport's error repeats that of its cause.

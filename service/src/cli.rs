@@ -222,7 +222,7 @@ fn log_filter(text: Option<&str>) -> Result<EnvFilter> {
     let text = text.filter(|text| !text.is_empty()).unwrap_or("info");
     EnvFilter::builder()
         .parse(text)
-        .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,service=debug"))
+        .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,solkv_service=debug"))
 }
 
 fn log(format: LogFormat) -> Result<()> {
@@ -241,10 +241,10 @@ mod tests {
 
     #[test]
     fn a_filter_of_logs_that_is_none_is_refused() {
-        for good in [None, Some(""), Some("debug"), Some("warn,service=debug")] {
+        for good in [None, Some(""), Some("debug"), Some("warn,solkv_service=debug")] {
             log_filter(good).unwrap();
         }
-        let error = format!("{:#}", log_filter(Some("info,service=loud")).unwrap_err());
-        assert!(error.contains("RUST_LOG=info,service=loud"), "{error}");
+        let error = format!("{:#}", log_filter(Some("info,solkv_service=loud")).unwrap_err());
+        assert!(error.contains("RUST_LOG=info,solkv_service=loud"), "{error}");
     }
 }

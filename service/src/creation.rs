@@ -93,7 +93,7 @@ pub(crate) async fn load(
     http: TcpListener,
     asked: impl Future<Output = &'static str>,
 ) -> Result<Option<Spooling>, Failed> {
-    bootstrap::log_with(|line| info!(target: "bootstrap", "{line}"));
+    bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let http = http.into_std().context("cannot share the socket of HTTP")?;

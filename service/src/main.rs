@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    service::cli::main(std::env::args_os().collect())
+    solkv_service::cli::main(std::env::args_os().collect())
 }

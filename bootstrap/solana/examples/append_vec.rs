@@ -1,4 +1,4 @@
-//! Measures the parser of accounts files from memory: cargo run --release -p solana --example append_vec
+//! Measures the parser of accounts files from memory: cargo run --release -p solkv-solana --example append_vec
 //!
 //! Owns: the file that is parsed, records as most of mainnet's are: token accounts, of 304 bytes with their header.
 //! Must not: touch a disk. One thread.
@@ -6,9 +6,9 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use solana::Extract;
-use solana::archive::append_vec::{AppendVec, HEADER_BYTES};
-use solana::extract::TOKEN_PROGRAM;
+use solkv_solana::Extract;
+use solkv_solana::archive::append_vec::{AppendVec, HEADER_BYTES};
+use solkv_solana::extract::TOKEN_PROGRAM;
 
 /// Records of the file: with 304 bytes each more than the caches hold, but little enough for any machine.
 const RECORDS: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! Reads a snapshot archive to nowhere, to measure it: cargo run --release -p solana --example read -- unpack|extract FILE
+//! Reads a snapshot archive to nowhere, to measure it: cargo run --release -p solkv-solana --example read -- unpack|extract FILE
 //!
 //! Owns: two depths of reading. `unpack` takes the bytes out of their zstd packing, `extract` parses them as well and takes
 //! the owner of every token account. Must not: keep or write anything. Threads: `unpack` works on the main thread,
@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::io;
 use std::time::Instant;
 
-use solana::Extract;
-use solana::archive::Archive;
+use solkv_solana::Extract;
+use solkv_solana::archive::Archive;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

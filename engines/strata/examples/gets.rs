@@ -1,5 +1,5 @@
 //! Measures gets while everything is in memory, and compares them with a miss of every cache:
-//! `cargo run --release -p engine-strata --example gets -- --pairs 20000000`.
+//! `cargo run --release -p solkv-engine-strata --example gets -- --pairs 20000000`.
 //!
 //! The program loads sorted pairs and brings their pages into memory. Then it measures in turns, with 0, 1, 3 and 8
 //! delta runs: a get of an absent and of a present key, `get_many` of 100 of either, and dependent loads from memory as
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use memmap2::{Advice, MmapMut};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 /// Number of keys in a call of `get_many`.
 const MANY: usize = 100;
@@ -278,7 +278,7 @@ fn main() -> Result<()> {
     // Room for everything, with the memory for work and for memtables.
     let options = StrataOptions { memory_bytes: args.pairs * 64 / 4 * 5 + (1 << 30), disk_reserve_bytes: 0 };
     let sizes = Sizes { mem_records: MEM_RECORDS, ..Sizes::of(&options) };
-    let storage = engine_strata::storage::DirStorage::open(&dir).map_err(|e| Error::io("no directory", e))?;
+    let storage = solkv_engine_strata::storage::DirStorage::open(&dir).map_err(|e| Error::io("no directory", e))?;
     let engine = StrataEngine::open_sized(std::sync::Arc::new(storage), &options, sizes)?;
     let start = Instant::now();
     load(&engine, args.pairs)?;

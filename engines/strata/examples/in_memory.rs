@@ -1,9 +1,9 @@
-//! Loads a million pairs into a store and measures gets: `cargo run --release -p engine-strata --example in_memory`
+//! Loads a million pairs into a store and measures gets: `cargo run --release -p solkv-engine-strata --example in_memory`
 
 use std::time::Instant;
 
 use engine_api::{Checkpoint, Durability, Engine, Result};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 const PAIRS: u64 = 1_000_000;
 

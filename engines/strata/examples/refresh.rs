@@ -1,5 +1,5 @@
 //! Measures `refresh` of a serving reader during a load and merges into the base:
-//! `cargo run --release -p engine-strata --example refresh -- [PAIRS]`, by default 2,000,000.
+//! `cargo run --release -p solkv-engine-strata --example refresh -- [PAIRS]`, by default 2,000,000.
 //!
 //! Prints wall time and the CPU time of the calling thread, each with a row `nothing` for comparison: the same two
 //! readings of the clock with no call between them. Interrupts and other threads cost time in both rows, refreshing in
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Durability, Engine, Result};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 const BATCH: u64 = 5000;
 

@@ -1,5 +1,5 @@
 //! Measures a load in shuffled order at full speed, and its effect on everything else:
-//! `cargo run --release -p engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000
+//! `cargo run --release -p solkv-engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000
 //! pairs, 64 MiB and a directory in the system's directory for temporary files, which is removed in the end.
 //!
 //! Prints pairs a second, durations of single commits, the greatest number of delta runs and merge debt, memory and
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Durability, Engine, Result};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 /// Number of pairs in a commit.
 const BATCH: u64 = 10_000;

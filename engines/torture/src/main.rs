@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
+use solkv_torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
 ///
@@ -22,7 +22,7 @@ use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_p
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
 /// could not go on.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+#[command(name = "torture", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Args {
     #[command(subcommand)]
     hidden: Option<Hidden>,

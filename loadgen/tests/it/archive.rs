@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum as _;
-use loadgen::archive::tar::{Kind, header};
-use loadgen::archive::{Archived, At, Oddity, Watch, options, write};
-use loadgen::stream::account::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
-use loadgen::stream::{Final, Stream};
 use rustix::process::{Pid, Signal, kill_process};
+use solkv_loadgen::archive::tar::{Kind, header};
+use solkv_loadgen::archive::{Archived, At, Oddity, Watch, options, write};
+use solkv_loadgen::stream::account::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+use solkv_loadgen::stream::{Final, Stream};
 
 use crate::model::{Model, follow, start, subscription};
 use crate::snapshot::{Snapshot, Version, by_account, digest, is_token_account, map, unpacked};
@@ -30,7 +30,7 @@ fn extraction(name: &str) -> Extract {
 
 /// Returns the end of a stream that nobody follows.
 fn end(line: &str) -> Final {
-    let (workload, delivery) = loadgen::stream::options(&format!("{line} --no-wait --rate 1000000000")).unwrap();
+    let (workload, delivery) = solkv_loadgen::stream::options(&format!("{line} --no-wait --rate 1000000000")).unwrap();
     let stream = Stream::start(workload, &delivery, "127.0.0.1:0").unwrap();
     loop {
         if let Some(end) = stream.outcome().unwrap() {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use engines::EngineKind;
-use loadgen::result::{Record, read};
+use solkv_loadgen::result::{Record, read};
 
 const SCENARIO: &str = "
 name = 'small'

@@ -1,8 +1,8 @@
 //! A follower ends up with the state that the stream announces, whatever faults occur on the way.
 
 use crate::model::{Model, follow, start, subscription};
-use loadgen::stream::Final;
-use loadgen::stream::account::SYSTEM_PROGRAM;
+use solkv_loadgen::stream::Final;
+use solkv_loadgen::stream::account::SYSTEM_PROGRAM;
 use yellowstone_grpc_proto::geyser::subscribe_request_filter_accounts_filter::Filter;
 use yellowstone_grpc_proto::geyser::{
     SubscribeRequest, SubscribeRequestAccountsDataSlice, SubscribeRequestFilterAccounts,

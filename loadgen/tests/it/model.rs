@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use engines::Digest;
 use futures::StreamExt;
-use loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM, is_token_account};
-use loadgen::stream::{Delivery, Final, Stream, Workload};
+use solkv_loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM, is_token_account};
+use solkv_loadgen::stream::{Delivery, Final, Stream, Workload};
 use workload::Pairs;
 use yellowstone_grpc_client::GeyserGrpcClient;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
@@ -17,7 +17,7 @@ use yellowstone_grpc_proto::geyser::{
 
 /// Parses options as the command line would.
 pub(crate) fn options(line: &str) -> (Workload, Delivery) {
-    loadgen::stream::options(line).unwrap()
+    solkv_loadgen::stream::options(line).unwrap()
 }
 
 /// Starts a stream on a free port.

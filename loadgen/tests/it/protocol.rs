@@ -14,7 +14,7 @@ use yellowstone_grpc_proto::geyser::{
 const LINE: &str = "--pairs 100 --events 2000 --events-per-slot 50 --replay-slots 10";
 
 /// Returns the status that ends a subscription.
-async fn refusal(stream: &loadgen::stream::Stream, request: SubscribeRequest) -> (Code, String) {
+async fn refusal(stream: &solkv_loadgen::stream::Stream, request: SubscribeRequest) -> (Code, String) {
     let mut client = connect(stream).await;
     let mut updates = client.subscribe_once(request).await.unwrap();
     loop {

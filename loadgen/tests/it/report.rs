@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use loadgen::result::{Memory, Opening, Record};
+use solkv_loadgen::result::{Memory, Opening, Record};
 
 use crate::synthetic::{CAPS, ENGINES, baseline, curve, matrix, record};
 
@@ -259,7 +259,7 @@ fn the_best_of_the_others_is_found_in_every_cell_and_losses_are_shown() {
     };
     let records = [run("strata", 200.0, 0), run("lmdb", 100.0, 0), run("redb", 400.0, 0), run("redb", 440.0, 1)];
     let avg = |engine| {
-        let table = loadgen::report::best::table(&records, engine);
+        let table = solkv_loadgen::report::best::table(&records, engine);
         let line = table.lines().find(|line| line.contains("avg")).unwrap().to_owned();
         line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
     };
@@ -288,12 +288,12 @@ fn best_says_ahead_behind_and_level_by_the_repeats() {
     };
     let records = [runs("strata", 100.0), runs("lmdb", 100.0), runs("redb", 150.0)].concat();
     for (engine, verdict) in [("strata", "level"), ("lmdb", "level"), ("redb", "behind")] {
-        let table = loadgen::report::best::table(&records, engine);
+        let table = solkv_loadgen::report::best::table(&records, engine);
         let line = table.lines().find(|line| line.contains(" avg ")).unwrap();
         assert!(line.ends_with(&format!("| {verdict} |")), "{engine}: {line}");
     }
     let two = [runs("strata", 100.0), runs("redb", 150.0)].concat();
-    let table = loadgen::report::best::table(&two, "strata");
+    let table = solkv_loadgen::report::best::table(&two, "strata");
     assert!(table.lines().find(|line| line.contains(" avg ")).unwrap().ends_with("| ahead |"), "{table}");
 }
 
@@ -316,7 +316,7 @@ fn best_fills_the_cells_of_the_others_and_says_why_one_is_empty() {
     let mut killed = record("reads", "redb", "read_positive", Some(1 << 30), 0);
     killed.notes.push("killed: out of memory under the cap".to_owned());
     let records = [cold("strata", 0.5, 64 << 20), cold("lmdb", 0.002, 8 << 10), vec![killed.clone()]].concat();
-    let table = loadgen::report::best::table(&records, "strata");
+    let table = solkv_loadgen::report::best::table(&records, "strata");
     let row = |table: &str, name: &str| {
         let line = table.lines().find(|line| line.contains(&format!("| {name} |"))).unwrap_or_else(|| panic!("{name}"));
         line.split('|').map(|cell| cell.trim().to_owned()).skip(4).collect::<Vec<_>>()
@@ -333,12 +333,12 @@ fn best_fills_the_cells_of_the_others_and_says_why_one_is_empty() {
     assert!(table.contains("redb: killed: out of memory under the cap"), "{table}");
     assert!(!table.contains("| – |"), "{table}");
 
-    let alone = loadgen::report::best::table(&records[..3], "strata");
+    let alone = solkv_loadgen::report::best::table(&records[..3], "strata");
     assert_eq!(row(&alone, "Positive read avg")[1], "", "{alone}");
     let beside_killed = [cold("strata", 0.5, 1), vec![killed]].concat();
-    let beside_killed = loadgen::report::best::table(&beside_killed, "strata");
+    let beside_killed = solkv_loadgen::report::best::table(&beside_killed, "strata");
     assert_eq!(row(&beside_killed, "Positive read avg")[1], "killed: out of memory under the cap");
-    let own = loadgen::report::best::table(&records, "redb");
+    let own = solkv_loadgen::report::best::table(&records, "redb");
     let own = row(&own, "Positive read avg");
     assert_eq!(
         (own[0].as_str(), own[3].as_str(), own[4].as_str()),
@@ -351,7 +351,7 @@ fn best_fills_the_cells_of_the_others_and_says_why_one_is_empty() {
 fn a_quantile_that_one_repeat_lacks_has_no_figure() {
     let mut records = [cold("strata", 0.5, 1), cold("lmdb", 0.5, 1)].concat();
     records[1].curves = vec![curve("read_positive", 900_000.0, 3_000)];
-    let table = loadgen::report::best::table(&records, "strata");
+    let table = solkv_loadgen::report::best::table(&records, "strata");
     let row = |name: &str| {
         let line = table.lines().find(|line| line.contains(&format!("| Positive read {name} |"))).unwrap();
         line.split('|').map(|cell| cell.trim().to_owned()).skip(4).collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use engines::Digest;
-use loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+use solkv_loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 
 /// Offset of a token account's state.
 const STATE: usize = 108;

@@ -2,7 +2,7 @@
 //!
 //! Owns: figures that look like measurements and are none. Must not: leave the tests.
 
-use loadgen::result::{
+use solkv_loadgen::result::{
     Baseline, Curve, Io, Machine, Memory, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload,
 };
 

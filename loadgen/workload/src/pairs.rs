@@ -3,9 +3,9 @@
 use crate::skew::{Picker, Rng};
 use crate::values::Values;
 
-/// A 32-byte key, the same type as in `engine-api`.
+/// A 32-byte key, the same type as in `solkv-engine-api`.
 pub type Key = [u8; 32];
-/// A 32-byte value, the same type as in `engine-api`.
+/// A 32-byte value, the same type as in `solkv-engine-api`.
 pub type Value = [u8; 32];
 
 /// Keys and values by index. Distinct indexes of one seed give distinct keys, because the first eight bytes are a

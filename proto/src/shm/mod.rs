@@ -263,7 +263,7 @@ impl Segment {
     }
 
     fn service(&self) -> *mut ServiceLine {
-        // SAFETY: as in `client`.
+        // SAFETY: as in `solkv-client`.
         unsafe { &raw mut (*self.base.as_ptr()).service }
     }
 

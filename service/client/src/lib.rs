@@ -10,8 +10,8 @@
 //! needs no async runtime at all. Both give the same answers:
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), client::Error> {
-//! let client = client::Client::connect("unix:///run/solkv/kv.sock").await?;
+//! # async fn example() -> Result<(), solkv_client::Error> {
+//! let client = solkv_client::Client::connect("unix:///run/solkv/kv.sock").await?;
 //! let found = client.get(&[7; 32]).await?;
 //! match found.value {
 //!     Some(value) => println!("{value:?} as of slot {:?}", found.slot),
@@ -22,8 +22,8 @@
 //! ```
 //!
 //! ```no_run
-//! # fn example() -> Result<(), client::Error> {
-//! let mut client = client::Builder::new("shm:///run/solkv/shm.sock")?
+//! # fn example() -> Result<(), solkv_client::Error> {
+//! let mut client = solkv_client::Builder::new("shm:///run/solkv/shm.sock")?
 //!     .spin(std::time::Duration::from_micros(50))
 //!     .connect_blocking()?;
 //! let found = client.get_many(&[[1; 32], [2; 32]])?;

@@ -380,7 +380,7 @@ fn abuse_changes_nothing_for_others() {
 }
 
 /// Prints the commit latencies of the same stream with and without abuse: a measurement, for a machine that does
-/// nothing else. `cargo test --release -p service --test it -- --ignored --nocapture commits_under_abuse`
+/// nothing else. `cargo test --release -p solkv-service --test it -- --ignored --nocapture commits_under_abuse`
 #[test]
 #[ignore = "a measurement"]
 fn commits_under_abuse() {

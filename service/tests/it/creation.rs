@@ -276,7 +276,7 @@ fn the_waiting_for_a_server_that_is_busy_is_shown_and_a_signal_ends_it() {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-    assert_eq!(line["target"], "bootstrap");
+    assert_eq!(line["target"], "solkv_bootstrap");
     assert!(service.terminate().success());
 }
 
@@ -451,7 +451,7 @@ fn the_lines_of_the_load_are_lines_of_the_log() {
     let log = service.log();
     let lines: Vec<serde_json::Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect();
-    assert!(lines.iter().any(|line| line["target"] == "bootstrap"), "{log}");
+    assert!(lines.iter().any(|line| line["target"] == "solkv_bootstrap"), "{log}");
     assert!(log.contains("the store: dir=") && !log.contains("next: "), "the service itself comes next: {log}");
     run.finish(service);
 }

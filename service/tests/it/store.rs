@@ -231,7 +231,7 @@ fn a_port_in_use_may_pass_and_is_named_by_its_option() {
 #[test]
 fn info_of_a_store_that_is_served_is_the_services() {
     let bootstrap = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name("bootstrap");
-    assert!(bootstrap.is_file(), "build it first: cargo build -p bootstrap");
+    assert!(bootstrap.is_file(), "build it first: cargo build -p solkv-bootstrap");
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("store");
@@ -265,9 +265,9 @@ fn an_invalid_log_filter_is_found_by_check_config_too() {
     for command in ["run", "check-config"] {
         let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
         service.args([command, "--create-empty", "--geyser", NO_STREAM, "--dir", "/store"]);
-        let output = service.env("RUST_LOG", "service=loud").output().unwrap();
+        let output = service.env("RUST_LOG", "solkv_service=loud").output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && said.contains("RUST_LOG=service=loud"), "{command}: {said}");
+        assert!(output.status.code() == Some(2) && said.contains("RUST_LOG=solkv_service=loud"), "{command}: {said}");
     }
 }
 

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use solana::archive::{Archive, Name, Packing, Summary};
-use solana::extract::Extract;
+use solkv_solana::archive::{Archive, Name, Packing, Summary};
+use solkv_solana::extract::Extract;
 
 use crate::support::{Accounts, FULL, INCREMENTAL, Row, add, chain, data, read, rows, unpacked};
 

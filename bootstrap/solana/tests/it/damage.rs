@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use solana::archive::Name;
+use solkv_solana::archive::Name;
 
 use crate::support::{INCREMENTAL, Row, data, read, unpacked};
 

@@ -1,7 +1,7 @@
 //! Archives that are damaged, cut, or made to do harm: each is an error that names its place, and never a panic or a
 //! part of the accounts taken for all of them.
 
-use solana::archive::{Archive, Error, Stop};
+use solkv_solana::archive::{Archive, Error, Stop};
 
 use crate::support::{Tar, accounts, chain, read, record, row};
 

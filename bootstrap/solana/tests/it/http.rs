@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use solana::archive::{Archive, Error, Progress};
+use solkv_solana::archive::{Archive, Error, Progress};
 
 use crate::support::{FULL, chain, data, rows};
 

@@ -1,7 +1,7 @@
 //! Accounts files of any shape, written by a simple model, give the same versions however they are cut into slices.
 
 use proptest::prelude::*;
-use solana::archive::append_vec::AppendVec;
+use solkv_solana::archive::append_vec::AppendVec;
 
 use crate::support::{Row, accounts, record, row};
 

@@ -7,7 +7,7 @@ use std::error::Error as _;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use solana::archive::{Archive, Error, HEAD_BYTES, Name, Summary, Version};
+use solkv_solana::archive::{Archive, Error, HEAD_BYTES, Name, Summary, Version};
 
 pub(crate) const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
 pub(crate) const INCREMENTAL: &str =

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use engine_latency::{Latency, Op, export};
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::Deserializer;
 use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+use solkv_engine_latency::{Latency, Op, export};
 
 #[test]
 fn the_interval_log_reads_back_with_equal_percentiles() {

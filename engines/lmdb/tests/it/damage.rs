@@ -7,7 +7,7 @@ use std::process::Command;
 
 use conformance::numbered::{all, at, commit, sorted};
 use engine_api::{BulkLoad as _, Durability, Engine, ErrorKind};
-use engine_lmdb::{FILE_NAME, LmdbEngine, explain_faults};
+use solkv_engine_lmdb::{FILE_NAME, LmdbEngine, explain_faults};
 
 use crate::{OPTIONS, open};
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use conformance::numbered::{all, at, commit, key, sorted, value};
 use engine_api::{Durability, Engine, Error, ErrorKind};
-use engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
+use solkv_engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
 
 const OPTIONS: LmdbOptions = LmdbOptions {
     map_bytes: 64 << 20,

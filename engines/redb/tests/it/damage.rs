@@ -7,7 +7,7 @@ use std::path::Path;
 
 use conformance::numbered::{at, commit, key};
 use engine_api::{Durability, Engine, ErrorKind, Result};
-use engine_redb::{FILE_NAME, RedbEngine};
+use solkv_engine_redb::{FILE_NAME, RedbEngine};
 
 use super::{OPTIONS, open};
 

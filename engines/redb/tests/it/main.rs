@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use conformance::numbered::{all, at, commit, key, sorted, value};
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind};
-use engine_redb::{FILE_NAME, RedbEngine, RedbOptions};
 use redb::{ReadableDatabase as _, ReadableTableMetadata as _};
+use solkv_engine_redb::{FILE_NAME, RedbEngine, RedbOptions};
 
 const OPTIONS: RedbOptions =
     RedbOptions { cache_bytes: 8 << 20, disk_reserve_bytes: 0, quick_repair_every: 1, sort_batches: false };

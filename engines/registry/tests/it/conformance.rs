@@ -6,7 +6,7 @@ use ::conformance::Store;
 use ::conformance::child;
 use bytesize::ByteSize;
 use engine_api::{Engine, Result};
-use engines::{EngineKind, EngineOptions, OpenMode, Profile};
+use solkv_engine_registry::{self as engines, EngineKind, EngineOptions, OpenMode, Profile};
 
 /// A column of the benchmark tables: an engine with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

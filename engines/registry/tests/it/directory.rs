@@ -7,8 +7,10 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use crate::marker_text;
 use engine_api::{Error, ErrorKind};
-use engines::{EngineArgs, EngineKind, EngineOptions, Holds, Load, LoadState, LoadTerm, OpenMode, Terms, inspect};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use solkv_engine_registry::{
+    self as engines, EngineArgs, EngineKind, EngineOptions, Holds, Load, LoadState, LoadTerm, OpenMode, Terms, inspect,
+};
 
 fn options() -> EngineOptions {
     EngineOptions { memory: Some(bytesize::ByteSize::mib(64)), ..EngineOptions::new(engines::compiled()[0]) }

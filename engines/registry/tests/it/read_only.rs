@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use ::conformance::files::{contents, copy_as_killed};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
-use engines::{EngineKind, EngineOptions, OpenMode, open_read_only};
+use solkv_engine_registry::{self as engines, EngineKind, EngineOptions, OpenMode, open_read_only};
 
 const MEMORY: ByteSize = ByteSize::mib(64);
 

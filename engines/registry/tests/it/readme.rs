@@ -6,7 +6,7 @@ const README: &str = include_str!("../../../../README.md");
 
 #[test]
 fn the_readme_describes_every_engine_and_says_which_commits_survive() {
-    for engine in engines::compiled() {
+    for engine in solkv_engine_registry::compiled() {
         let row = |start: String| README.lines().any(|line| line.starts_with(&start));
         assert!(row(format!("| `{engine}` | ")), "engine={engine} is missing");
         let spared = match engine.descriptor().buffered {

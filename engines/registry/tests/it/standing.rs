@@ -7,7 +7,9 @@ use std::path::Path;
 
 use ::conformance::files::{self, contents, copy_as_killed};
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
-use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms, open_read_only};
+use solkv_engine_registry::{
+    self as engines, EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms, open_read_only,
+};
 
 const MEMORY: bytesize::ByteSize = bytesize::ByteSize::mib(64);
 const PAIRS: u8 = 200;

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Engine, ErrorKind, Key, Value};
-use engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
+use solkv_engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
 
 const PAIRS: u64 = 5000;
 

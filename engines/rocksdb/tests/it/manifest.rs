@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use engine_api::{BulkLoad, Engine, ErrorKind};
-use engine_rocksdb::RocksdbEngine;
+use solkv_engine_rocksdb::RocksdbEngine;
 
 use crate::{PAIRS, commit, count, mark, pairs, small};
 

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_api::Engine;
-use engine_strata::storage::DirStorage;
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::storage::DirStorage;
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::model::{Check, Model, wrong};
 use crate::plan::{Plan, sizes};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Durability, Engine, Error, ErrorKind};
-use engine_strata::StrataEngine;
+use solkv_engine_strata::StrataEngine;
 
 use crate::Totals;
 use crate::child::has_groups;

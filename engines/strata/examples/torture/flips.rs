@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 
 use engine_api::{Engine, Error, ErrorKind};
-use engine_strata::StrataEngine;
-use engine_strata::storage::Storage;
+use solkv_engine_strata::StrataEngine;
+use solkv_engine_strata::storage::Storage;
 
 use crate::Totals;
 use crate::faulty::FaultyStorage;

@@ -4,7 +4,7 @@
 //! on the main thread; a second thread ends the program when a round hangs.
 //!
 //! ```text
-//! cargo run --release -p engine-strata --example torture -- --seconds 3600
+//! cargo run --release -p solkv-engine-strata --example torture -- --seconds 3600
 //! ```
 //! - **killed**: a child works on a directory and is killed with SIGKILL, again and again. A round is the life of one
 //!   store under twenty children.
@@ -257,7 +257,7 @@ impl Run {
         outcome.map_err(|bad| {
             println!("torture: DIVERGED: round {kind} seed={seed}: {bad}");
             println!(
-                "again: cargo run --release -p engine-strata --example torture -- --only {kind} --seed {seed} --rounds 1"
+                "again: cargo run --release -p solkv-engine-strata --example torture -- --only {kind} --seed {seed} --rounds 1"
             );
         })
     }

@@ -6,7 +6,7 @@
 //! A key carries its own number in its last eight bytes, so that whoever reads it knows its expected value.
 
 use engine_api::{Key, Value};
-use engine_strata::{Sizes, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataOptions};
 
 use crate::support::Rng;
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use engine_api::{Durability, Engine, ErrorKind, Key, Reader, Result, Value};
-use engine_strata::StrataEngine;
 use libfuzzer_sys::fuzz_target;
+use solkv_engine_strata::StrataEngine;
 
 use faulty::{Fault, FaultyStorage};
 use support::{Map, OPTIONS, all, apply, at};

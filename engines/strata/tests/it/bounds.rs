@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, Key};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::groups;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine_api::{Durability, Engine, ErrorKind};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};

@@ -10,8 +10,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_strata::storage::{Storage, StorageFile};
 use parking_lot::{Condvar, Mutex};
+use solkv_engine_strata::storage::{Storage, StorageFile};
 
 use crate::support::Rng;
 

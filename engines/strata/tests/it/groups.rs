@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use engine_api::{Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine};
+use solkv_engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::hooked::{Hooked, Hooks};

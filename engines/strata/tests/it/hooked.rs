@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use engine_strata::storage::{Storage, StorageFile};
 use parking_lot::Mutex;
+use solkv_engine_strata::storage::{Storage, StorageFile};
 
 /// Switches and counters. Relaxed everywhere, because they guard no other memory.
 pub(crate) struct Hooks {

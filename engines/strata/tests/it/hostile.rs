@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
-use engine_strata::StrataEngine;
+use solkv_engine_strata::StrataEngine;
 
 use crate::support::{key, stat};
 use crate::{SMALL, seq, wait_for};

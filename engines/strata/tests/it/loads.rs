@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine};
+use solkv_engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, apply, assert_holds, at, key, open_on, stat, try_commit, value};

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use support::{Map, Rng, stat};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::support::{at, key, stat, try_commit, value};
@@ -145,7 +145,7 @@ fn anonymous_memory_stays_within_64_mib_and_16_more() {
 }
 
 #[test]
-#[ignore = "a minute in a release build: cargo test --release -p engine-strata --test it memory:: -- --ignored --skip child"]
+#[ignore = "a minute in a release build: cargo test --release -p solkv-engine-strata --test it memory:: -- --ignored --skip child"]
 fn anonymous_memory_stays_within_640_mib_and_a_tenth() {
     assert_stays_within(640, 12_000_000);
 }

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use engine_api::{Durability, Engine, ErrorKind};
-use engine_strata::StrataEngine;
+use solkv_engine_strata::StrataEngine;
 
 use crate::support::{Map, all, key};
 use crate::{SMALL, commit, seq, wait_for};

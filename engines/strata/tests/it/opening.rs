@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
-use engine_strata::StrataEngine;
-use engine_strata::storage::DirStorage;
+use solkv_engine_strata::StrataEngine;
+use solkv_engine_strata::storage::DirStorage;
 
 use crate::faulty::Fault;
 use crate::support::{Map, SMALLER, all, apply, assert_holds, batch, key, open_on, stat, written};

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::{FaultyStorage, Gate};
 use crate::groups;

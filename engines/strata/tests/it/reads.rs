@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use proptest::prelude::*;
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::seq;

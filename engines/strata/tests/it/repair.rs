@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Repaired};
-use engine_strata::storage::{DirStorage, Storage};
-use engine_strata::{Sizes, StrataEngine};
+use solkv_engine_strata::storage::{DirStorage, Storage};
+use solkv_engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, stat, written};

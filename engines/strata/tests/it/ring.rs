@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine_api::{Durability, Engine, Key, Value};
-use engine_strata::storage::{DirStorage, Storage, StorageFile};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use parking_lot::Mutex;
+use solkv_engine_strata::storage::{DirStorage, Storage, StorageFile};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::support::{Map, Rng, all, apply, key, stat, try_commit, value};
 

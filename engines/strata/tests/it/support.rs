@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 

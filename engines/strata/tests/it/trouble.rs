@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::hooked::{Hooked, Hooks};

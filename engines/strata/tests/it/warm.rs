@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{BulkLoad, Engine, Key, Value, Warmed};
-use engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::seq;
 use crate::support::{key, stat};

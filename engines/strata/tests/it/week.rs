@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use engine_strata::{Sizes, StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, all, apply, at, key, stat, try_commit, value};

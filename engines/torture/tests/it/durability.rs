@@ -4,7 +4,7 @@
 //! check in addition that there were batches to lose, and that buffered ones are lost where they may be: otherwise
 //! nothing was tested.
 
-use torture::{Column, EndKind, Swarm, Totals};
+use solkv_torture::{Column, EndKind, Swarm, Totals};
 
 use crate::{live, plain};
 

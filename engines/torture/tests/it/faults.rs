@@ -1,7 +1,7 @@
 //! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
 //! error, never returns a wrong value, and recovers when the fault ends.
 
-use torture::{Column, EndKind, FaultKind, Swarm};
+use solkv_torture::{Column, EndKind, FaultKind, Swarm};
 
 use crate::{live, plain};
 

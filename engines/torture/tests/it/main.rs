@@ -9,7 +9,7 @@ mod faults;
 
 use std::path::Path;
 
-use torture::{Column, Life, Swarm, Totals, can_lose_power};
+use solkv_torture::{Column, Life, Swarm, Totals, can_lose_power};
 
 /// Returns the options of a test that sets no others: only batches, on the disk that loses power.
 fn plain() -> Swarm {

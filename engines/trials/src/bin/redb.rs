@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use redb::{Builder, Database, Durability, ReadableDatabase as _, TableDefinition, WriteTransaction};
-use trials::{
+use solkv_engine_trials::{
     Bytes32, Random, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, timed, warm_cache,
     written_bytes,
 };

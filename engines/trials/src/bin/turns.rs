@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use trials::median;
+use solkv_engine_trials::median;
 
 /// Compares commands by turns: each prints figures as `name=value` lines.
 #[derive(Parser)]

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use client::{Builder, Change, Client, Dumped, ErrorKind, Event, Filter, SlotEnd, Start, Subscription};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use proto::v1::feed_server::{Feed, FeedServer};
 use proto::v1::subscribe_request::Start as Asked;
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{Changes, DumpEnd, DumpFrom, DumpPairs, Heartbeat, Started, SubscribeRequest, SubscribeResponse};
+use solkv_client::{Builder, Change, Client, Dumped, ErrorKind, Event, Filter, SlotEnd, Start, Subscription};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status};

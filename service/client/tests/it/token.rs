@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use client::{Builder, ErrorKind};
 use proto::v1::kv_server::{Kv, KvServer};
 use proto::v1::{GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest, StatusResponse};
+use solkv_client::{Builder, ErrorKind};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -81,7 +81,7 @@ async fn the_token_goes_with_every_call_and_follows_its_file() {
 async fn no_service_is_told_at_once() {
     let dir = tempfile::tempdir().unwrap();
     for address in [format!("unix://{}/no.sock", dir.path().display()), "http://127.0.0.1:1".to_owned()] {
-        let gone = client::Client::connect(&address).await.err().unwrap();
+        let gone = solkv_client::Client::connect(&address).await.err().unwrap();
         assert_eq!(gone.kind(), ErrorKind::Unavailable, "{gone}");
         assert!(gone.to_string().contains("is the service running?"), "{gone}");
     }

@@ -91,7 +91,7 @@ fn each_seed(seeds: u64, test: &str, simulate: fn(u64)) {
             if catch_unwind(AssertUnwindSafe(|| simulate(seed))).is_err() {
                 failed.store(true, Ordering::Relaxed);
                 eprintln!(
-                    "the simulation failed: SIM_SEED={seed} RUST_LOG=info cargo test --release --locked -p service \
+                    "the simulation failed: SIM_SEED={seed} RUST_LOG=info cargo test --release --locked -p solkv-service \
                      --lib {test} -- --nocapture"
                 );
             }

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use lmdb_master_sys as _;
 #[cfg(feature = "lmdb-rkv")]
 use lmdb_sys as _;
-use trials::Bytes32;
+use solkv_engine_trials::Bytes32;
 
 #[cfg(not(any(feature = "lmdb-rkv", feature = "lmdb-master", feature = "lmdb-source")))]
 compile_error!("choose an LMDB: --features lmdb-rkv, lmdb-master or lmdb-source");
