@@ -12,13 +12,13 @@ use engine_strata::StrataEngine;
 
 use crate::Totals;
 use crate::child::has_groups;
-use crate::faulty::{Fault, FaultyStorage};
 use crate::flips;
 use crate::model::{Bad, Check, Model, wrong};
 use crate::plan::{Change, Plan, sizes};
 use crate::readers::{Held, beside};
 use crate::support::{OPTIONS, Rng};
 use crate::writer::write;
+use engine_strata::faulty::{Fault, FaultyStorage};
 
 /// The kind of fault of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

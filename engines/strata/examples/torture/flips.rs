@@ -13,9 +13,9 @@ use engine_strata::StrataEngine;
 use engine_strata::storage::Storage;
 
 use crate::Totals;
-use crate::faulty::FaultyStorage;
 use crate::model::{Bad, Check, Model, wrong};
 use crate::support::{OPTIONS, Rng};
+use engine_strata::faulty::FaultyStorage;
 
 const FLIPS: u64 = 12;
 const PAGE_BYTES: u64 = 4096;

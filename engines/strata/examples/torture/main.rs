@@ -18,9 +18,6 @@
 
 mod child;
 mod device;
-#[allow(dead_code, reason = "the tests use the rest")]
-#[path = "../../tests/it/faulty.rs"]
-mod faulty;
 mod flips;
 mod killed;
 mod model;
