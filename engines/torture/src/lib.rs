@@ -8,6 +8,7 @@
 //! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
 mod agent;
+mod beside;
 mod child;
 mod column;
 mod disk;
@@ -16,8 +17,12 @@ mod model;
 mod plan;
 mod reading;
 mod rng;
+#[cfg(feature = "strata")]
+mod strata;
 mod swarm;
+mod telling;
 mod totals;
+mod writer;
 
 pub use agent::{Task, run as run_agent};
 pub use column::Column;
@@ -27,6 +32,15 @@ pub use model::History;
 pub use rng::Rng;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
+
+/// Runs the life of a column whose store is in the memory of this process. Returns `None` if the column's is not.
+pub fn live_in_memory(column: Column, seed: u64) -> Option<(Totals, Result<(), Failure>)> {
+    match column {
+        #[cfg(feature = "strata")]
+        Column::StrataDevice => Some(strata::live(seed)),
+        _ => None,
+    }
+}
 
 /// Checks that this process can mount the disk that loses power, and calls [`own_mounts`] for it.
 ///

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
+use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, live_in_memory, run_agent};
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
 ///
@@ -113,33 +113,55 @@ impl Run {
         let columns = if self.args.engine.is_empty() { Column::compiled().collect() } else { self.args.engine.clone() };
         let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
         let mut seeds = Rng::new(clock);
-        loop {
-            for column in &columns {
-                if self.is_over() {
-                    return Ok(());
-                }
-                let seed = self.args.seed.unwrap_or_else(|| seeds.next() >> 20);
-                println!("torture: engine={column} seed={seed}");
-                self.life(*column, seed).map_err(|failure| (*column, seed, failure))?;
-            }
-            if self.args.seed.is_some() {
-                return Ok(());
-            }
+        if let Some(seed) = self.args.seed {
+            return columns.into_iter().try_for_each(|column| self.named(column, seed, Duration::MAX));
         }
+        // Each column gets the same time, and no life takes more of it than that.
+        let share = Duration::from_secs(self.args.seconds) / columns.len() as u32;
+        let mut spent: Vec<(Duration, Column)> = columns.into_iter().map(|column| (Duration::ZERO, column)).collect();
+        while let Some((time, column)) = spent.iter_mut().min_by_key(|(time, _)| *time)
+            && !self.is_over()
+        {
+            let began = Instant::now();
+            self.named(*column, seeds.next() >> 20, share)?;
+            *time += began.elapsed();
+        }
+        Ok(())
     }
 
-    fn life(&mut self, column: Column, seed: u64) -> Result<(), Failure> {
+    /// Runs a life, which ends after `share`, and names it in a failure.
+    fn named(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), (Column, u64, Failure)> {
+        println!("torture: engine={column} seed={seed}");
+        self.life(column, seed, share).map_err(|failure| (column, seed, failure))
+    }
+
+    fn life(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), Failure> {
+        let (totals, outcome) = match live_in_memory(column, seed) {
+            Some(lived) => lived,
+            None => self.life_in_files(column, seed, share)?,
+        };
+        self.totals.entry(column).or_default().add(&totals);
+        outcome
+    }
+
+    fn life_in_files(
+        &self,
+        column: Column,
+        seed: u64,
+        share: Duration,
+    ) -> Result<(Totals, Result<(), Failure>), Failure> {
         let mut temporary = tempfile::Builder::new();
         temporary.prefix("torture-");
         let root = match &self.args.dir {
             Some(dir) => temporary.tempdir_in(dir),
             None => temporary.tempdir(),
         }?;
-        let mut life = Life::new(column, seed, Swarm::of(seed, self.fuse), root.path(), &std::env::current_exe()?)?;
+        let swarm = Swarm::of(column, seed, self.fuse);
+        let mut life = Life::new(column, seed, swarm, root.path(), &std::env::current_exe()?)?;
         life.set_trace(self.args.trace);
-        let outcome = life.run(&|| self.is_over());
-        self.totals.entry(column).or_default().add(life.totals());
-        outcome
+        let began = Instant::now();
+        let outcome = life.run(&|| self.is_over() || began.elapsed() > share);
+        Ok((life.totals().clone(), outcome))
     }
 
     fn is_over(&self) -> bool {
