@@ -74,7 +74,7 @@ impl Column {
     pub(crate) fn open(self, dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
         #[cfg(feature = "strata")]
         if self == Self::StrataSmall {
-            return crate::strata::open_small(dir, rng);
+            return crate::small::open(dir, rng);
         }
         engines::open(dir, &self.options(rng), OpenMode::CreateOrOpen)
     }

@@ -1,9 +1,11 @@
 //! Tests every engine under kills, power losses and faults of the disk, and compares it with a model.
 //!
 //! Owns: the disk that can lose power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not:
-//! know the inside of an engine; engines are opened through the registry, as the programs do. A supervisor ([`Life`])
-//! runs on the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's
-//! process.
+//! know the inside of an engine; engines are opened through the registry, as the programs do. strata alone can also be
+//! opened with other sizes and on other storage, and two of its columns are ([`Column::StrataSmall`] and
+//! [`Column::StrataDevice`]); plan, model, writing and reading are the same for them. A supervisor ([`Life`]) runs on
+//! the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process,
+//! and the simulated device is memory of it ([`live_in_memory`]).
 //!
 //! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
@@ -11,6 +13,8 @@ mod agent;
 mod beside;
 mod child;
 mod column;
+#[cfg(feature = "strata")]
+mod device;
 mod disk;
 mod life;
 mod model;
@@ -18,7 +22,7 @@ mod plan;
 mod reading;
 mod rng;
 #[cfg(feature = "strata")]
-mod strata;
+mod small;
 mod swarm;
 mod telling;
 mod totals;
@@ -37,7 +41,7 @@ pub use totals::{Table, Totals};
 pub fn live_in_memory(column: Column, seed: u64) -> Option<(Totals, Result<(), Failure>)> {
     match column {
         #[cfg(feature = "strata")]
-        Column::StrataDevice => Some(strata::live(seed)),
+        Column::StrataDevice => Some(device::live(seed)),
         _ => None,
     }
 }

@@ -13,7 +13,7 @@
 //! | `error WHERE KIND MESSAGE` | the engine has refused an operation |
 //! | `recovered itself`, `recovered reopened` | the first success after that |
 //! | `closed`, `done`, `gave up` | the store was closed; the work is done; it cannot be opened |
-//! | `settling WHAT`, `settled` | it waits for flushes and merges |
+//! | `settling SCOPE`, `settled` | it waits for flushes and merges |
 //! | `did OPERATIONS` | gets, puts and deletes since the last such line |
 //! | `wrong MESSAGE` | the store differs from the model |
 

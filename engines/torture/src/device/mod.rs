@@ -1,32 +1,41 @@
-//! Lives on a device in memory: one store, one kind of fault at a random place, and a check of the remains.
+//! Lives of strata on a simulated device in memory: one store, one kind of fault at a random place, and a check of the
+//! remains.
 //!
-//! Owns: the choice and time of faults, and the demands of FORMAT.md ("The commit, case by case") after each. Must not:
-//! touch a real directory. Runs on a thread of the supervisor, at times with reading threads in addition. The engine
-//! merges on a thread of its own, so a seed fixes the batches and the fault, but not always the moment of the fault.
+//! Owns: the choice and time of faults, the demands of FORMAT.md ("The commit, case by case") after each, and the thread
+//! of a life. Must not: touch a real directory; know anything of the engine except how it is opened on a device. Plan,
+//! model, writing and reading are those of all engines. The engine merges on a thread of its own, so a seed fixes the
+//! batches and the fault, but not always the moment of the fault.
+
+mod flips;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use engine_api::{Durability, Engine, Error, ErrorKind};
 use engine_strata::faulty::{Fault, FaultyStorage};
 use engine_strata::{StrataEngine, StrataOptions};
 
-use super::{flips, sizes};
 use crate::beside::beside;
 use crate::column::Column;
 use crate::disk::FaultKind;
+use crate::life::Failure;
 use crate::model::{Bad, Check, History, Model, wrong};
 use crate::plan::Plan;
 use crate::reading::{GET, HOLD, Readings, SCAN};
 use crate::rng::Rng;
+use crate::small::sizes;
 use crate::totals::Totals;
 use crate::writer::{Failed, check_before_or_after, refusal, write};
 
 /// Number of keys in the largest space.
 const LARGE: u64 = 30_000;
+/// Time after which a life counts as hanging. Not a measure of speed: a busy machine takes long.
+const PATIENCE: Duration = Duration::from_secs(300);
 
-pub(super) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
+const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
 
 /// The kind of fault of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +62,24 @@ struct Case {
     totals: Totals,
 }
 
+/// Runs the life of a store on the device, on a thread of its own, because a deadlock would look like a long life.
+///
+/// # Errors
+/// The first violation: a wrong answer, an error that no fault explains, a panic, or no end.
+pub(crate) fn live(seed: u64) -> (Totals, Result<(), Failure>) {
+    let (sender, ended) = channel();
+    // Nobody receives it once the patience has ended.
+    std::thread::spawn(move || sender.send(case(seed)).ok());
+    let violated = |what: &str| (Totals::default(), Err(Failure::Violation(what.to_owned())));
+    match ended.recv_timeout(PATIENCE) {
+        Ok((totals, outcome)) => (totals, outcome.map_err(Failure::from)),
+        Err(RecvTimeoutError::Disconnected) => violated("a panic, see above"),
+        Err(RecvTimeoutError::Timeout) => violated("a life on the device hangs"),
+    }
+}
+
 /// Runs one life. The error is the first wrong answer, or an error of the engine that the fault does not explain.
-pub(super) fn live(seed: u64) -> (Totals, Check) {
+fn case(seed: u64) -> (Totals, Check) {
     let mut rng = Rng::of(seed, 2);
     let kind = rng.pick(&[Kind::PowerLoss, Kind::PowerLoss, Kind::Read, Kind::Flush, Kind::Space, Kind::Flip]);
     let plan = Plan::new(seed, true, rng.pick(&[300, 300, 3_000, 10_000]), LARGE);

@@ -13,7 +13,7 @@ use engine_strata::StrataEngine;
 use engine_strata::faulty::FaultyStorage;
 use engine_strata::storage::Storage;
 
-use super::device::OPTIONS;
+use super::OPTIONS;
 use crate::model::{Bad, Check, Model, wrong};
 use crate::rng::Rng;
 use crate::totals::Totals;
