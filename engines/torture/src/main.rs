@@ -16,7 +16,7 @@ use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_p
 ///
 /// A supervisor lets an agent work on a store, ends it (SIGKILL, or a loss of power on a file system in memory that
 /// knows what was flushed), and lets the next one compare everything. The disk has faults: EIO on reads, writes and
-/// flushes, no space, read-only, slow. The events of a store's life follow from its seed, which is printed; half of all
+/// flushes, no space, read-only, slow. strata also lives on a device in memory that flips bits. The events of a store's life follow from its seed, which is printed; half of all
 /// options are switched off in each life, at random.
 ///
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
@@ -49,7 +49,8 @@ struct Args {
 const EXAMPLES: &str = "Examples:
   torture --seconds 600                      ten minutes, all engines
   torture --engine lmdb --seed 123456        one life again
-  torture --engine redb,strata --kills-only  without root";
+  torture --engine redb,strata --kills-only  without root
+  torture --engine strata_device             strata on a simulated device";
 
 #[derive(Subcommand)]
 enum Hidden {
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     let outcome = run.all();
     println!("{}", Table(&run.totals));
     if let Err(reason) = no_fuse {
-        println!("torture: NO POWER LOSSES AND NO FAULTS OF THE DISK were among it: {reason}");
+        println!("torture: NO POWER LOSSES AND NO FAULTS OF A MOUNTED DISK were among it: {reason}");
     }
     match outcome {
         Ok(()) => {

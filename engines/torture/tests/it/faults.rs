@@ -1,7 +1,7 @@
 //! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
-//! error, never returns a wrong value, and recovers when the fault ends.
+//! error, never returns a wrong value, and recovers when the fault ends. Tests the faults of strata's device as well.
 
-use torture::{Column, EndKind, FaultKind, Swarm};
+use torture::{Column, EndKind, FaultKind, Swarm, Totals, live_in_memory};
 
 use crate::{live, plain};
 
@@ -14,7 +14,7 @@ fn survives(fault: FaultKind) {
         let swarm = Swarm {
             synced: 50,
             chunks: true,
-            habits: 63,
+            habits: u64::MAX,
             ends,
             faults: vec![fault],
             faults_every: 1,
@@ -83,5 +83,22 @@ mod a_failed_flush_and_then_a_power_loss {
     #[test]
     fn strata() {
         survives(Column::Strata);
+    }
+}
+
+#[cfg(feature = "strata")]
+#[test]
+fn lives_on_the_simulated_device_have_each_kind_of_fault() {
+    let mut all = Totals::default();
+    for seed in 1..=12 {
+        let Some((totals, outcome)) = live_in_memory(Column::StrataDevice, seed) else { panic!("not in memory") };
+        if let Err(violation) = outcome {
+            panic!("seed={seed}: {violation}");
+        }
+        all.add(&totals);
+    }
+    assert!(all.flipped_bits > 0 && all.groups > 0 && !all.power_losses.is_empty(), "{all:?}");
+    for fault in [FaultKind::ReadError, FaultKind::SyncError, FaultKind::FullUnseen] {
+        assert!(all.faults.contains_key(&fault), "{all:?}");
     }
 }
