@@ -94,11 +94,9 @@ fuzz-locks:
 	@echo "fuzz-locks: the fuzz crates' lock files are as their manifests say"
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
-torture: ## Kills, power losses and disk faults against every engine for SECONDS=60, a quarter of it strata's own.
+torture: ## Kills, power losses, disk faults and flipped bits against every engine, for SECONDS=60.
 	@$(CARGO) build --locked --release -p solkv-torture $(call with,torture)
-	@$(CARGO) build --locked --release -p solkv-engine-strata --example torture
-	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
-	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
+	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $(SECONDS))
 
 LIVES ?= 1000
 # SEED=1 is the demo's: only one that was given on the command line runs a single life again.

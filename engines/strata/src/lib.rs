@@ -70,6 +70,8 @@
 mod budget;
 mod descriptor;
 mod engine;
+#[doc(hidden)]
+pub mod faulty;
 mod file;
 mod format;
 #[doc(hidden)]

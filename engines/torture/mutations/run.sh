@@ -56,7 +56,7 @@ try() { nice bash -c "$1" >"$log" 2>&1; }
 # What caught it: the first line of the most telling kind.
 verdict() {
     local kind
-    for kind in 'VIOLATION|DIVERGED' '^test .*FAILED' 'panicked' '^error'; do
+    for kind in 'VIOLATION' '^test .*FAILED' 'panicked' '^error'; do
         grep -m1 -E "$kind" "$log" | cut -c1-150 && return
     done
     tail -1 "$log"

@@ -3,33 +3,23 @@
 //! Owns: the open store. Must not: decide which batches had to survive, because the supervisor does. Runs on the main
 //! thread of a process of its own; a second thread ends the process when the supervisor is gone.
 //!
-//! It reports its actions on its standard output, one line each and in one write, so that a reported line survives the
-//! process:
-//!
-//! | line | meaning |
-//! |---|---|
-//! | `opening`, `found SEQ`, `opened SEQ` | the store is being opened; its checkpoint; all of it was compared |
-//! | `attempt SEQ EPOCH`, `written SEQ`, `committing SEQ`, `acked SEQ DURABILITY` | a batch, from its first put on |
-//! | `parked` | it waits after `written`, as its task demands |
-//! | `loading SEQ` | a sorted chunk, between `attempt` and `acked` |
-//! | `error WHERE KIND MESSAGE` | the engine has refused an operation |
-//! | `recovered itself`, `recovered reopened` | the first success after that |
-//! | `closed`, `done`, `gave up` | the store was closed; the work is done; it cannot be opened |
-//! | `did OPERATIONS` | gets, puts and deletes since the last such line |
-//! | `wrong MESSAGE` | the store differs from the model |
+//! It reports its actions by the lines of [`crate::telling`].
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{Durability, Engine, Error, ErrorKind, WriteTxn};
-use engines::OpenMode;
+use engine_api::{Durability, Engine, Error, ErrorKind};
 
+use crate::beside::beside;
 use crate::column::Column;
 use crate::model::{Bad, Check, History, Model, wrong};
-use crate::plan::{Change, Plan, Work};
-use crate::reading::Readings;
+use crate::plan::Plan;
+use crate::reading::{Readings, SCRUB, WATCH};
 use crate::rng::Rng;
+use crate::telling::{report, say};
+use crate::writer::{Failed, Point, check_before_or_after, refusal, write};
 
 /// Number of openings that may fail in a row before an agent gives up.
 const OPENINGS_MAX: u32 = 40;
@@ -63,6 +53,9 @@ pub struct Task {
     /// Changes that most batches have at most.
     #[arg(long)]
     pub changes: u64,
+    /// Keys in the largest space.
+    #[arg(long)]
+    pub large: u64,
     /// Commits that are synced, in a hundred.
     #[arg(long)]
     pub synced: u64,
@@ -89,7 +82,7 @@ pub fn run(task: &Task) -> ExitCode {
     });
     let mut agent = Agent {
         task,
-        plan: Plan::new(task.seed, task.chunks, task.changes),
+        plan: Plan::new(task.seed, task.chunks, task.changes, task.large),
         rng: Rng::of(task.seed, task.epoch),
         history: task.history.clone(),
         epoch: task.epoch,
@@ -110,27 +103,6 @@ pub fn run(task: &Task) -> ExitCode {
     }
 }
 
-/// Sends one line to the supervisor.
-pub(crate) fn say(line: impl std::fmt::Display) {
-    let line = format!("{}\n", line.to_string().replace('\n', " "));
-    let mut out = std::io::stdout().lock();
-    if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
-        // The supervisor is gone.
-        std::process::exit(0);
-    }
-}
-
-/// Reports that the engine has refused an operation.
-pub(crate) fn report(place: &str, error: &Error) {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    say(format_args!("error {place} {:?} {text}", error.kind()));
-}
-
 /// State after an operation was refused, until one succeeds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trouble {
@@ -142,16 +114,6 @@ enum Trouble {
 enum End {
     Done,
     Reopen,
-}
-
-/// Stage at which a batch failed.
-enum Failed {
-    /// Before its commit: nothing of the batch is there.
-    Before(Bad),
-    /// During its commit. The kind of the error says whether the batch may be there.
-    Commit(Error),
-    /// During the load of a sorted chunk: any part of the chunk may be there.
-    Load(Error),
 }
 
 struct Agent<'a> {
@@ -170,13 +132,12 @@ impl Agent<'_> {
         let mut openings = 0;
         loop {
             say("opening");
-            let options = self.task.engine.options(&mut self.rng);
-            let opened = engines::open(&self.task.dir.join("store"), &options, OpenMode::CreateOrOpen);
+            let opened = self.task.engine.open(&self.task.dir.join("store"), &mut self.rng);
             let outcome = opened.map_err(Bad::from).and_then(|engine| {
-                let model = self.look(&*engine)?;
+                let mut model = self.look(&*engine)?;
                 openings = 0;
-                let end = self.work(&*engine, model)?;
-                self.leave(engine, &end).map(|()| end)
+                let end = self.session(&*engine, &mut model)?;
+                self.leave(engine, &model, &end).map(|()| end)
             });
             match outcome {
                 Ok(End::Done) => return Ok(()),
@@ -200,13 +161,23 @@ impl Agent<'_> {
     fn look(&mut self, engine: &dyn Engine) -> Check<Model> {
         let seq = engine.checkpoint()?.seq;
         say(format_args!("found {seq}"));
-        let model = Model::at(self.plan, self.history.clone(), seq, self.loading);
+        let model = Model::at(self.task.engine, self.plan, self.history.clone(), seq, self.loading);
         model.check_store(engine, &mut self.rng)?;
         say(format_args!("opened {seq}"));
         Ok(model)
     }
 
-    fn leave(&mut self, engine: Box<dyn Engine>, end: &End) -> Check {
+    fn leave(&mut self, mut engine: Box<dyn Engine>, model: &Model, end: &End) -> Check {
+        if self.task.habits & SCRUB != 0
+            && self.task.engine.scrubs_more()
+            && self.trouble.is_none()
+            && self.rng.once_in(4)
+        {
+            let pairs = engine.scrub()?;
+            if pairs != model.pairs && !model.is_cut() {
+                return wrong(format!("a scrub finds pairs={pairs} expected={}", model.pairs));
+            }
+        }
         if matches!(end, End::Reopen) && (self.trouble.is_some() || self.rng.once_in(2)) {
             // Dropped without closing, as after a kill.
             drop(engine);
@@ -220,57 +191,57 @@ impl Agent<'_> {
         Ok(())
     }
 
+    /// Works on an open store, at times with reading threads beside.
+    fn session(&mut self, engine: &dyn Engine, model: &mut Model) -> Check<End> {
+        let watches = self.task.habits & WATCH != 0;
+        let threads = if watches { self.rng.pick(&[0, 0, 1, 2]) } else { 0 };
+        let (before, seed) = (model.clone(), self.rng.next());
+        let (end, seen) = beside(engine, &before, threads, seed, |stop| self.work(engine, model, stop));
+        match seen {
+            Err(Bad::Error(error)) => {
+                report("read", &error);
+                self.trouble = Some(Trouble::Reopening);
+                end.map(|_| End::Reopen)
+            }
+            seen => seen.and(end),
+        }
+    }
+
     /// Writes and reads until the batches are done or the store has to be opened again.
-    fn work(&mut self, engine: &dyn Engine, mut model: Model) -> Check<End> {
+    fn work(&mut self, engine: &dyn Engine, model: &mut Model, stop: &AtomicBool) -> Check<End> {
         self.recovered();
-        let mut readings = Readings::new(self.task.engine, self.task.habits, self.task.dir.join("copies"));
+        let mut readings = Readings::new(self.task.habits, self.task.dir.join("copies"));
         let mut last = self.batches + 1 + self.rng.below(120);
         if !readings.reopens() {
             last = u64::MAX;
         }
-        while self.batches < self.task.batches {
+        // ORDERING: Relaxed: the flag guards no other memory.
+        while self.batches < self.task.batches && !stop.load(Ordering::Relaxed) {
             if self.batches >= last && self.rng.once_in(4) {
                 return Ok(End::Reopen);
             }
-            match self.write(engine, &mut model) {
+            match self.write(engine, model) {
                 Ok(()) => self.recovered(),
-                Err(Failed::Before(Bad::Wrong(what))) => return wrong(what),
-                Err(Failed::Before(Bad::Error(error))) => {
-                    report("write", &error);
-                    if self.refused(&error) {
-                        return Ok(End::Reopen);
-                    }
-                }
-                Err(Failed::Load(error)) => {
-                    report("load", &error);
-                    if self.refused(&error) || error.kind() != ErrorKind::FreeSpace {
-                        self.trouble = Some(Trouble::Reopening);
-                        return Ok(End::Reopen);
-                    }
-                }
-                Err(Failed::Commit(error)) => {
-                    report("commit", &error);
-                    if error.kind() != ErrorKind::FreeSpace {
-                        self.after_failed_commit(engine, &model)?;
-                        self.trouble = Some(Trouble::Reopening);
-                        return Ok(End::Reopen);
-                    }
-                    if self.refused(&error) {
+                Err(failed) => {
+                    if self.failed(engine, model, failed)? {
                         return Ok(End::Reopen);
                     }
                 }
             }
-            match readings.some(engine, &model, &mut self.rng) {
+            match readings.some(engine, model, &mut self.rng) {
                 Err(Bad::Error(error)) => {
                     report("read", &error);
                     if self.refused(&error) {
                         return Ok(End::Reopen);
                     }
                 }
-                outcome => outcome?,
+                gets => match gets? {
+                    0 => {}
+                    gets => say(format_args!("did {gets}")),
+                },
             }
         }
-        match model.check_store(engine, &mut self.rng) {
+        match readings.check_held().and_then(|()| model.check_store(engine, &mut self.rng)) {
             Err(Bad::Error(error)) => {
                 report("read", &error);
                 self.trouble = Some(Trouble::Reopening);
@@ -278,6 +249,31 @@ impl Agent<'_> {
             }
             outcome => outcome.map(|()| End::Done),
         }
+    }
+
+    /// Reports that a batch was refused. Returns whether the store has to be opened again.
+    fn failed(&mut self, engine: &dyn Engine, model: &Model, failed: Failed) -> Check<bool> {
+        let (place, error) = match failed {
+            Failed::Before(Bad::Wrong(what)) => return wrong(what),
+            Failed::Before(Bad::Error(error)) => ("write", error),
+            Failed::Load(error) => ("load", error),
+            Failed::Commit(error) => ("commit", error),
+        };
+        report(place, &error);
+        let no_space = error.kind() == ErrorKind::FreeSpace;
+        if place == "commit" && !no_space {
+            refusal(engine)?;
+            match check_before_or_after(engine, model, &mut self.rng) {
+                Err(Bad::Error(error)) => report("read", &error),
+                outcome => outcome?,
+            }
+        }
+        let enough = self.refused(&error);
+        if place != "write" && !no_space {
+            self.trouble = Some(Trouble::Reopening);
+            return Ok(true);
+        }
+        Ok(enough)
     }
 
     /// Notes a refusal, and returns whether there were enough of them to open the store again.
@@ -303,95 +299,29 @@ impl Agent<'_> {
         let seq = model.seq + 1;
         say(format_args!("attempt {seq} {}", self.epoch));
         self.history.turn(seq, self.epoch);
-        model.history.turn(seq, self.epoch);
         let durability = if self.rng.below(100) < self.task.synced { Durability::Synced } else { Durability::Buffered };
-        let (durability, operations) = match self.plan.work(seq, self.epoch) {
-            Work::Chunk(pairs) => (Durability::Synced, self.load(engine, model, seq, pairs)?),
-            Work::Batch(changes) => {
-                let txn = self.put(engine, &changes).map_err(Failed::Before)?;
+        let parks = (1..=self.batches + 1).contains(&self.task.park);
+        let loading = &mut self.loading;
+        let mut reached = |point| match point {
+            Point::Written => {
                 say(format_args!("written {seq}"));
-                if (1..=self.batches + 1).contains(&self.task.park) {
+                if parks {
                     say("parked");
                     loop {
                         std::thread::park();
                     }
                 }
-                say(format_args!("committing {seq}"));
-                txn.commit(&self.plan.checkpoint(seq, self.epoch), durability).map_err(Failed::Commit)?;
-                (durability, changes.len())
+            }
+            Point::Committing => say(format_args!("committing {seq}")),
+            Point::Loading => {
+                *loading = seq;
+                say(format_args!("loading {seq}"));
             }
         };
+        let (durability, operations) = write(engine, model, durability, &mut self.rng, &mut reached)?;
         say(format_args!("acked {seq} {}", if durability == Durability::Synced { "synced" } else { "buffered" }));
         say(format_args!("did {operations}"));
-        model.advance();
         self.batches += 1;
-        Ok(())
-    }
-
-    fn put<'e>(&mut self, engine: &'e dyn Engine, changes: &[Change]) -> Check<Box<dyn WriteTxn + 'e>> {
-        if self.rng.once_in(8) {
-            // This transaction is dropped and must leave no trace.
-            let mut txn = engine.begin()?;
-            for (key, _) in changes {
-                txn.put(key, &[7; 32])?;
-            }
-        }
-        let mut txn = engine.begin()?;
-        for (key, value) in changes {
-            match value {
-                Some(value) => txn.put(key, value)?,
-                None => txn.delete(key)?,
-            }
-            if self.rng.once_in(40) && txn.get(key)? != *value {
-                return wrong(format!("a transaction does not see its own change of key={key:02x?}"));
-            }
-        }
-        Ok(txn)
-    }
-
-    fn load(
-        &mut self,
-        engine: &dyn Engine,
-        model: &mut Model,
-        seq: u64,
-        pairs: Vec<(engine_api::Key, engine_api::Value)>,
-    ) -> Result<usize, Failed> {
-        let Some(bulk) = engine.bulk() else {
-            return Err(Failed::Before(Bad::Wrong("the engine has lost its path for sorted input".to_owned())));
-        };
-        self.loading = seq;
-        say(format_args!("loading {seq}"));
-        let operations = pairs.len();
-        bulk.load_sorted(&pairs, &self.plan.checkpoint(seq, self.epoch)).map_err(|error| {
-            model.cut(pairs);
-            Failed::Load(error)
-        })?;
-        Ok(operations)
-    }
-
-    /// Checks a store after a failed commit: more writes are refused, and reads return the state before or after the
-    /// batch.
-    fn after_failed_commit(&mut self, engine: &dyn Engine, model: &Model) -> Check {
-        match engine.begin().map(drop) {
-            Ok(()) => return wrong("a commit has failed for another reason than space, and writing goes on"),
-            Err(error) if ![ErrorKind::Reopen, ErrorKind::FreeSpace].contains(&error.kind()) => {
-                return wrong(format!("a commit has failed, and the next batch is refused with: {error}"));
-            }
-            Err(_) => {}
-        }
-        let mut after = model.clone();
-        after.advance();
-        let read = engine.reader().and_then(|mut reader| Ok((reader.checkpoint()?, reader)));
-        match read {
-            Err(error) => report("read", &error),
-            Ok((found, mut reader)) => {
-                let holds = if found.seq == model.seq { model } else { &after };
-                match holds.check_gets(&mut *reader, &mut self.rng, 40) {
-                    Err(Bad::Error(error)) => report("read", &error),
-                    outcome => outcome?,
-                }
-            }
-        }
         Ok(())
     }
 }

@@ -40,6 +40,7 @@ impl Agent {
             ("--epoch", task.epoch),
             ("--loading", task.loading),
             ("--changes", task.changes),
+            ("--large", task.large),
             ("--synced", task.synced),
             ("--batches", task.batches),
             ("--park", task.park),

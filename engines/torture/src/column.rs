@@ -1,10 +1,12 @@
 //! The engines with the options that the torture opens them with. Each is a column of its tables.
 //!
-//! Owns: their names, options and promises. Must not: open anything.
+//! Owns: their names, options and promises, and how each is opened. Must not: keep anything open. Used on any thread.
+
+use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{Buffered, Durability};
-use engines::{EngineKind, EngineOptions, Profile};
+use engine_api::{Buffered, Durability, Engine, Stats};
+use engines::{EngineKind, EngineOptions, OpenMode, Profile};
 
 use crate::rng::Rng;
 
@@ -24,12 +26,25 @@ pub enum Column {
     Lmdb,
     Redb,
     Strata,
+    /// strata with memtables and segments of a few thousand records, so that a base has many segments, which merges
+    /// replace in groups; and with more data than the others, some of it with keys that share their first bytes.
+    StrataSmall,
+    /// The same on a simulated device in the memory of the supervisor, which loses power and flips bits.
+    StrataDevice,
 }
 
 impl Column {
     /// Every column, whether its engine is in this build or not.
-    pub const ALL: [Self; 6] =
-        [Self::Rocksdb, Self::RocksdbBloom, Self::RocksdbTuned, Self::Lmdb, Self::Redb, Self::Strata];
+    pub const ALL: [Self; 8] = [
+        Self::Rocksdb,
+        Self::RocksdbBloom,
+        Self::RocksdbTuned,
+        Self::Lmdb,
+        Self::Redb,
+        Self::Strata,
+        Self::StrataSmall,
+        Self::StrataDevice,
+    ];
 
     /// Returns the columns whose engine is in this build.
     pub fn compiled() -> impl Iterator<Item = Self> {
@@ -46,12 +61,26 @@ impl Column {
         match self {
             Self::RocksdbBloom => "rocksdb_bloom",
             Self::RocksdbTuned => "rocksdb_tuned",
+            Self::StrataSmall => "strata_small",
+            Self::StrataDevice => "strata_device",
             Self::Rocksdb | Self::Lmdb | Self::Redb | Self::Strata => self.kind().as_str(),
         }
     }
 
+    /// Opens the store in `dir`, or creates it.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(crate) fn open(self, dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
+        #[cfg(feature = "strata")]
+        if self == Self::StrataSmall {
+            return crate::small::open(dir, rng);
+        }
+        engines::open(dir, &self.options(rng), OpenMode::CreateOrOpen)
+    }
+
     /// Returns the column's options. The memory is one of several sizes, so that caches hold everything or little.
-    pub fn options(self, rng: &mut Rng) -> EngineOptions {
+    fn options(self, rng: &mut Rng) -> EngineOptions {
         let bloom = (self == Self::RocksdbBloom).then_some(20);
         let memory = Some(ByteSize::mib(rng.pick(&[8, 16, 64])));
         let options = EngineOptions { bloom, memory, ..EngineOptions::new(self.kind()) };
@@ -66,7 +95,7 @@ impl Column {
             Self::Rocksdb | Self::RocksdbBloom | Self::RocksdbTuned => EngineKind::Rocksdb,
             Self::Lmdb => EngineKind::Lmdb,
             Self::Redb => EngineKind::Redb,
-            Self::Strata => EngineKind::Strata,
+            Self::Strata | Self::StrataSmall | Self::StrataDevice => EngineKind::Strata,
         }
     }
 
@@ -74,6 +103,33 @@ impl Column {
     /// the manifest, and then refuses the store. See RELIABILITY.md.
     pub fn loses_failed_loads(self) -> bool {
         self.kind() == EngineKind::Rocksdb
+    }
+
+    /// Whether a sorted chunk is there wholly or not at all, for readers too.
+    pub(crate) fn loads_whole(self) -> bool {
+        self.kind() != EngineKind::Rocksdb
+    }
+
+    /// Whether a chunk may be loaded again although its load has succeeded.
+    pub(crate) fn loads_twice(self) -> bool {
+        self.kind() == EngineKind::Strata
+    }
+
+    /// Whether a scrub checks more than a scan does, and changes nothing.
+    pub(crate) fn scrubs_more(self) -> bool {
+        self.kind() == EngineKind::Strata
+    }
+
+    /// Whether the number of pairs is exact once the store has settled.
+    pub(crate) fn counts_pairs(self) -> bool {
+        self.kind() == EngineKind::Strata
+    }
+
+    /// Whether settling a store with these figures merges deltas into a base in several groups: strata alone does, if
+    /// it has more segments than runs.
+    pub(crate) fn merges_groups(self, stats: &Stats) -> bool {
+        let figure = |name| stats.details.iter().find(|(found, _)| *found == name).map_or(0, |(_, value)| *value);
+        figure("delta_records") > 0 && figure("base_records") > 0 && figure("segments") > figure("delta_runs") + 1
     }
 
     /// Whether the engine relies on flushed files keeping their names. RocksDB renames `CURRENT` to name a manifest

@@ -1,23 +1,32 @@
 //! Tests every engine under kills, power losses and faults of the disk, and compares it with a model.
 //!
 //! Owns: the disk that can lose power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not:
-//! know the inside of an engine; engines are opened through the registry, as the programs do. A supervisor ([`Life`])
-//! runs on the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's
-//! process.
+//! know the inside of an engine; engines are opened through the registry, as the programs do. strata alone can also be
+//! opened with other sizes and on other storage, and two of its columns are ([`Column::StrataSmall`] and
+//! [`Column::StrataDevice`]); plan, model, writing and reading are the same for them. A supervisor ([`Life`]) runs on
+//! the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process,
+//! and the simulated device is memory of it ([`live_in_memory`]).
 //!
 //! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
 mod agent;
+mod beside;
 mod child;
 mod column;
+#[cfg(feature = "strata")]
+mod device;
 mod disk;
 mod life;
 mod model;
 mod plan;
 mod reading;
 mod rng;
+#[cfg(feature = "strata")]
+mod small;
 mod swarm;
+mod telling;
 mod totals;
+mod writer;
 
 pub use agent::{Task, run as run_agent};
 pub use column::Column;
@@ -27,6 +36,15 @@ pub use model::History;
 pub use rng::Rng;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
+
+/// Runs the life of a column whose store is in the memory of this process. Returns `None` if the column's is not.
+pub fn live_in_memory(column: Column, seed: u64) -> Option<(Totals, Result<(), Failure>)> {
+    match column {
+        #[cfg(feature = "strata")]
+        Column::StrataDevice => Some(device::live(seed)),
+        _ => None,
+    }
+}
 
 /// Checks that this process can mount the disk that loses power, and calls [`own_mounts`] for it.
 ///

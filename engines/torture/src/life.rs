@@ -20,7 +20,7 @@ use crate::agent::Task;
 use crate::child::Agent;
 use crate::column::Column;
 use crate::disk::{Disk, Fault, FaultKind, Notice};
-use crate::model::History;
+use crate::model::{Bad, History};
 use crate::rng::Rng;
 use crate::swarm::{End, EndKind, Swarm};
 use crate::totals::Totals;
@@ -48,6 +48,15 @@ pub enum Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+impl From<Bad> for Failure {
+    fn from(bad: Bad) -> Self {
+        Self::Violation(match bad {
+            Bad::Error(error) => format!("an error that nothing explains: kind={:?} {error}", error.kind()),
+            Bad::Wrong(what) => what,
+        })
     }
 }
 
@@ -234,6 +243,7 @@ impl Life {
             loading: self.loading,
             chunks: self.swarm.chunks,
             changes: self.swarm.changes,
+            large: self.swarm.large,
             synced: self.swarm.synced,
             batches: if end.kind == EndKind::Close { end.acks } else { BATCHES_MAX },
             park: if end.kind == EndKind::KillWritten { end.acks + 1 } else { 0 },
@@ -382,6 +392,12 @@ impl Life {
                 self.doing = "reading";
                 return Ok(Heard::Acked);
             }
+            "settling" if rest == "groups" => {
+                self.totals.groups += 1;
+                self.doing = "settling groups";
+            }
+            "settling" => self.doing = "settling",
+            "settled" => self.doing = "reading",
             "did" => self.totals.operations += number(),
             "parked" => return Ok(Heard::Parked),
             "recovered" if rest == "itself" => self.totals.recovered_itself += 1,

@@ -10,14 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use solkv_torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
+use solkv_torture::{
+    Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, live_in_memory, run_agent,
+};
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
 ///
-/// A supervisor lets an agent work on a store, ends it (SIGKILL, or a loss of power on a file system in memory that
-/// knows what was flushed), and lets the next one compare everything. The disk has faults: EIO on reads, writes and
-/// flushes, no space, read-only, slow. The events of a store's life follow from its seed, which is printed; half of all
-/// options are switched off in each life, at random.
+/// A supervisor lets an agent work on a store and ends it, by SIGKILL or by a loss of power. The file system for the
+/// latter lies in memory and knows which bytes were flushed. The next agent compares everything. The disk has faults: EIO
+/// on reads, writes and flushes, no space, read-only, slow. strata also lives on a device in memory that flips bits. The
+/// printed seed determines the events of a store's life. Each life switches off half of all options, at random.
 ///
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
 /// could not go on.
@@ -49,7 +51,8 @@ struct Args {
 const EXAMPLES: &str = "Examples:
   torture --seconds 600                      ten minutes, all engines
   torture --engine lmdb --seed 123456        one life again
-  torture --engine redb,strata --kills-only  without root";
+  torture --engine redb,strata --kills-only  without root
+  torture --engine strata_device             strata on a simulated device";
 
 #[derive(Subcommand)]
 enum Hidden {
@@ -79,7 +82,7 @@ fn main() -> ExitCode {
     let outcome = run.all();
     println!("{}", Table(&run.totals));
     if let Err(reason) = no_fuse {
-        println!("torture: NO POWER LOSSES AND NO FAULTS OF THE DISK were among it: {reason}");
+        println!("torture: NO POWER LOSSES AND NO FAULTS OF A MOUNTED DISK were among it: {reason}");
     }
     match outcome {
         Ok(()) => {
@@ -113,33 +116,55 @@ impl Run {
         let columns = if self.args.engine.is_empty() { Column::compiled().collect() } else { self.args.engine.clone() };
         let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
         let mut seeds = Rng::new(clock);
-        loop {
-            for column in &columns {
-                if self.is_over() {
-                    return Ok(());
-                }
-                let seed = self.args.seed.unwrap_or_else(|| seeds.next() >> 20);
-                println!("torture: engine={column} seed={seed}");
-                self.life(*column, seed).map_err(|failure| (*column, seed, failure))?;
-            }
-            if self.args.seed.is_some() {
-                return Ok(());
-            }
+        if let Some(seed) = self.args.seed {
+            return columns.into_iter().try_for_each(|column| self.named(column, seed, Duration::MAX));
         }
+        // Each column gets the same time, and no life takes more of it than that.
+        let share = Duration::from_secs(self.args.seconds) / columns.len() as u32;
+        let mut spent: Vec<(Duration, Column)> = columns.into_iter().map(|column| (Duration::ZERO, column)).collect();
+        while let Some((time, column)) = spent.iter_mut().min_by_key(|(time, _)| *time)
+            && !self.is_over()
+        {
+            let began = Instant::now();
+            self.named(*column, seeds.next() >> 20, share)?;
+            *time += began.elapsed();
+        }
+        Ok(())
     }
 
-    fn life(&mut self, column: Column, seed: u64) -> Result<(), Failure> {
+    /// Runs a life, which ends after `share`, and names it in a failure.
+    fn named(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), (Column, u64, Failure)> {
+        println!("torture: engine={column} seed={seed}");
+        self.life(column, seed, share).map_err(|failure| (column, seed, failure))
+    }
+
+    fn life(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), Failure> {
+        let (totals, outcome) = match live_in_memory(column, seed) {
+            Some(lived) => lived,
+            None => self.life_in_files(column, seed, share)?,
+        };
+        self.totals.entry(column).or_default().add(&totals);
+        outcome
+    }
+
+    fn life_in_files(
+        &self,
+        column: Column,
+        seed: u64,
+        share: Duration,
+    ) -> Result<(Totals, Result<(), Failure>), Failure> {
         let mut temporary = tempfile::Builder::new();
         temporary.prefix("torture-");
         let root = match &self.args.dir {
             Some(dir) => temporary.tempdir_in(dir),
             None => temporary.tempdir(),
         }?;
-        let mut life = Life::new(column, seed, Swarm::of(seed, self.fuse), root.path(), &std::env::current_exe()?)?;
+        let swarm = Swarm::of(column, seed, self.fuse);
+        let mut life = Life::new(column, seed, swarm, root.path(), &std::env::current_exe()?)?;
         life.set_trace(self.args.trace);
-        let outcome = life.run(&|| self.is_over());
-        self.totals.entry(column).or_default().add(life.totals());
-        outcome
+        let began = Instant::now();
+        let outcome = life.run(&|| self.is_over() || began.elapsed() > share);
+        Ok((life.totals().clone(), outcome))
     }
 
     fn is_over(&self) -> bool {

@@ -3,6 +3,7 @@
 //! Owns: the choice. Must not: carry it out. Options are switched off because a fault in every run would hide the
 //! errors that only occur without it.
 
+use crate::column::Column;
 use crate::disk::{Fault, FaultKind};
 use crate::reading;
 use crate::rng::Rng;
@@ -17,10 +18,14 @@ pub struct Swarm {
     pub chunks: bool,
     /// Largest number of changes in most batches.
     pub changes: u64,
+    /// Number of keys in the largest space.
+    pub large: u64,
     /// Percentage of commits that are synced.
     pub synced: u64,
     /// Actions of an agent in addition to writing, one bit each.
     pub habits: u64,
+    /// Largest number of batches that an agent acknowledges before it is ended, give or take.
+    pub acks: u64,
     /// Ways in which agents end. One is chosen for each agent.
     pub ends: Vec<EndKind>,
     /// Kinds of faults. One turn in `faults_every` has one of them.
@@ -71,10 +76,11 @@ pub(crate) struct End {
 
 impl Swarm {
     /// Draws the options of a seed. Without `fuse` there are only kills.
-    pub fn of(seed: u64, fuse: bool) -> Self {
+    pub fn of(column: Column, seed: u64, fuse: bool) -> Self {
         use EndKind::{Close, Kill, KillAt, KillWritten, Power, PowerAt};
         let mut rng = Rng::of(seed, 2);
-        let fuse = fuse && !rng.once_in(8);
+        let is_small = column == Column::StrataSmall;
+        let fuse = fuse && !rng.once_in(if is_small { 2 } else { 8 });
         let mut ends: Vec<EndKind> = [Close, Kill, KillWritten].into_iter().filter(|_| rng.once_in(2)).collect();
         if fuse {
             ends.extend([KillAt, Power, PowerAt].into_iter().filter(|_| rng.once_in(2)));
@@ -89,9 +95,15 @@ impl Swarm {
         Self {
             fuse,
             chunks: rng.once_in(2),
-            changes: rng.pick(&[20, 100, 400, 1500]),
+            changes: rng.pick(if is_small { &[100, 300, 3_000, 10_000] } else { &[20, 100, 400, 1_500] }),
+            large: match (is_small, fuse) {
+                (true, false) => rng.pick(&[2_000_000, 2_000_000, 200_000]),
+                (true, true) => rng.pick(&[200_000, 30_000]),
+                _ => 40_000,
+            },
             synced: rng.pick(&[0, 10, 50, 100, 100]),
             habits: rng.next() & rng.pick(&[reading::ALL, reading::ALL, reading::GET | reading::SCAN]),
+            acks: if is_small { rng.pick(&[60, 350]) } else { 60 },
             ends,
             faults_every: if faults.is_empty() { 0 } else { rng.pick(&[0, 1, 2, 4]) },
             faults,
@@ -102,10 +114,12 @@ impl Swarm {
 
     pub(crate) fn end(&self, rng: &mut Rng) -> End {
         let early = rng.once_in(3);
+        // A longer time meets slow actions in proportion to theirs.
+        let longest = rng.pick(&[20_000, 20_000, 300_000]);
         End {
             kind: rng.pick(&self.ends),
-            acks: if early { 0 } else { rng.pick(&[1, 10, 60]) + rng.below(40) },
-            micros: rng.below(if early { 150_000 } else { 20_000 }),
+            acks: if early { 0 } else { rng.pick(&[1, 10, self.acks]) + rng.below(40) },
+            micros: rng.below(if early { 150_000 } else { longest }),
             operations: if early { rng.below(60) } else { rng.below(1500) },
         }
     }

@@ -33,6 +33,10 @@ pub struct Totals {
     pub recovered_reopened: u64,
     /// Processes that a read error of a mapping has ended by SIGBUS.
     pub bus_errors: u64,
+    /// Number of times that settling a store merged several groups of segments.
+    pub groups: u64,
+    /// Bits that were flipped in copies of closed stores.
+    pub flipped_bits: u64,
     /// Stores that RocksDB refuses after a load whose manifest could not be flushed: see RELIABILITY.md.
     pub lost_loads: u64,
 }
@@ -51,6 +55,8 @@ impl Totals {
         self.recovered_itself += other.recovered_itself;
         self.recovered_reopened += other.recovered_reopened;
         self.bus_errors += other.bus_errors;
+        self.groups += other.groups;
+        self.flipped_bits += other.flipped_bits;
         self.lost_loads += other.lost_loads;
     }
 }
@@ -87,6 +93,8 @@ impl fmt::Display for Table<'_> {
         row(f, "went on by itself", &|totals| totals.recovered_itself)?;
         row(f, "went on when reopened", &|totals| totals.recovered_reopened)?;
         row(f, "ended by SIGBUS", &|totals| totals.bus_errors)?;
+        row(f, "settled in groups", &|totals| totals.groups)?;
+        row(f, "bits flipped", &|totals| totals.flipped_bits)?;
         row(f, "lost by a failed load", &|totals| totals.lost_loads)
     }
 }

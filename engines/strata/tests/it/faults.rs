@@ -5,8 +5,8 @@ use std::sync::Arc;
 use engine_api::{Durability, Engine, ErrorKind};
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
-use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};
+use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 const CHANGES: u64 = 300;
 const BATCHES: u64 = 14;

@@ -5,7 +5,6 @@
 
 mod bounds;
 mod faults;
-mod faulty;
 mod groups;
 mod hooked;
 mod hostile;

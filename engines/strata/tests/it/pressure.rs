@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
-use crate::faulty::{FaultyStorage, Gate};
 use crate::groups;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, batch, key, stat, try_commit, value};
 use crate::wait_for;
+use solkv_engine_strata::faulty::{FaultyStorage, Gate};
 
 /// Largest number of delta runs. Commits are held at 36; one memtable is frozen by then, and the next commit freezes
 /// another.

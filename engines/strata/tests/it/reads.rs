@@ -8,9 +8,9 @@ use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use proptest::prelude::*;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
-use crate::faulty::FaultyStorage;
 use crate::seq;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
+use solkv_engine_strata::faulty::FaultyStorage;
 
 /// Enough memory for all filters and directories and for a record cache, but not for pages.
 const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 6 << 20, disk_reserve_bytes: 1 << 20 };

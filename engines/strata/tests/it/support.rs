@@ -5,29 +5,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
+use solkv_engine_strata::faulty::FaultyStorage;
+pub(crate) use solkv_engine_strata::faulty::Rng;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
-
-use crate::faulty::FaultyStorage;
 
 pub(crate) type Map = BTreeMap<Key, Value>;
 
 pub(crate) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
-
-/// A seeded pseudorandom generator (splitmix64).
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 pub(crate) fn key(i: u64) -> Key {
     let mut rng = Rng(i);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
-use crate::faulty::FaultyStorage;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, key, try_commit, value};
+use solkv_engine_strata::faulty::FaultyStorage;
 
 /// Number of pairs in a memtable of [`OPTIONS`].
 const MEMTABLE: u64 = 16 << 10;

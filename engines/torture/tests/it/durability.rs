@@ -96,7 +96,7 @@ mod mixed {
 
     fn mixed(column: Column) {
         let ends = vec![EndKind::Kill, EndKind::KillAt, EndKind::Power, EndKind::PowerAt];
-        let swarm = Swarm { synced: 20, chunks: true, habits: 63, ends, turns: 12, ..plain() };
+        let swarm = Swarm { synced: 20, chunks: true, habits: u64::MAX, ends, turns: 12, ..plain() };
         if let Some(totals) = live(column, 5, swarm) {
             assert!(totals.commits > 20, "{totals:?}");
         }

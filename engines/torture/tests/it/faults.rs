@@ -1,19 +1,20 @@
 //! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
-//! error, never returns a wrong value, and recovers when the fault ends.
+//! error, never returns a wrong value, and recovers when the fault ends. Tests the faults of strata's device as well.
 
-use solkv_torture::{Column, EndKind, FaultKind, Swarm};
+use solkv_torture::{Column, EndKind, FaultKind, Swarm, Totals, live_in_memory};
 
 use crate::{live, plain};
 
 const TURNS: u64 = 5;
 
 fn survives(fault: FaultKind) {
-    for (column, seed) in Column::ALL.into_iter().zip(1..).filter(|(column, _)| column.is_compiled()) {
+    let in_files = |column: &Column| column.is_compiled() && *column != Column::StrataDevice;
+    for (column, seed) in Column::ALL.into_iter().zip(1..).filter(|(column, _)| in_files(column)) {
         let ends = vec![EndKind::Close, EndKind::Power];
         let swarm = Swarm {
             synced: 50,
             chunks: true,
-            habits: 63,
+            habits: u64::MAX,
             ends,
             faults: vec![fault],
             faults_every: 1,
@@ -82,5 +83,22 @@ mod a_failed_flush_and_then_a_power_loss {
     #[test]
     fn strata() {
         survives(Column::Strata);
+    }
+}
+
+#[cfg(feature = "strata")]
+#[test]
+fn lives_on_the_simulated_device_have_each_kind_of_fault() {
+    let mut all = Totals::default();
+    for seed in 1..=12 {
+        let Some((totals, outcome)) = live_in_memory(Column::StrataDevice, seed) else { panic!("not in memory") };
+        if let Err(violation) = outcome {
+            panic!("seed={seed}: {violation}");
+        }
+        all.add(&totals);
+    }
+    assert!(all.flipped_bits > 0 && all.groups > 0 && !all.power_losses.is_empty(), "{all:?}");
+    for fault in [FaultKind::ReadError, FaultKind::SyncError, FaultKind::FullUnseen] {
+        assert!(all.faults.contains_key(&fault), "{all:?}");
     }
 }

@@ -1,5 +1,8 @@
 //! A directory in memory that fails on request and crashes like a machine that loses its power.
 //!
+//! Owns: the simulated disk, which the tests, the fuzz target of operations and the torture put under a store. Must not:
+//! be used by the engine. Called from any thread.
+//!
 //! A crash keeps all flushed bytes. Of the writes since, each file keeps any subset, and each write may be torn at any
 //! 512-byte sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened,
 //! because a file system may write a later one first. A rename is atomic, and changes of one name take effect in their
@@ -11,13 +14,31 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use solkv_engine_strata::storage::{Storage, StorageFile};
 
-use crate::support::Rng;
+use crate::storage::{Storage, StorageFile};
+
+/// A seeded pseudorandom generator (splitmix64), for the disk and for the tests on it.
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// Returns the next number of the sequence.
+    #[allow(clippy::should_implement_trait, reason = "it has no end and is no iterator")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// Returns a number below `bound`, which must not be zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
 
 /// A fault, counted over all calls of its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     #[default]
     None,
     /// Fails the call with this number among those that change the disk, and every later one: the power is gone.
@@ -62,11 +83,11 @@ struct Disk {
 
 /// A simulated disk, shared with its files.
 #[derive(Clone, Default)]
-pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
+pub struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
 
 /// A gate that a merge passes before each new segment. A test can hold the merge there to look at everything else.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<Passing>,
     change: Condvar,
 }
@@ -90,21 +111,21 @@ impl Gate {
     }
 
     /// Lets segments begin only one by one from now on, each by a call of [`Gate::let_one`].
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    pub(crate) fn open(&self) {
+    pub fn open(&self) {
         self.state.lock().closed = false;
         self.change.notify_all();
     }
 
     /// Whether a merge waits before a segment.
-    pub(crate) fn is_waited_at(&self) -> bool {
+    pub fn is_waited_at(&self) -> bool {
         self.state.lock().waiting
     }
 
-    pub(crate) fn let_one(&self) {
+    pub fn let_one(&self) {
         let mut state = self.state.lock();
         state.waiting = false;
         state.may_pass += 1;
@@ -158,25 +179,25 @@ fn apply(names: &mut Names, naming: &Naming) {
 }
 
 impl FaultyStorage {
-    pub(crate) fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: Fault) {
         let mut disk = self.0.lock();
         disk.fault = fault;
         (disk.changes, disk.reads, disk.writes, disk.syncs) = (0, 0, 0, 0);
     }
 
     /// Returns the numbers of changes, reads and flushes since [`FaultyStorage::set`], and the bytes allocated.
-    pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
+    pub fn counts(&self) -> (u64, u64, u64, u64) {
         let disk = self.0.lock();
         (disk.changes, disk.reads, disk.syncs, disk.allocated)
     }
 
     /// Returns the number of writes since [`FaultyStorage::set`].
-    pub(crate) fn writes(&self) -> u64 {
+    pub fn writes(&self) -> u64 {
         self.0.lock().writes
     }
 
     /// Returns the state after a power loss as a new disk.
-    pub(crate) fn after_crash(&self, seed: u64) -> Self {
+    pub fn after_crash(&self, seed: u64) -> Self {
         let mut rng = Rng(seed);
         let disk = self.0.lock();
         let mut names = disk.durable_names.clone();
@@ -198,7 +219,7 @@ impl FaultyStorage {
     }
 
     /// Returns another disk in the same state, including everything not yet flushed.
-    pub(crate) fn copy(&self) -> Self {
+    pub fn copy(&self) -> Self {
         let disk = self.0.lock();
         let mut copies = BTreeMap::new();
         let mut copied = |content: &Arc<Mutex<Content>>| {
@@ -216,16 +237,16 @@ impl FaultyStorage {
         Self(Arc::new(Mutex::new(copy)), Arc::default())
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
+    pub fn gate(&self) -> &Gate {
         &self.1
     }
 
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         self.0.lock().names.keys().cloned().collect()
     }
 
     /// Returns the total size and the number of files whose names end with `kind`.
-    pub(crate) fn bytes_of(&self, kind: &str) -> (u64, usize) {
+    pub fn bytes_of(&self, kind: &str) -> (u64, usize) {
         let disk = self.0.lock();
         let files: Vec<_> = disk.names.iter().filter(|(name, _)| name.ends_with(kind)).collect();
         (files.iter().map(|(_, content)| content.lock().bytes.len() as u64).sum(), files.len())

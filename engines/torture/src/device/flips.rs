@@ -2,20 +2,21 @@
 //! effect if the byte holds nothing.
 //!
 //! Owns: the choice of bits, and the demands on their detection. Must not: change the given store; it flips bits in
-//! copies.
+//! copies. Runs on the thread of the device's life.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use engine_api::{Engine, Error, ErrorKind};
-use solkv_engine_strata::StrataEngine;
-use solkv_engine_strata::storage::Storage;
+use engine_strata::StrataEngine;
+use engine_strata::faulty::FaultyStorage;
+use engine_strata::storage::Storage;
 
-use crate::Totals;
-use crate::faulty::FaultyStorage;
+use super::OPTIONS;
 use crate::model::{Bad, Check, Model, wrong};
-use crate::support::{OPTIONS, Rng};
+use crate::rng::Rng;
+use crate::totals::Totals;
 
 const FLIPS: u64 = 12;
 const PAGE_BYTES: u64 = 4096;
@@ -35,15 +36,16 @@ impl fmt::Display for Flip {
 }
 
 /// Flips bits in copies of a closed store that has the model's content.
-pub(crate) fn flips(closed: &FaultyStorage, model: &Model, rng: &mut Rng, totals: &mut Totals) -> Check {
+pub(super) fn flips(closed: &FaultyStorage, model: &Model, rng: &mut Rng, totals: &mut Totals) -> Check {
     for _ in 0..FLIPS {
         let copy = closed.after_crash(rng.next());
-        if let Some(flip) = flip(&copy, rng)? {
-            totals.fault("flipped bit");
+        let flip = flip(&copy, rng).map_err(|e| Bad::Wrong(format!("a bit cannot be flipped: {e}")))?;
+        if let Some(flip) = flip {
+            totals.flipped_bits += 1;
             totals.reopenings += 1;
             match noticed(&copy, &flip, model, rng) {
                 Err(Bad::Wrong(why)) => return wrong(format!("{flip}: {why}")),
-                Err(Bad::Engine(error)) => names_the_place(&flip, &error)?,
+                Err(Bad::Error(error)) => names_the_place(&flip, &error)?,
                 Ok(()) => {}
             }
         }
@@ -60,7 +62,7 @@ fn flip(storage: &FaultyStorage, rng: &mut Rng) -> io::Result<Option<Flip>> {
         return Ok(None);
     }
     // Prefer the end of the file at times: the sections after the pages and the footer are small but no less important.
-    let tail = [length, length.min(8 * PAGE_BYTES), length.min(PAGE_BYTES)][rng.below(3) as usize];
+    let tail = rng.pick(&[length, length.min(8 * PAGE_BYTES), length.min(PAGE_BYTES)]);
     let offset = length - tail + rng.below(tail);
     let mut byte = [0];
     file.read_at(&mut byte, offset)?;
@@ -79,7 +81,7 @@ fn noticed(storage: &FaultyStorage, flip: &Flip, model: &Model, rng: &mut Rng) -
         if seq > model.seq {
             return wrong(format!("seq={seq} of {}", model.seq));
         }
-        let before = Model::after(model.plan, seq);
+        let before = model.again(seq);
         before.check_scan(&mut *reader)?;
         return before.check_gets(&mut *reader, rng, 500);
     }

@@ -1,0 +1,41 @@
+//! strata with small files: memtables and segments of a few thousand records, whose sizes no option of a store reaches.
+//!
+//! Owns: these sizes, and how such a store is opened in a directory. Must not: know anything of the engine except that.
+//! Used in an agent, and for the device.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_api::{Engine, Error};
+use engine_strata::storage::DirStorage;
+use engine_strata::{Sizes, StrataEngine, StrataOptions};
+
+use crate::rng::Rng;
+
+/// Opens a store in a directory with random options: sometimes all pages have room in memory, sometimes not even the
+/// filters.
+///
+/// # Errors
+/// Those of the engine, and I/O errors of the directory.
+pub(crate) fn open(dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
+    let options = StrataOptions { memory_bytes: rng.pick(&[8, 8, 16, 48, 256]) << 20, disk_reserve_bytes: 64 << 20 };
+    let failed = |e| Error::io(format!("cannot create a store: dir={}", dir.display()), e);
+    fs::create_dir_all(dir).map_err(failed)?;
+    let parent = dir.parent().unwrap_or(dir);
+    File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
+    let storage = DirStorage::open(dir).map_err(failed)?;
+    let sizes = sizes(&options, rng, (1_024, 2_000));
+    Ok(Box::new(StrataEngine::open_sized(Arc::new(storage), &options, sizes)?))
+}
+
+/// Returns random sizes for a device or a directory: half of the time those that follow from the memory, otherwise
+/// small ones, so that the base has many segments, which merges replace in groups. Each opening has its own.
+pub(crate) fn sizes(options: &StrataOptions, rng: &mut Rng, (mem_records, segment_records): (usize, u64)) -> Sizes {
+    let own = Sizes::of(options);
+    if rng.once_in(2) {
+        return own;
+    }
+    let wal_bytes = if rng.once_in(2) { 64 << 10 } else { own.wal_bytes };
+    Sizes { mem_records: mem_records << rng.below(3), segment_records: segment_records << rng.below(4), wal_bytes }
+}
