@@ -37,11 +37,15 @@ pub use rng::Rng;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
 
-/// Runs the life of a column whose store is in the memory of this process. Returns `None` if the column's is not.
-pub fn live_in_memory(column: Column, seed: u64) -> Option<(Totals, Result<(), Failure>)> {
+/// Counts of a life, and its outcome.
+pub type Lived = (Totals, Result<(), Failure>);
+
+/// Returns the function that runs the life of a seed on a column whose store is in the memory of this process; `None`
+/// for the other columns.
+pub fn live_in_memory(column: Column) -> Option<fn(u64) -> Lived> {
     match column {
         #[cfg(feature = "strata")]
-        Column::StrataDevice => Some(device::live(seed)),
+        Column::StrataDevice => Some(device::live),
         _ => None,
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
 use solkv_torture::{
-    Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, live_in_memory, run_agent,
+    Column, Failure, Life, Lived, Rng, Swarm, Table, Task, Totals, can_lose_power, live_in_memory, run_agent,
 };
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
@@ -139,20 +139,15 @@ impl Run {
     }
 
     fn life(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), Failure> {
-        let (totals, outcome) = match live_in_memory(column, seed) {
-            Some(lived) => lived,
+        let (totals, outcome) = match live_in_memory(column) {
+            Some(live) => live(seed),
             None => self.life_in_files(column, seed, share)?,
         };
         self.totals.entry(column).or_default().add(&totals);
         outcome
     }
 
-    fn life_in_files(
-        &self,
-        column: Column,
-        seed: u64,
-        share: Duration,
-    ) -> Result<(Totals, Result<(), Failure>), Failure> {
+    fn life_in_files(&self, column: Column, seed: u64, share: Duration) -> Result<Lived, Failure> {
         let mut temporary = tempfile::Builder::new();
         temporary.prefix("torture-");
         let root = match &self.args.dir {

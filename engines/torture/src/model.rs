@@ -107,11 +107,6 @@ impl Model {
         model
     }
 
-    /// Builds the content of the same store after `seq` batches.
-    pub(crate) fn again(&self, seq: u64) -> Self {
-        Self::at(self.column, self.plan, self.history.clone(), seq, 0)
-    }
-
     fn checkpoint(&self) -> Checkpoint {
         self.plan.checkpoint(self.seq, self.history.epoch(self.seq))
     }

@@ -13,7 +13,7 @@ use engine_strata::StrataEngine;
 use engine_strata::faulty::FaultyStorage;
 use engine_strata::storage::Storage;
 
-use super::OPTIONS;
+use super::{OPTIONS, again};
 use crate::model::{Bad, Check, Model, wrong};
 use crate::rng::Rng;
 use crate::totals::Totals;
@@ -81,7 +81,7 @@ fn noticed(storage: &FaultyStorage, flip: &Flip, model: &Model, rng: &mut Rng) -
         if seq > model.seq {
             return wrong(format!("seq={seq} of {}", model.seq));
         }
-        let before = model.again(seq);
+        let before = again(model, seq);
         before.check_scan(&mut *reader)?;
         return before.check_gets(&mut *reader, rng, 500);
     }

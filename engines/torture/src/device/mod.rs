@@ -91,6 +91,11 @@ fn case(seed: u64) -> (Totals, Check) {
     (case.totals, outcome)
 }
 
+/// Builds the content of the same store after `seq` batches.
+fn again(model: &Model, seq: u64) -> Model {
+    Model::at(model.column, model.plan, model.history.clone(), seq, 0)
+}
+
 impl Case {
     fn run(&mut self) -> Check {
         match self.kind {
@@ -199,7 +204,7 @@ impl Case {
             let (acked, attempted) = (self.model.seq, self.attempted);
             return wrong(format!("found seq={seq}: at least {from} acked={acked} attempted={attempted}"));
         }
-        let model = if seq == self.model.seq { self.model.clone() } else { self.model.again(seq) };
+        let model = if seq == self.model.seq { self.model.clone() } else { again(&self.model, seq) };
         model.check_store(&engine, &mut self.rng)?;
         self.totals.reopenings += 1;
         Ok(model)
