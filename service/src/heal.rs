@@ -107,7 +107,7 @@ impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        (!config.heal_from.is_empty()).then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
+        config.store.heals().then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -188,7 +188,7 @@ impl Healer {
 
     /// Keeps the stream from its next slot on. A spool that the store could not be brought to is removed.
     fn begin_spool(&self, stream: &ReceiveConfig) -> Result<Spooling> {
-        let dir = spool::dir_of(&self.config.dir);
+        let dir = spool::dir_of(&self.config.store.dir);
         if spool::look(&dir)?.is_some() {
             spool::remove(&dir)?;
         }
@@ -271,7 +271,7 @@ impl Healer {
             MapPhase::Ready | MapPhase::Loading => 0,
         };
         let needed = first.max(healed_to).max(checkpoint.slot.unwrap_or(0));
-        let sources = self.config.heal_from.clone();
+        let sources = self.config.store.heal_from.clone();
         let asked = spawn_blocking(move || search(&sources)).await;
         let Search { found, failed } =
             asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
@@ -363,11 +363,11 @@ impl Healer {
     /// Checks that the disk has room for the differences: for the pages of the view before them that lookups read until
     /// the end, which is at most the store once more, and for the feed's log.
     fn check_disk(&self, differences: &Differences) -> Result<()> {
-        let (dir, count) = (&self.config.dir, differences.left());
+        let (dir, count) = (&self.config.store.dir, differences.left());
         let page_bytes = self.config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES).min(self.config.feed_retention_bytes.as_u64());
-        let needed_bytes = view_bytes + u64::from(self.config.feed) * log_bytes;
+        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES).min(self.config.feed.feed_retention_bytes.as_u64());
+        let needed_bytes = view_bytes + u64::from(self.config.feed.feed) * log_bytes;
         let free_bytes = probe::space(dir)?.free_bytes;
         info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
         ensure!(
@@ -389,8 +389,8 @@ impl Healer {
     ) -> Result<bool, Stopped> {
         let Compared { from, to, differences } = *compared;
         let left = differences.left();
-        let exceeds_feed = left.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64();
-        let for_subscribers = match self.config.feed && exceeds_feed {
+        let exceeds_feed = left.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed.feed_retention_bytes.as_u64();
+        let for_subscribers = match self.config.feed.feed && exceeds_feed {
             true => {
                 "; they exceed feed_retention_bytes, so that a subscriber that does not keep up has to begin with a dump"
             }
@@ -421,7 +421,7 @@ impl Healer {
         state.readiness.set_phase(Phase::CatchingUp);
         count(&state.healing.healed, 1);
         info!(slot = to.slot, differences = left, "the store is healed: the slots after the archive's are next");
-        remove(&heal_dir(&self.config.dir));
+        remove(&heal_dir(&self.config.store.dir));
         Ok(true)
     }
 
@@ -440,7 +440,7 @@ impl Healer {
 
 /// Describes the directories of the configuration that cannot be listed. A service waits for them.
 pub(crate) fn unlisted(config: &Config) -> Vec<String> {
-    let local = config.heal_from.iter().filter(|source| !is_url(source));
+    let local = config.store.heal_from.iter().filter(|source| !is_url(source));
     local
         .filter_map(|source| archives::in_directory(Path::new(source)).err())
         .map(|error| format!("{error:#}"))
