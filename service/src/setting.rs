@@ -16,10 +16,10 @@
 //! ```
 //!
 //! It makes `Limits`, the settings in effect, and `LimitsGiven`, those that the file or the flags give. A row has, in
-//! this order: the help of the flag; what clap and serde need besides the type; the setting's name, which is its key in
-//! the file, its flag with - for _, and its field in both structs; its type; its default; its bounds. A setting without
-//! a default is an `Option` in effect as well. A default may name settings of the rows above it, and may end with an
-//! error. Rules about several settings are the method `check` of a group, or of the configuration.
+//! this order: the help of the flag; attributes of clap and serde; the setting's name, which is its key in the file, its
+//! flag with - for _, and its field in both structs; its type; its default; its bounds. A setting without a default is
+//! an `Option` in effect as well. A default may name settings of the rows above it, and may end with an error. Rules
+//! about several settings are the method `check` of a group, or of the configuration.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(crate) const WAIT_MIN: Duration = Duration::from_millis(10);
 
 /// The settings of one group that the file or the flags give; `None` for those left out.
 pub trait Given: Sized {
-    /// The settings in effect.
+    /// The settings of the group in effect.
     type InEffect;
 
     /// The settings' names, in the order of the help.

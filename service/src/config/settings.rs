@@ -105,6 +105,7 @@ settings! {
         /// Time for a clean stop after SIGTERM [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
+        // A service manager does not wait longer than an hour either.
         shutdown_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }
 }

@@ -1,9 +1,12 @@
-//! Tests of the whole configuration: precedence, bounds, rules, the forms of `geyser`.
+//! Tests of the whole configuration: precedence, defaults, bounds, rules, the forms of `geyser`.
+//!
+//! Owns: these tests. Must not: open a store. Runs on the test's thread.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::Args as _;
 use engines::EngineKind;
 
 use super::{Config, Settings};
@@ -32,6 +35,27 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
     assert_eq!((config.commit.commit_interval, config.commit.commit_every), (Duration::from_secs(5), None));
     let again = given(&toml::to_string(&config).unwrap());
     assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
+}
+
+#[test]
+fn the_help_names_each_default_as_it_is() {
+    let shown = |text: &str| resolve(text).map(|config| toml::to_string(&config).unwrap());
+    let expected = shown("").unwrap();
+    let is_default = |line: String| shown(&line).is_ok_and(|shown| shown == expected);
+    let mut in_words = Vec::new();
+    for arg in Settings::augment_args(clap::Command::new("service")).get_arguments() {
+        let (key, help) = (arg.get_id().as_str(), arg.get_help().unwrap().to_string());
+        let Some(default) = help.split_once("[default: ").and_then(|(_, rest)| rest.strip_suffix(']')) else {
+            continue;
+        };
+        if !is_default(format!("{key} = {default}")) && !is_default(format!("{key} = \"{default}\"")) {
+            in_words.push(key.to_owned());
+        }
+    }
+    let expected = "engine bloom profile memory lmdb_map_size heal_from x_token_file geyser_ca geyser_cert geyser_key \
+                    extract commit_every uds_group shm_group tls_cert tls_key tls_client_ca bearer_token_file \
+                    max_connections_per_address lookup_threads";
+    assert_eq!(in_words.join(" "), expected);
 }
 
 #[test]

@@ -48,6 +48,7 @@ settings! {
         /// A subscriber that reads nothing for this long is cut off [default: 30s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
+        // A stalled subscriber holds its place and its messages for this long.
         feed_stall_timeout: Duration = Duration::from_secs(30), within WAIT_MIN..=DAY;
     }
 }

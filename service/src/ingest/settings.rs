@@ -1,4 +1,4 @@
-//! The settings of the ingest: the servers of the stream, what is taken from it, when to commit, when to reconnect.
+//! The settings of the ingest: the servers of the stream, the values taken from it, commits, and reconnections.
 //!
 //! Owns: these settings, their bounds and their rules. Must not: open a file that a setting names. Runs on `main`.
 
@@ -36,7 +36,7 @@ const INGEST_DEPTH_MAX: u32 = 1 << 16;
 const IDLE_MIN: Duration = Duration::from_millis(500);
 
 settings! {
-    /// The servers of the stream, and what is taken from it.
+    /// The servers of the stream, and the values taken from it.
     pub struct StreamSettings from StreamGiven {
         /// URL of a Yellowstone gRPC server; given several times, the first is followed and the others take over from it
         ///
@@ -91,7 +91,7 @@ settings! {
 }
 
 impl StreamSettings {
-    /// Checks the providers and what is taken from them.
+    /// Checks the providers and the values taken from them.
     ///
     /// # Errors
     /// A provider's settings are wrong or contradict each other; the value, the accounts and the commitment do not go
@@ -188,6 +188,7 @@ settings! {
         /// While catching up, slots share a commit for at most this long [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
+        // Uncommitted slots are received again after a crash.
         commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
         /// Number of keys of the stream that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
         #[arg(value_name = "N")]
@@ -206,6 +207,7 @@ settings! {
         /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 60s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
+        // Slots that wait are held in memory.
         gap_timeout: Duration = Duration::from_secs(60), within WAIT_MIN..=HOUR;
         /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
         /// applied [default: 1]

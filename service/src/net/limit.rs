@@ -64,6 +64,7 @@ settings! {
         /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
+        // A request holds its resources for this long.
         request_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }
 }

@@ -11,7 +11,7 @@ use super::socket::{SocketAccess, SocketGroup, SocketMode};
 use crate::setting::settings;
 
 settings! {
-    /// Where gRPC listens.
+    /// Where gRPC listens, on TCP and on a Unix socket.
     pub struct GrpcSettings from GrpcGiven {
         /// gRPC lookups on TCP [default: 127.0.0.1:7400]
         #[arg(value_name = "HOST:PORT")]

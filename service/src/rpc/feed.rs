@@ -86,16 +86,11 @@ impl FeedRpc for FeedService {
             sent: Instant::now(),
         };
         // The place is taken before the answer, so that a refusal becomes the call's own status.
-        let limits = self.limits;
+        let most = self.limits.feed_subscribers as usize;
         let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
             let _share = share;
-            let place = feed.subscribers().register(
-                transport,
-                peer,
-                next_seq.saturating_sub(1),
-                limits.feed_subscribers as usize,
-            );
+            let place = feed.subscribers().register(transport, peer, next_seq.saturating_sub(1), most);
             let place = match place {
                 Ok(place) => {
                     taken.send(Ok(())).ok();

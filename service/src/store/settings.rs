@@ -48,7 +48,7 @@ impl From<EngineGiven> for EngineArgs {
 }
 
 settings! {
-    /// Which store is opened, and what it is made of or healed from.
+    /// The store that is opened, and the archives that it is made of or healed from.
     pub struct StoreSettings from StoreGiven {
         /// Directory of the store, which bootstrap has made
         #[arg(value_name = "DIR")]
