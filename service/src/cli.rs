@@ -14,9 +14,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::audit;
 use crate::backup;
-use crate::config::{Config, Geyser, LogFormat, Moment, Settings, file};
+use crate::config::{Config, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
 use crate::heal;
+use crate::ingest::geyser::Geyser;
 use crate::ingest::provider;
 use crate::metrics;
 use crate::out;
@@ -123,7 +124,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     }
     let outcome = match Cli::parse_from(args).command {
         Command::Run(args) => args.config().and_then(|config| {
-            log(config.log_format).map_err(Failed::wrong)?;
+            log(config.process.log_format).map_err(Failed::wrong)?;
             run(&config).map(|()| 0)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)).map(|()| 0),
@@ -167,15 +168,13 @@ fn man(dir: &Path) -> Result<()> {
 fn check(config: &Config) -> Result<(), Failed> {
     // The URL may hold a secret in every part except host and port.
     let shown = |geyser: &Geyser| Geyser { url: provider::shown(&geyser.url), ..geyser.clone() };
-    let shown = Config {
-        geyser: config.geyser.iter().map(shown).collect(),
-        snapshot: config.snapshot.as_deref().map(shown_archive),
-        incremental: config.incremental.as_deref().map(shown_archive),
-        ..config.clone()
-    };
-    out::print(&toml::to_string(&shown).context("cannot print the configuration")?)?;
+    let mut told = config.clone();
+    told.stream.geyser = config.stream.geyser.iter().map(shown).collect();
+    told.store.snapshot = config.store.snapshot.as_deref().map(shown_archive);
+    told.store.incremental = config.store.incremental.as_deref().map(shown_archive);
+    out::print(&toml::to_string(&told).context("cannot print the configuration")?)?;
     out::print(&format!("# memory: {}\n", config.engine.division()))?;
-    for note in engines::notes(&config.dir, &config.engine)? {
+    for note in engines::notes(&config.store.dir, &config.engine)? {
         out::print(&format!("# {}: {}\n", if note.is_warning { "warning" } else { "engine" }, note.text))?;
     }
     // Make all checks of a start, by the same code.
@@ -187,16 +186,18 @@ fn check(config: &Config) -> Result<(), Failed> {
         out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
     }
     out::print(&format!("# access: {}\n", edge.access))?;
-    if config.create && config.snapshot.iter().chain(&config.incremental).any(|path| is_url(&path.to_string_lossy())) {
+    if config.store.create
+        && config.store.snapshot.iter().chain(&config.store.incremental).any(|path| is_url(&path.to_string_lossy()))
+    {
         out::print("# snapshot: its server is asked at the start of a load, and not now\n")?;
     }
     for reason in heal::unlisted(config) {
         out::print(&format!("# warning: {reason}: the service waits for archives there\n"))?;
     }
-    if !store::look(config.store())? {
+    if !store::look(config.opening())? {
         out::print("# store: another process has it open, so that its files were not looked at\n")?;
     }
-    for caution in config.selection().cautions(label(config)?) {
+    for caution in config.stream.selection().cautions(label(config)?) {
         out::print(&format!("# follow: {caution}\n"))?;
     }
     Ok(())
@@ -212,7 +213,7 @@ fn shown_archive(location: &Path) -> PathBuf {
 /// directory.
 fn label(config: &Config) -> Result<&'static str> {
     let mut options = config.engine.clone();
-    let known = engines::inspect(&config.dir)?.filter(|known| known.engine == options.engine);
+    let known = engines::inspect(&config.store.dir)?.filter(|known| known.engine == options.engine);
     options.bloom = options.bloom.or(known.map(|known| known.bloom));
     Ok(options.label())
 }

@@ -39,7 +39,7 @@ use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::spooling::{SpoolConfig, Spooling};
 use crate::overlay::Overlay;
 use crate::spool;
-use crate::store;
+use crate::store::{self, StoreSettings};
 use crate::systemd;
 
 /// How often the progress is shown, and the stream is asked whether it has the archive's slot.
@@ -62,10 +62,11 @@ pub(crate) struct Shown {
 /// # Errors
 /// An archive that is missing, cannot be read, or does not belong in its place by its name.
 pub(crate) fn check(config: &Config) -> Result<(), Failed> {
-    if !store::awaits_load(config.store())? {
+    if !store::awaits_load(config.opening())? {
         return Ok(());
     }
-    create::check(archive(config)?, config.incremental.as_deref(), config.extract).map_err(Failed::by_remedy)
+    create::check(archive(&config.store)?, config.store.incremental.as_deref(), config.stream.extract)
+        .map_err(Failed::by_remedy)
 }
 
 /// Continues with a spool that an earlier start has left. `None` if there is none.
@@ -73,7 +74,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Failed> {
 /// # Errors
 /// Errors of opening the spool, or of removing its empty directory.
 pub(crate) fn resume(config: &Config, stream: ReceiveConfig, shown: &Shown) -> Result<Option<Spooling>, Failed> {
-    let dir = spool::dir_of(&config.dir);
+    let dir = spool::dir_of(&config.store.dir);
     let Some(found) = spool::look(&dir)? else {
         spool::remove_empty(&dir)?;
         return Ok(None);
@@ -114,7 +115,7 @@ pub(crate) async fn load(
     };
     pages.close().await;
     let Some(slot) = opened.transpose()? else { return Ok(None) };
-    make_way(&spool::dir_of(&config.dir), slot)?;
+    make_way(&spool::dir_of(&config.store.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream.clone(), shown)?;
     let loading = start_load(config, shown.load.clone(), stop.clone())?;
@@ -152,14 +153,14 @@ impl Load<'_> {
                 signal = &mut asked, if deadline.is_none() => {
                     info!(signal, "stopping the load; the next start goes on with it");
                     stop.ask();
-                    deadline = Some(Instant::now() + config.shutdown_timeout);
+                    deadline = Some(Instant::now() + config.process.shutdown_timeout);
                 }
                 _ = looks.tick() => {
                     pages.show(&progress((*slot, begun), shown, &spooling, lacking.as_ref()));
                     if let Some(gap) = spooling.lacks().filter(|_| lacking.is_none() && deadline.is_none()) {
-                        if config.heal_from.is_empty() {
+                        if !config.store.heals() {
                             stop.ask();
-                            deadline = Some(Instant::now() + config.shutdown_timeout);
+                            deadline = Some(Instant::now() + config.process.shutdown_timeout);
                         } else {
                             spooling = self.begin_anew(spooling, &gap).await?;
                             pages.close().await;
@@ -177,7 +178,7 @@ impl Load<'_> {
         pages.close().await;
         match lacking {
             // A store that is whole stands before a gap as any other store does.
-            Some(gap) if config.heal_from.is_empty() && !matches!(loaded, Ok(true)) => Err(self.lacks(&gap)),
+            Some(gap) if !config.store.heals() && !matches!(loaded, Ok(true)) => Err(self.lacks(&gap)),
             _ => Ok(loaded.map_err(Failed::by_remedy)?.then_some(spooling)),
         }
     }
@@ -198,7 +199,7 @@ impl Load<'_> {
     /// Describes a stream that no archive of `heal_from` can make up for. Each start would end with it, because the
     /// archive becomes no newer.
     fn lacks(&self, gap: &Gap) -> Failed {
-        let (slot, dir) = (self.slot, self.config.dir.display());
+        let (slot, dir) = (self.slot, self.config.store.dir.display());
         Failed::wrong(anyhow!(
             "the stream does not have the slots after the archive: archive_slot={slot} missing_first_slot={} \
              missing_last_slot={}: {}: set heal_from, so that this load goes on and a newer archive brings these slots; or \
@@ -212,14 +213,15 @@ impl Load<'_> {
 
 /// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
 async fn archive_slot(config: &Config, seen: Seen) -> Result<u64, Failed> {
-    let (full, incremental, extract) = (archive(config)?.to_owned(), config.incremental.clone(), config.extract);
+    let (full, incremental, extract) =
+        (archive(&config.store)?.to_owned(), config.store.incremental.clone(), config.stream.extract);
     let opened = spawn_blocking(move || create::slot(&full, incremental.as_deref(), extract, &seen));
     let slot = opened.await.context("opening the archive has panicked: this is a bug")?;
     slot.map_err(Failed::by_remedy)
 }
 
-fn archive(config: &Config) -> Result<&Path> {
-    config.snapshot.as_deref().context("no archive: give --snapshot ARCHIVE")
+fn archive(settings: &StoreSettings) -> Result<&Path> {
+    settings.snapshot.as_deref().context("no archive: give --snapshot ARCHIVE")
 }
 
 /// Removes a spool that cannot follow an archive of this slot: it begins later, or ends before.
@@ -241,28 +243,26 @@ fn make_way(dir: &Path, slot: u64) -> Result<()> {
 /// Follows the stream into the spool, which begins after `base`, or with the stream's next slot.
 pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
     let settings = SpoolConfig {
-        dir: spool::dir_of(&config.dir),
-        bytes_max: config.spool_max_bytes.as_u64(),
-        gap_timeout: config.gap_timeout,
-        limits: config.readiness_limits(),
+        dir: spool::dir_of(&config.store.dir),
+        bytes_max: config.store.spool_max_bytes.as_u64(),
+        gap_timeout: config.receive.gap_timeout,
+        limits: config.readiness,
     };
     Spooling::start(settings, base, stream, Arc::clone(&shown.spool))
 }
 
 /// Starts the thread `load`. It is no task of the runtime, because a runtime's end waits for such tasks.
 fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiver<Result<bool>>> {
-    let (dir, engine, cluster) = (config.dir.clone(), config.engine.clone(), config.cluster.clone());
-    let (snapshot, incremental, extract) = (config.snapshot.clone(), config.incremental.clone(), config.extract);
-    let beside_bytes = config.spool_max_bytes.as_u64();
+    let (settings, engine, extract) = (config.store.clone(), config.engine.clone(), config.stream.extract);
     let load = move || {
         let store = NewStore {
-            dir: &dir,
+            dir: &settings.dir,
             engine: &engine,
-            archive: snapshot.as_deref().context("no archive: give --snapshot ARCHIVE")?,
-            incremental: incremental.as_deref(),
+            archive: archive(&settings)?,
+            incremental: settings.incremental.as_deref(),
             extract,
-            cluster: cluster.as_deref(),
-            beside_bytes,
+            cluster: settings.cluster.as_deref(),
+            beside_bytes: settings.spool_max_bytes.as_u64(),
         };
         create::load(&store, &seen, &stop)
     };
@@ -335,7 +335,7 @@ impl Pages {
         let listener = http.try_clone().and_then(TcpListener::from_std).context("cannot share the socket of HTTP")?;
         let checkpoint = ChainCheckpoint::default();
         let overlay = Overlay::new(&checkpoint, false, false);
-        let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
+        let mut state = ingest::State::new(checkpoint, overlay, config.readiness);
         // The receiver of the spool counts and judges for these pages.
         if let Some(spooling) = spooling {
             state.figures = Arc::clone(&spooling.state().figures);
@@ -345,14 +345,14 @@ impl Pages {
         let label = config.engine.label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
         let latency = Latency::new(label);
-        let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.dir.clone())
+        let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
             .context("cannot start the sampling thread")?;
         let state_of_http = HttpState {
             latency,
             handles,
             history,
             identity: Arc::new(Identity::of(config)),
-            hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
+            hosts: Arc::new(Hosts::new(&config.http)),
         };
         let (close, closed) = oneshot::channel();
         let served =

@@ -107,7 +107,7 @@ impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        (!config.heal_from.is_empty()).then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
+        config.store.heals().then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -188,7 +188,7 @@ impl Healer {
 
     /// Keeps the stream from its next slot on. A spool that the store could not be brought to is removed.
     fn begin_spool(&self, stream: &ReceiveConfig) -> Result<Spooling> {
-        let dir = spool::dir_of(&self.config.dir);
+        let dir = spool::dir_of(&self.config.store.dir);
         if spool::look(&dir)?.is_some() {
             spool::remove(&dir)?;
         }
@@ -271,7 +271,7 @@ impl Healer {
             MapPhase::Ready | MapPhase::Loading => 0,
         };
         let needed = first.max(healed_to).max(checkpoint.slot.unwrap_or(0));
-        let sources = self.config.heal_from.clone();
+        let sources = self.config.store.heal_from.clone();
         let asked = spawn_blocking(move || search(&sources)).await;
         let Search { found, failed } =
             asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
@@ -395,7 +395,7 @@ impl Healer {
         state.readiness.set_phase(Phase::CatchingUp);
         count(&state.healing.healed, 1);
         info!(slot = to.slot, differences = left, "the store is healed: the slots after the archive's are next");
-        remove(&heal_dir(&self.config.dir));
+        remove(&heal_dir(&self.config.store.dir));
         Ok(true)
     }
 
@@ -414,7 +414,7 @@ impl Healer {
 
 /// Describes the directories of the configuration that cannot be listed. A service waits for them.
 pub(crate) fn unlisted(config: &Config) -> Vec<String> {
-    let local = config.heal_from.iter().filter(|source| !is_url(source));
+    let local = config.store.heal_from.iter().filter(|source| !is_url(source));
     local
         .filter_map(|source| archives::in_directory(Path::new(source)).err())
         .map(|error| format!("{error:#}"))

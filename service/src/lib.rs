@@ -31,6 +31,7 @@ pub mod readiness;
 mod reading;
 pub mod rpc;
 pub mod run;
+mod setting;
 pub mod shm;
 mod slots;
 pub mod slow;

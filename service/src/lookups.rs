@@ -22,6 +22,7 @@ use crate::chain::Commitment;
 use crate::figure::count;
 use crate::pulse::Pulses;
 pub use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
+use crate::setting::{HOUR, settings};
 use crate::slow::Transport;
 use crate::stop;
 use queue::{Batch, BatchQueue};
@@ -43,12 +44,28 @@ const THREADS: usize = 2;
 /// read of the device after another. ARCHITECTURE.md has the rates.
 const THREADS_WAITING: usize = 16;
 
+/// Maximum number of threads: no machine has as many cores for them, so more would only wait for one another.
+const THREADS_MAX: u32 = 256;
+
 /// How often an idle reader is moved to the newest commit. While it holds its snapshot, LMDB and redb keep every page
 /// freed since. This bounds those pages to the commits of 200 ms.
 pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
 
 /// Label under which lookups are recorded.
 const SOURCE: &str = "rpc";
+
+settings! {
+    /// How lookups read the engine, and which of them are logged.
+    pub struct LookupSettings from LookupGiven {
+        /// A lookup that takes this long is logged with its cause, without its keys; 0s means never [default: 10ms]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
+        /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
+        #[arg(value_name = "N")]
+        lookup_threads: u32, within 1..=THREADS_MAX;
+    }
+}
 
 /// Origin of a request, and the time that it spent before it was queued.
 #[derive(Clone, Copy, Debug, Default)]

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::chain::{Gap, Phase};
 use crate::published::Published;
+use crate::setting::{DAY, Given as _, settings};
 
 /// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
@@ -28,18 +29,25 @@ const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
 /// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
 const TROUBLE_BYTES_MAX: usize = 400;
 
-/// Limits beyond which the service is not ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum age of the newest applied slot.
-    pub max_lag: Duration,
-    /// Maximum number of slots between the newest slot that the stream mentioned and the newest applied one.
-    pub max_lag_slots: u64,
+/// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
+pub const LAG_SLOTS_MAX: u64 = 216_000;
+
+settings! {
+    /// Limits beyond which the service is not ready.
+    #[derive(Copy)]
+    pub struct Limits from LimitsGiven {
+        /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
+        #[arg(value_name = "MS")]
+        max_lag_ms: u64 = 10_000, within 1..=DAY.as_millis() as u64;
+        /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
+        #[arg(value_name = "N")]
+        max_lag_slots: u64 = 150, within 1..=LAG_SLOTS_MAX;
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_lag: Duration::from_secs(10), max_lag_slots: 150 }
+        LimitsGiven::default().in_effect().expect("the defaults are within their bounds")
     }
 }
 
@@ -158,7 +166,7 @@ impl Readiness {
     /// machine's clock. The age is absurd if the creation is before the chain's first slot, or so far in the future
     /// that it would hide a lag over the limit.
     pub fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
-        let limit_ms = u64::try_from(self.limits.max_lag.as_millis()).unwrap_or(u64::MAX);
+        let limit_ms = self.limits.max_lag_ms;
         match now_unix_ms.checked_sub(created_unix_ms) {
             _ if created_unix_ms < CHAIN_BEGAN_UNIX_MS => Age::Absurd(created_unix_ms),
             None if created_unix_ms - now_unix_ms >= limit_ms => Age::Absurd(created_unix_ms),
@@ -242,8 +250,8 @@ impl Readiness {
         lag_slots: Option<u64>,
     ) -> Option<String> {
         let limits = self.limits;
-        let max_lag_ms = limits.max_lag.as_millis();
-        if let Some(since) = since.filter(|since| *since >= limits.max_lag) {
+        let (max_lag, max_lag_ms) = (Duration::from_millis(limits.max_lag_ms), limits.max_lag_ms);
+        if let Some(since) = since.filter(|since| *since >= max_lag) {
             return Some(match self.awaits() {
                 Some(awaits) => format!("{awaits}; max_lag_ms={max_lag_ms}"),
                 None => format!("no slot was applied for {} s: max_lag_ms={max_lag_ms}", since.as_secs()),
@@ -255,7 +263,7 @@ impl Readiness {
                  its clock is wrong, or this machine's"
             ));
         }
-        if let Some(lag) = lag.filter(|lag| *lag >= limits.max_lag) {
+        if let Some(lag) = lag.filter(|lag| *lag >= max_lag) {
             return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", lag.as_secs()));
         }
         lag_slots
@@ -361,7 +369,7 @@ mod tests {
 
     #[test]
     fn limits_are_settings() {
-        let readiness = live_within(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 }, SECOND * 38);
+        let readiness = live_within(Limits { max_lag_ms: 40_000, max_lag_slots: 1000 }, SECOND * 38);
         assert!(readiness.verdict_at(Some(900)).is_ready());
         assert!(!readiness.verdict_at(Some(1000)).is_ready());
     }

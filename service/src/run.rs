@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::{Durability, Engine, ErrorKind};
+use engine_api::{Engine, ErrorKind};
 use engine_latency::{Latency, Measured};
 use solana::ChainCheckpoint;
 use tokio::runtime::Runtime;
@@ -21,11 +21,11 @@ use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, DurabilityArg, Moment, WarmUpArg};
+use crate::config::{Config, Moment};
 use crate::creation::{self, Shown};
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
-use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
+use crate::feed::{Feed, FeedWriter, Ring, Workers};
 use crate::handles::Handles;
 use crate::heal::Healer;
 use crate::http::{self, Hosts, HttpState};
@@ -37,16 +37,16 @@ use crate::ingest::receive::{ReceiveConfig, queue_batches};
 use crate::ingest::spooling::Spooling;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, Lookups};
-use crate::net::limit::{self, ConnectionLimits};
+use crate::net::limit;
 use crate::net::{Access, Edge, Ports, Tokens};
 use crate::overlay::Overlay;
 use crate::processed;
 use crate::pulse::Pulses;
-use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
+use crate::rpc::{self, Door, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer, ShmState};
 use crate::slots::{Begin, Slots};
 use crate::stop::Stuck;
-use crate::store;
+use crate::store::{self, WarmUpArg};
 use crate::systemd::{self, Sleepers};
 use crate::warmth::WarmUp;
 
@@ -74,16 +74,16 @@ impl Checked {
     /// # Errors
     /// The first resource that cannot be used. The error's exit code says whether starting again could help.
     pub fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
-        let edge = Edge::open(&config.net())?;
+        let edge = Edge::open(config.net())?;
         config.check_sockets(at).map_err(Failed::wrong)?;
         if at == Moment::Start {
             // Limits belong to the process: they may differ from those of a process that checks the configuration
             // ahead.
-            limit::open_files(config.max_connections).map_err(Failed::wrong)?;
+            limit::open_files(config.connections.max_connections).map_err(Failed::wrong)?;
         }
-        let providers = config.providers();
+        let providers = config.stream.providers();
         providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
-        store::check(config.store())?;
+        store::check(config.opening())?;
         creation::check(config)?;
         Ok(Self { edge, providers })
     }
@@ -94,9 +94,9 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     probe::limit_arenas(probe::memory_limit().bytes);
     // All refusals come before the store is touched.
     let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
-    edge.addresses.warn(&config.net(), &edge.access);
-    for (key, group) in [("uds_group", &config.uds_group), ("shm_group", &config.shm_group)] {
-        group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
+    edge.addresses.warn(config.net(), &edge.access);
+    for (key, access) in [("uds_group", config.grpc.uds_access()?), ("shm_group", config.shm.access()?)] {
+        access.group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
     }
     let ports = edge.addresses.bind()?;
     let runtime = network_threads().context("cannot start the network threads")?;
@@ -107,11 +107,11 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     };
     let (engine, checkpoint) = open_store(config)?;
     let begin = runtime.block_on(Begin::of(config, spooling, &checkpoint))?;
-    let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
-    let names = config.providers().into_iter().map(|provider| provider::shown(&provider.url));
-    let state = ingest::State::new(checkpoint, overlay, config.readiness_limits()).with_providers(names);
+    let overlay = Overlay::new(&checkpoint, config.stream.processed, config.stream.commitment == Commitment::Finalized);
+    let names = config.stream.providers().into_iter().map(|provider| provider::shown(&provider.url));
+    let state = ingest::State::new(checkpoint, overlay, config.readiness).with_providers(names);
     let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
-    handles.lookups.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
+    handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
     let pulses = Pulses::default();
     // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
     let stops = stops.map_or_else(|| runtime.block_on(async { Stops::take_over() }), Ok)?;
@@ -127,16 +127,16 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let workers = handles
         .feed
         .as_ref()
-        .map(|_| Workers::start(Arc::clone(&engine), views, config.feed_subscribers as usize))
+        .map(|_| Workers::start(Arc::clone(&engine), views, config.feed.feed_subscribers as usize))
         .transpose()
         .context("cannot start the feed's threads")?;
     let latency = Arc::clone(engine.latency());
-    let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.dir.clone())
+    let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
         .context("cannot start the sampling thread")?;
     let (status, snapshots, views) =
         (handles.status.clone(), Arc::clone(&handles.snapshots), Arc::clone(&handles.views));
     let admin = Admin::new(&engine, status, snapshots, views);
-    let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), feed_limits(config));
+    let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), config.feed);
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
     let healer = Healer::new(config, &engine, &shown);
     let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell, begin, healer };
@@ -145,7 +145,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         handles,
         history,
         identity: Arc::new(Identity::of(config)),
-        hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
+        hosts: Arc::new(Hosts::new(&config.http)),
     };
     let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
     let deadline = Instant::now() + JOIN_LIMIT;
@@ -169,7 +169,7 @@ fn start_warm_up(
     handles: &Handles,
     pulses: &Pulses,
 ) -> io::Result<Option<WarmUp>> {
-    if config.warm_up != WarmUpArg::Auto {
+    if config.engine_use.warm_up != WarmUpArg::Auto {
         return Ok(None);
     }
     let (figures, lookups) = (Arc::clone(&handles.warmth), Arc::clone(&handles.lookups.figures));
@@ -193,7 +193,7 @@ struct Prepared {
 /// earlier load, if there is one. Returns `None` if a signal has ended the load.
 async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<Prepared>, Failed> {
     let stream = receive_config(config, &provider::hangups()?);
-    if !store::awaits_load(config.store())? {
+    if !store::awaits_load(config.opening())? {
         let spooling = creation::resume(config, stream, shown)?;
         return Ok(Some(Prepared { ports, spooling, stops: None }));
     }
@@ -205,13 +205,13 @@ async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<
 
 /// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
 fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Failed> {
-    systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
-    let engine = store::open(config.store())?;
+    systemd::status(&format!("opening and recovering the store in {}", config.store.dir.display()));
+    let engine = store::open(config.opening())?;
     let label = engine.label();
     let engine = Arc::new(Measured::new(engine, Latency::new(label), "ingest"));
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
-    store::refuse_part(&checkpoint, !config.heal_from.is_empty())?;
-    info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
+    store::refuse_part(&checkpoint, config.store.heals())?;
+    info!(engine = label, dir = %config.store.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let division = config.engine.division();
     info!(
         memory_limit_bytes = division.limit.bytes,
@@ -222,10 +222,10 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
         rest_bytes = division.rest_bytes,
         "memory is divided"
     );
-    for note in engines::notes(&config.dir, &config.engine)? {
+    for note in engines::notes(&config.store.dir, &config.engine)? {
         if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
     }
-    for caution in config.selection().cautions(label) {
+    for caution in config.stream.selection().cautions(label) {
         warn!("{caution}");
     }
     Ok((engine, checkpoint))
@@ -289,19 +289,18 @@ async fn serve(
     let Handles { status, feed: log, net, .. } = http_state.handles.clone();
     let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
-    let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, &config.uds_access())).transpose()?;
+    let uds = config.grpc.uds.as_deref().map(|path| UdsListener::bind(path, &config.grpc.uds_access()?)).transpose()?;
     access.reload_at_hangup()?;
     let hangups = provider::hangups()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = config.uds.as_ref().map(|path| path.display().to_string()),
-        shm = config.shm.as_ref().map(|path| path.display().to_string()), tls = access.tls_name(),
+        uds = config.grpc.uds.as_ref().map(|path| path.display().to_string()),
+        shm = config.shm.shm.as_ref().map(|path| path.display().to_string()), tls = access.tls_name(),
         bearer_tokens = access.tokens.as_ref().map_or(0, Tokens::len), "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
-    let limits = connection_limits(config);
-    let door = Door { tcp, uds, access, limits, request_timeout: config.request_timeout };
+    let door = Door { tcp, uds, access, limits: config.connections };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: doorbell };
     let overlay = Arc::clone(&state.overlay);
     let services = rpc::Services { lookups: lookups.clone(), status: status.clone(), overlay, feed, net };
@@ -311,7 +310,7 @@ async fn serve(
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
         http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
-        admin: tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone()))),
+        admin: tokio::spawn(admin::serve(config.store.dir.clone(), admin, until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };
     let followed = state.providers.followed();
@@ -342,7 +341,7 @@ async fn serve(
     if let Some(log) = log {
         log.close();
     }
-    let limit = config.shutdown_timeout;
+    let limit = config.process.shutdown_timeout;
     match tokio::time::timeout(limit, tasks.end(early, apply_ended)).await {
         Ok(outcome) => outcome,
         Err(_) => bail!("not stopped within shutdown_timeout={limit:?}; everything committed is safe"),
@@ -382,25 +381,22 @@ fn engine_failed(error: engine_api::Error) -> anyhow::Error {
 
 fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveConfig {
     ReceiveConfig {
-        providers: config.providers().into_iter().map(|of| Provider::new(of, hangups.clone())).collect(),
-        selection: config.selection(),
-        commitment: config.commitment,
-        idle_timeout: config.idle_timeout,
+        providers: config.stream.providers().into_iter().map(|of| Provider::new(of, hangups.clone())).collect(),
+        selection: config.stream.selection(),
+        commitment: config.stream.commitment,
         first: 0,
-        at_once: usize::from(config.geyser_at_once),
-        gap_timeout: config.gap_timeout,
-        takeover_lag_slots: config.takeover_lag_slots,
+        settings: config.receive,
         // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),
     }
 }
 
 fn open_feed(config: &Config, checkpoint: &ChainCheckpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {
-    if !config.feed {
+    if !config.feed.feed {
         return Ok(None);
     }
-    let retention = Retention { bytes: config.feed_retention_bytes.as_u64(), time: config.feed_retention_time };
-    let opened = FeedWriter::open(&config.dir.join(FEED_DIR), checkpoint, durability(config), retention)?;
+    let (dir, durability) = (config.store.dir.join(FEED_DIR), config.engine_use.durability.into());
+    let opened = FeedWriter::open(&dir, checkpoint, durability, config.feed.retention())?;
     Ok(Some(opened))
 }
 
@@ -412,11 +408,11 @@ fn start_shm(
     pulses: &Pulses,
     writer: Option<&mut FeedWriter>,
 ) -> Result<Option<ShmServer>> {
-    let Some(path) = &config.shm else { return Ok(None) };
+    let Some(path) = &config.shm.shm else { return Ok(None) };
     let ring = writer.zip(handles.feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
     let Handles { lookups, status, shm_sessions: sessions, .. } = handles.clone();
     let state = ShmState { lookups, status, sessions };
-    ShmServer::start(path, &config.shm_access(), Arc::clone(engine), state, pulses, ring).map(Some)
+    ShmServer::start(path, &config.shm.access()?, Arc::clone(engine), state, pulses, ring).map(Some)
 }
 
 /// Gives the feed its ring in shared memory, and returns the memfd for readers.
@@ -426,34 +422,12 @@ fn share(writer: &mut FeedWriter, feed: &Feed) -> Result<OwnedFd> {
     Ok(memfd)
 }
 
-fn feed_limits(config: &Config) -> FeedLimits {
-    FeedLimits {
-        subscribers: config.feed_subscribers as usize,
-        heartbeat: config.feed_heartbeat,
-        stall_timeout: config.feed_stall_timeout,
-    }
-}
-
-fn connection_limits(config: &Config) -> ConnectionLimits {
-    ConnectionLimits {
-        max: config.max_connections,
-        per_source: config.max_connections_per_address,
-        idle_timeout: config.idle_connection_timeout,
-    }
-}
-
-fn durability(config: &Config) -> Durability {
-    match config.durability {
-        DurabilityArg::Buffered => Durability::Buffered,
-        DurabilityArg::Synced => Durability::Synced,
-    }
-}
-
 /// Returns the number of lookup threads: that of the settings, or the default for a store of this size.
 fn lookup_thread_count(config: &Config) -> usize {
     let in_turn = config.engine.engine.descriptor().get_many_waits_in_turn;
-    let default = || lookups::default_threads(in_turn, probe::disk_bytes(&config.dir), probe::memory_limit().bytes);
-    config.lookup_threads.map_or_else(default, |threads| threads as usize)
+    let default =
+        || lookups::default_threads(in_turn, probe::disk_bytes(&config.store.dir), probe::memory_limit().bytes);
+    config.lookups.lookup_threads.map_or_else(default, |threads| threads as usize)
 }
 
 fn apply_config(config: &Config) -> ApplyConfig {
@@ -461,14 +435,14 @@ fn apply_config(config: &Config) -> ApplyConfig {
         batch: batch::Limits::within(
             probe::memory_limit().bytes,
             config.engine.engine,
-            config.commit_every.map(|changes| changes as usize),
+            config.commit.commit_every.map(|changes| changes as usize),
         ),
-        commit_interval: config.commit_interval,
-        gap_timeout: config.gap_timeout,
+        commit_interval: config.commit.commit_interval,
+        gap_timeout: config.receive.gap_timeout,
         full_retry: FULL_RETRY,
-        depth: config.ingest_depth as usize,
+        depth: config.commit.ingest_depth as usize,
         reads_in_turn: config.engine.engine.descriptor().get_many_waits_in_turn,
-        durability: durability(config),
+        durability: config.engine_use.durability.into(),
     }
 }
 

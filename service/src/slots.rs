@@ -33,7 +33,7 @@ impl Begin {
         let base = spooling.as_ref().map(Spooling::base).transpose()?;
         // A spool without a base will begin with the stream's next slot.
         let is_after = |base: Option<Base>| base.is_none_or(|base| checkpoint.slot < Some(base.slot));
-        let is_before = !config.heal_from.is_empty() && base.is_some_and(is_after);
+        let is_before = config.store.heals() && base.is_some_and(is_after);
         if is_before || is_between_slots(checkpoint) {
             return Ok(Self::Heal(spooling));
         }

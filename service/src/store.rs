@@ -3,6 +3,8 @@
 //! Owns: the service's terms for a store's marker, and its entries in the marker. Must not: touch the directory before
 //! the whole configuration is known to be right. Runs on the main thread, before any other thread is started.
 
+mod settings;
+
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -13,22 +15,15 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
+pub(crate) use settings::{EngineGiven, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
 
-/// Settings that decide which store is opened, and how.
+/// All that decides which store is opened, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct StoreSettings<'c> {
-    pub dir: &'c Path,
+pub struct Opening<'c> {
+    pub settings: &'c StoreSettings,
     pub engine: &'c EngineOptions,
-    /// Whether to make an empty store where there is none.
-    pub create_empty: bool,
-    /// Whether to load a store from an archive where there is none.
-    pub create: bool,
-    /// Whether a store is opened that is being brought to an archive's slot.
-    pub heals: bool,
     /// The value taken from an account.
     pub extract: Extract,
-    /// The operator's name for the chain.
-    pub cluster: Option<&'c str>,
 }
 
 /// Returns the extraction that the marker of the store in `dir` names; `None` if it names none or there is no store.
@@ -48,9 +43,9 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
 ///
 /// # Errors
 /// The marker cannot be read.
-pub(crate) fn awaits_load(settings: StoreSettings<'_>) -> Result<bool, Failed> {
-    let is_missing = || Ok(engines::inspect(settings.dir)?.is_none_or(|known| known.is_loading()));
-    if settings.create { is_missing() } else { Ok(false) }
+pub(crate) fn awaits_load(opening: Opening<'_>) -> Result<bool, Failed> {
+    let is_missing = || Ok(engines::inspect(&opening.settings.dir)?.is_none_or(|known| known.is_loading()));
+    if opening.settings.create { is_missing() } else { Ok(false) }
 }
 
 /// Refuses a store that [`open`] would refuse. Changes nothing. A store that is still to be loaded is left to its load.
@@ -58,12 +53,12 @@ pub(crate) fn awaits_load(settings: StoreSettings<'_>) -> Result<bool, Failed> {
 /// # Errors
 /// There is no store and the configuration does not ask for an empty one; the store's files are gone; its marker
 /// contradicts the configuration; its load has not finished; or its lock cannot be opened.
-pub(crate) fn check(settings: StoreSettings<'_>) -> Result<(), Failed> {
-    if awaits_load(settings)? {
+pub(crate) fn check(opening: Opening<'_>) -> Result<(), Failed> {
+    if awaits_load(opening)? {
         return Ok(());
     }
-    let checked = engines::check(settings.dir, settings.engine, mode(settings), &terms(settings));
-    checked.and_then(|()| engines::check_lock(settings.dir)).map_err(|error| explain(settings, error))
+    let checked = engines::check(&opening.settings.dir, opening.engine, mode(opening), &terms(opening));
+    checked.and_then(|()| engines::check_lock(&opening.settings.dir)).map_err(|error| explain(opening, error))
 }
 
 /// Opens the store read-only and closes it again, to find damage that only opening shows. Returns `false` if another
@@ -71,18 +66,18 @@ pub(crate) fn check(settings: StoreSettings<'_>) -> Result<(), Failed> {
 ///
 /// # Errors
 /// As [`open`], if there is a store.
-pub(crate) fn look(settings: StoreSettings<'_>) -> Result<bool, Failed> {
-    if engines::inspect(settings.dir)?.is_none() || awaits_load(settings)? {
+pub(crate) fn look(opening: Opening<'_>) -> Result<bool, Failed> {
+    if engines::inspect(&opening.settings.dir)?.is_none() || awaits_load(opening)? {
         return Ok(true);
     }
     let memory = Some(ByteSize::b(engines::MEMORY_MIN));
-    let engine = match engines::open_read_only(settings.dir, memory) {
+    let engine = match engines::open_read_only(&opening.settings.dir, memory) {
         Err(error) if error.kind() == ErrorKind::Retry => return Ok(false),
-        opened => opened.map_err(|error| explain(settings, error))?,
+        opened => opened.map_err(|error| explain(opening, error))?,
     };
     let checkpoint = engine.checkpoint()?;
     engine.close()?;
-    refuse_part(&ChainCheckpoint::read(&checkpoint)?, settings.heals)?;
+    refuse_part(&ChainCheckpoint::read(&checkpoint)?, opening.settings.heals())?;
     Ok(true)
 }
 
@@ -102,38 +97,38 @@ pub(crate) fn refuse_part(checkpoint: &ChainCheckpoint, heals: bool) -> engine_a
 ///
 /// # Errors
 /// As [`check`]; another process has the store open; errors of the engine.
-pub(crate) fn open(settings: StoreSettings<'_>) -> Result<Box<dyn Engine>, Failed> {
-    let known = engines::inspect(settings.dir)?.map(|known| known.holds).unwrap_or_default();
-    let opened = engines::open_on(settings.dir, settings.engine, mode(settings), &terms(settings));
-    let engine = opened.map_err(|error| explain(settings, error))?;
+pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
+    let known = engines::inspect(&opening.settings.dir)?.map(|known| known.holds).unwrap_or_default();
+    let opened = engines::open_on(&opening.settings.dir, opening.engine, mode(opening), &terms(opening));
+    let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {
-        let (dir, extract) = (settings.dir.display(), settings.extract.name());
+        let (dir, extract) = (opening.settings.dir.display(), opening.extract.name());
         tracing::warn!(%dir, extract, "the store had no record of its extract: from now on it keeps this one, and any other is refused");
     }
     Ok(engine)
 }
 
-fn mode(settings: StoreSettings<'_>) -> OpenMode {
-    if settings.create_empty { OpenMode::CreateOrOpen } else { OpenMode::Existing }
+fn mode(opening: Opening<'_>) -> OpenMode {
+    if opening.settings.create_empty { OpenMode::CreateOrOpen } else { OpenMode::Existing }
 }
 
-fn terms(settings: StoreSettings<'_>) -> Terms {
+fn terms(opening: Opening<'_>) -> Terms {
     let holds = Holds {
-        extract: Some(settings.extract.name().to_owned()),
-        programs: Some(settings.extract.programs().iter().map(|&program| program.to_owned()).collect()),
-        cluster: settings.cluster.map(str::to_owned),
+        extract: Some(opening.extract.name().to_owned()),
+        programs: Some(opening.extract.programs().iter().map(|&program| program.to_owned()).collect()),
+        cluster: opening.settings.cluster.clone(),
     };
     Terms { holds, load: LoadTerm::Finished }
 }
 
 /// Turns an opening's error into one that offers `--create-empty`, if there is no store at all.
-fn explain(settings: StoreSettings<'_>, error: engine_api::Error) -> Failed {
-    let missing = !settings.create_empty && matches!(engines::inspect(settings.dir), Ok(None));
+fn explain(opening: Opening<'_>, error: engine_api::Error) -> Failed {
+    let missing = !opening.settings.create_empty && matches!(engines::inspect(&opening.settings.dir), Ok(None));
     if missing {
         return Failed::wrong(anyhow!(
             "there is no store: dir={}: load one with bootstrap, have the service load one with --create, correct \
              the path, or begin with an empty map by --create-empty",
-            settings.dir.display()
+            opening.settings.dir.display()
         ));
     }
     error.into()

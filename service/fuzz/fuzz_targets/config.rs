@@ -10,10 +10,10 @@ use service::config::Settings;
 
 fuzz_target!(|text: &str| {
     for prefix in ["", "dir = \"/a\"\ngeyser = \"http://h:1\"\n"] {
-        let Ok(settings) = toml::from_str::<Settings>(&format!("{prefix}{text}")) else { continue };
+        let Ok(settings) = format!("{prefix}{text}").parse::<Settings>() else { continue };
         let Ok(config) = settings.resolve() else { continue };
         let written = toml::to_string(&config).expect("a configuration in effect can be written");
-        let again = toml::from_str::<Settings>(&written).expect("what was written can be read");
+        let again = written.parse::<Settings>().expect("what was written can be read");
         let again = again.resolve().expect("what was in effect can be in effect again");
         assert_eq!(toml::to_string(&again).expect("as before"), written);
     }

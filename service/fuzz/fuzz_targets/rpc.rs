@@ -16,7 +16,8 @@ use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
-use service::feed::{Change, FeedWriter, Retention, Workers};
+use service::config::Settings;
+use service::feed::{Change, FeedSettings, FeedWriter, Retention, Workers};
 use service::handles::Handles;
 use service::ingest;
 use service::lookups::{LookupThreads, Lookups};
@@ -26,7 +27,7 @@ use service::net::socket::SocketAccess;
 use service::overlay::Overlay;
 use service::pulse::Pulses;
 use service::readiness::Limits;
-use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
+use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixStream};
@@ -109,16 +110,22 @@ fn world() -> anyhow::Result<World> {
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
-    let limits = FeedLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
-    let workers = Workers::start(engine, Arc::clone(&handles.views), limits.subscribers)?;
-    let feed = FeedService::new(Some((feed, workers)), limits);
+    let defaults = "dir = \"/a\"\ngeyser = \"http://h:1\"".parse::<Settings>()?.resolve()?.feed;
+    let settings =
+        FeedSettings { feed_heartbeat: REQUEST_TIMEOUT, feed_stall_timeout: Duration::from_secs(1), ..defaults };
+    let workers = Workers::start(engine, Arc::clone(&handles.views), settings.feed_subscribers as usize)?;
+    let feed = FeedService::new(Some((feed, workers)), settings);
     let channel = runtime.block_on(async {
         let door = Door {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
             uds: Some(UdsListener::bind(&socket, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
-            limits: ConnectionLimits { max: 8, per_source: 8, idle_timeout: Duration::ZERO },
-            request_timeout: REQUEST_TIMEOUT,
+            limits: ConnectionLimits {
+                max_connections: 8,
+                max_connections_per_address: 8,
+                idle_connection_timeout: Duration::ZERO,
+                request_timeout: REQUEST_TIMEOUT,
+            },
         };
         let Handles { status, net, .. } = handles;
         let services = Services { lookups, status, overlay: handles.lookups.overlay, feed, net };

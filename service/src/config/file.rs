@@ -16,7 +16,7 @@ use super::{Config, Settings};
 pub fn config(path: &Path, flags: Settings) -> Result<Config> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={name}"))?;
-    let file: Settings = toml::from_str(&text).with_context(|| format!("cannot use file={name}"))?;
+    let file: Settings = text.parse().with_context(|| format!("cannot use file={name}"))?;
     let given = keys(&flags);
     flags.or(file).resolve().map_err(|refused| {
         let message = format!("{refused:#}");
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_flag_is_not_blamed_on_the_file() {
-        let flags = Settings { commit_every: Some(0), ..Settings::default() };
+        let flags = "commit_every = 0".parse().unwrap();
         let error = refused("dir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_every = 5", flags);
         assert!(!error.contains("line="), "{error}");
     }
@@ -109,16 +109,16 @@ mod tests {
             assert_eq!(found, 1, "{key}");
         }
         // As installed, the file names the store's directory; only the stream's address is missing.
-        let installed: Settings = toml::from_str(PACKAGED).unwrap();
+        let installed: Settings = PACKAGED.parse().unwrap();
         let error = format!("{:#}", installed.clone().resolve().unwrap_err());
         assert!(error.contains("geyser = "), "{error}");
         // Each commented-out default is the real default: with the comment sign removed it changes nothing.
-        let stream = Settings { geyser: Some(vec!["http://h:1".to_owned().into()]), ..Settings::default() };
+        let stream: Settings = "geyser = \"http://h:1\"".parse().unwrap();
         let shown = |settings: Settings| toml::to_string(&settings.resolve().unwrap()).unwrap();
         let expected = shown(stream.clone().or(installed.clone()));
         let mut examples = Vec::new();
         for line in PACKAGED.lines().filter(|line| line.starts_with('#') && set(&bare(line))) {
-            let alone: Settings = toml::from_str(&bare(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let alone: Settings = bare(line).parse().unwrap_or_else(|error| panic!("{line}: {error}"));
             match alone.or(installed.clone()).or(stream.clone()).resolve() {
                 Ok(config) if toml::to_string(&config).unwrap() == expected => {}
                 _ => examples.push(bare(line).split(' ').next().unwrap_or_default().to_owned()),

@@ -39,7 +39,7 @@ impl Config {
     /// The first such socket; the error names the setting.
     pub fn check_sockets(&self, at: Moment) -> Result<()> {
         let mut taken: Option<(&str, PathBuf)> = None;
-        for (key, path) in [("uds", &self.uds), ("shm", &self.shm)] {
+        for (key, path) in [("uds", &self.grpc.uds), ("shm", &self.shm.shm)] {
             let Some(path) = path else { continue };
             let place = self.place(key, path, at)?;
             if let Some((other, _)) = taken.as_ref().filter(|(_, known)| *known == place) {
@@ -52,7 +52,7 @@ impl Config {
 
     /// Returns the path that the socket will have, with symbolic links in its directory resolved.
     fn place(&self, key: &str, path: &Path, at: Moment) -> Result<PathBuf> {
-        let shown = path.display();
+        let (store, shown) = (&self.store, path.display());
         let bytes = path.as_os_str().as_bytes().len();
         ensure!(
             bytes <= PATH_BYTES_MAX,
@@ -67,7 +67,7 @@ impl Config {
         let real = match above.canonicalize() {
             Ok(real) => real,
             // The store's directory is created before the socket.
-            Err(e) if e.kind() == Io::NotFound && (self.create_empty || self.create) && above == self.dir => {
+            Err(e) if e.kind() == Io::NotFound && (store.create_empty || store.create) && above == store.dir => {
                 return Ok(path.to_owned());
             }
             Err(e) if e.kind() == Io::NotFound && at == Moment::Ahead && above.starts_with(RUNTIME_DIRS) => {
@@ -78,7 +78,7 @@ impl Config {
         ensure!(real.is_dir(), "{key}={shown}: not a directory: {}", above.display());
         let place = real.join(name);
         if let Some(within) =
-            self.dir.canonicalize().ok().and_then(|dir| place.strip_prefix(dir).ok().map(Path::to_owned))
+            store.dir.canonicalize().ok().and_then(|dir| place.strip_prefix(dir).ok().map(Path::to_owned))
             && let Some(name) = STORE_NAMES.into_iter().find(|name| within.starts_with(name))
         {
             bail!("{key}={shown}: this is the store's own {name}: give another path");
@@ -106,15 +106,17 @@ mod tests {
     use super::super::Settings;
     use super::*;
 
+    fn config(dir: &Path, uds: Option<&Path>, shm: Option<&Path>) -> Config {
+        let mut settings = Settings::default();
+        settings.store.dir = Some(dir.to_owned());
+        settings.stream.geyser = Some(vec!["http://h:1".to_owned().into()]);
+        settings.grpc.uds = uds.map(Path::to_owned);
+        settings.shm.shm = shm.map(Path::to_owned);
+        settings.resolve().unwrap()
+    }
+
     fn check(dir: &Path, uds: Option<&Path>, shm: Option<&Path>) -> Result<()> {
-        let settings = Settings {
-            dir: Some(dir.to_owned()),
-            geyser: Some(vec!["http://h:1".to_owned().into()]),
-            uds: uds.map(Path::to_owned),
-            shm: shm.map(Path::to_owned),
-            ..Settings::default()
-        };
-        settings.resolve().unwrap().check_sockets(Moment::Start)
+        config(dir, uds, shm).check_sockets(Moment::Start)
     }
 
     #[test]
@@ -157,13 +159,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         check(&dir, Some(&path), Some(&dir.join("b.sock"))).unwrap();
         // The unit's runtime directory exists only while the unit runs.
-        let settings = Settings {
-            dir: Some(dir.clone()),
-            geyser: Some(vec!["http://h:1".to_owned().into()]),
-            uds: Some("/run/solkv-of-no-unit/kv.sock".into()),
-            ..Settings::default()
-        };
-        let config = settings.resolve().unwrap();
+        let config = config(&dir, Some(Path::new("/run/solkv-of-no-unit/kv.sock")), None);
         config.check_sockets(Moment::Ahead).unwrap();
         assert!(config.check_sockets(Moment::Start).unwrap_err().to_string().contains("no such directory"));
     }

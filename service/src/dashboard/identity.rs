@@ -27,11 +27,11 @@ impl Identity {
     pub fn of(config: &Config) -> Self {
         Self {
             host: host_name().unwrap_or_default(),
-            dir: config.dir.display().to_string(),
-            extract: word(config.extract),
-            commitment: word(config.commitment),
-            durability: word(config.durability),
-            provider: config.geyser.iter().map(|geyser| provider(&geyser.url)).collect::<Vec<_>>().join(", "),
+            dir: config.store.dir.display().to_string(),
+            extract: word(config.stream.extract),
+            commitment: word(config.stream.commitment),
+            durability: word(config.engine_use.durability),
+            provider: config.stream.geyser.iter().map(|geyser| provider(&geyser.url)).collect::<Vec<_>>().join(", "),
         }
     }
 }
@@ -55,8 +55,7 @@ mod tests {
     #[test]
     fn what_is_shown_of_a_provider_is_host_and_port() {
         let url = "https://user:s3cret@geyser.example:8443/APIKEY?token=s3cret";
-        let settings =
-            Settings { dir: Some("/data".into()), geyser: Some(vec![url.to_owned().into()]), ..Settings::default() };
+        let settings: Settings = format!("dir = \"/data\"\ngeyser = \"{url}\"").parse().unwrap();
         let identity = serde_json::to_string(&Identity::of(&settings.resolve().unwrap())).unwrap();
         assert!(identity.contains("\"provider\":\"geyser.example:8443\""), "{identity}");
         assert!(!identity.contains("s3cret") && !identity.contains("APIKEY"), "{identity}");

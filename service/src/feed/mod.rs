@@ -13,6 +13,7 @@ mod pool;
 mod record;
 mod ring;
 mod segment;
+mod settings;
 mod subscribers;
 mod tail;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub(crate) use history::History;
 pub use pool::NotDone;
 pub use record::{Change, FRAME_CHANGES_MAX, Frame, SlotEnd};
 pub use ring::Ring;
+pub use settings::{FeedGiven, FeedSettings};
 pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
 pub use tail::{Piece, Scope, Tail};
 pub use workers::Workers;

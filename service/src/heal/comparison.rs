@@ -38,7 +38,7 @@ impl Comparison {
     /// # Errors
     /// An archive that cannot be read to its end, or has no pairs; errors of the engine and of writing; the stop.
     pub(super) fn run(self) -> Result<(Differences, [u8; 32])> {
-        let (slot, extract) = (self.found.slot, self.config.extract);
+        let (slot, extract) = (self.found.slot, self.config.stream.extract);
         let archived = match &self.found.archives {
             Archives::Full(full) => Archived::open(Path::new(full), None, extract, None)?,
             Archives::Both { full, incremental } => {
@@ -47,7 +47,7 @@ impl Comparison {
             Archives::Incremental { incremental, .. } => Archived::open_incremental(Path::new(incremental), extract)?,
         };
         ensure!(archived.slot() == slot, "the archive is of another slot: slot={} named_slot={slot}", archived.slot());
-        let dir = heal_dir(&self.config.dir);
+        let dir = heal_dir(&self.config.store.dir);
         let made = DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir);
         made.with_context(|| format!("cannot make dir={}", dir.display()))?;
         let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
@@ -56,7 +56,7 @@ impl Comparison {
         let cache_bytes = self.config.engine.division().cache_bytes;
         let store = Store {
             engine,
-            dir: &self.config.dir,
+            dir: &self.config.store.dir,
             memory: (cache_bytes > 0).then(|| ByteSize::b(cache_bytes)),
             undo: &Undo::nothing(),
             sort_dir: dir.join("sorted"),

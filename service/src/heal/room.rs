@@ -30,12 +30,12 @@ impl Room {
     /// # Errors
     /// The disk lacks the room, with the bytes that are needed; an I/O error of asking for it.
     pub(super) fn check(config: &Config, differences: &Differences) -> Result<Self> {
-        let (dir, count) = (&config.dir, differences.left());
+        let (dir, count) = (&config.store.dir, differences.left());
         let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES);
-        let fits_feed = log_bytes <= config.feed_retention_bytes.as_u64();
+        let fits_feed = log_bytes <= config.feed.feed_retention_bytes.as_u64();
         let page_bytes = config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let needed_bytes = view_bytes + if config.feed && fits_feed { log_bytes } else { 0 };
+        let needed_bytes = view_bytes + if config.feed.feed && fits_feed { log_bytes } else { 0 };
         let free_bytes = probe::space(dir)?.free_bytes;
         info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
         ensure!(
@@ -44,7 +44,7 @@ impl Room {
              free_bytes={free_bytes}: free space",
             dir.display()
         );
-        Ok(Self { fits_feed, has_feed: config.feed, view_bytes })
+        Ok(Self { fits_feed, has_feed: config.feed.feed, view_bytes })
     }
 
     /// Describes the answers to lookups and the messages to subscribers of the feed until the differences are applied, and after.

@@ -17,7 +17,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::figure::count;
 use crate::net::figures::Figures;
-use crate::net::host_name;
+use crate::net::{HttpSettings, host_name};
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
@@ -31,11 +31,12 @@ pub struct Hosts {
 impl Hosts {
     /// Collects the names of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own
     /// name.
-    pub fn new(metrics: &str, configured: &[String]) -> Self {
-        let listened = metrics.rsplit_once(':').map_or(metrics, |(name, _)| name);
+    pub fn new(settings: &HttpSettings) -> Self {
+        let HttpSettings { metrics, metrics_hosts } = settings;
+        let listened = metrics.rsplit_once(':').map_or(metrics.as_str(), |(name, _)| name);
         let own = host_name();
         let own = own.iter().flat_map(|own| [own.as_str(), own.split('.').next().unwrap_or_default()]);
-        let names = configured.iter().map(String::as_str).chain([listened]).chain(own);
+        let names = metrics_hosts.iter().map(String::as_str).chain([listened]).chain(own);
         Self { names: names.map(plain).filter(|name| !name.is_empty()).collect() }
     }
 
@@ -95,7 +96,8 @@ mod tests {
 
     #[test]
     fn names_that_an_attacker_may_own_are_not_answered_to() {
-        let hosts = Hosts::new("metrics.internal:7401", &["solkv.example".to_owned()]);
+        let (metrics, metrics_hosts) = ("metrics.internal:7401".to_owned(), vec!["solkv.example".to_owned()]);
+        let hosts = Hosts::new(&HttpSettings { metrics, metrics_hosts });
         let own = host_name().unwrap();
         for host in [
             "127.0.0.1:7401",

@@ -10,6 +10,7 @@ pub mod extract;
 pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod geyser;
 pub mod healing;
 mod heard;
 mod merge;
@@ -19,6 +20,7 @@ pub mod providers;
 pub mod reads;
 pub mod receive;
 mod roster;
+mod settings;
 #[cfg(test)]
 mod simulation;
 pub mod spooling;
@@ -30,4 +32,5 @@ mod token;
 pub(crate) mod upstream;
 mod waiting;
 
+pub use settings::{CommitGiven, CommitSettings, ReceiveGiven, ReceiveSettings, StreamGiven, StreamSettings};
 pub use state::{Figures, State};

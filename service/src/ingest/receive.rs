@@ -27,6 +27,7 @@ use super::healing::Heal;
 use super::heard::Heard;
 use super::provider::Provider;
 use super::roster::{Lag, Roster};
+use super::settings::ReceiveSettings;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::chain::{Gap, WholeSlot};
@@ -70,19 +71,12 @@ pub struct ReceiveConfig {
     pub providers: Vec<Provider>,
     /// Index of the one to begin with.
     pub first: usize,
-    /// Number of them that are followed at once, up to [`LANES_MAX`](super::providers::LANES_MAX); the others may take
-    /// over.
-    pub at_once: usize,
     /// The accounts to subscribe to, and the value to take from them.
     pub selection: Selection,
     /// Commitment at which a slot is taken in.
     pub commitment: Commitment,
-    /// The connection is given up after this long without a slot that was applied or can be.
-    pub idle_timeout: Duration,
-    /// How long a whole slot waits for its parent on each of several subscriptions.
-    pub gap_timeout: Duration,
-    /// Another provider takes over from one that lags by more slots than this and does not catch up.
-    pub takeover_lag_slots: u64,
+    /// When a connection is given up, and how many providers are followed at once.
+    pub settings: ReceiveSettings,
     /// Seed of the jitter in the waits between attempts, so that it differs from that of other clients.
     pub jitter_seed: u64,
 }
@@ -232,7 +226,7 @@ impl<U: Upstream> Receiver<'_, U> {
         let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
         let upstream = &self.upstreams[at];
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
-        let idle_timeout = self.config.idle_timeout;
+        let idle_timeout = self.config.settings.idle_timeout;
         let mut connection = Connection::open(upstream, idle_timeout, subscription, applied).await?;
         self.send(Message::Reconnected { provider: at }).await?;
         let number = self.state.resume.announce();
@@ -332,7 +326,7 @@ impl<U: Upstream> Receiver<'_, U> {
 
     /// Ends the connection where the provider lags too long after another one that could take over.
     fn check_lag(&self, roster: &Roster, heard: &Heard, lag: &mut Lag) -> Result<(), Ended> {
-        let limit_slots = self.config.takeover_lag_slots;
+        let limit_slots = self.config.settings.takeover_lag_slots;
         // With a full queue the lag is that of ingest-apply, and another provider would not help.
         let reads_freely = 2 * self.tx.capacity() > self.tx.max_capacity();
         let newest = roster.newest_of_others(&self.state.providers).zip(heard.newest()).filter(|_| reads_freely);

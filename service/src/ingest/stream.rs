@@ -37,7 +37,7 @@ pub(super) async fn receive_from<U: Upstream>(
     (1..LANES_MAX).for_each(|lane| state.providers.turn(lane, None));
     let asks = probe(&upstreams, &state.providers, config.commitment);
     let receives = async {
-        if config.at_once.min(upstreams.len()) < 2 {
+        if usize::from(config.settings.geyser_at_once).min(upstreams.len()) < 2 {
             Receiver { lane: 0, upstreams: &upstreams, config: &config, tx, state: state.clone() }.run().await;
         } else {
             receive_two(&upstreams, &config, tx, &state).await;
@@ -57,7 +57,7 @@ async fn receive_two<U: Upstream>(upstreams: &[U], config: &ReceiveConfig, tx: m
     let (mut lanes, mut received, mut receivers) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..LANES_MAX {
         let (tx, rx) = mpsc::channel(queue_batches());
-        let own = Lane::new(state, config.gap_timeout);
+        let own = Lane::new(state, config.settings.gap_timeout);
         receivers.push(Receiver { lane, upstreams, config, tx, state: own.state().clone() });
         received.push(rx);
         lanes.push(own);

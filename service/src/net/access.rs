@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Settings;
+use super::AccessSettings;
 use super::secrets::find;
 use super::tls::{Tls, TlsFiles};
 use super::tokens::Tokens;
@@ -36,7 +36,7 @@ impl Access {
     /// # Errors
     /// A file is missing, unreadable, readable by everybody, or of another kind than its setting says; or a setting
     /// lacks the one that it needs.
-    pub fn open(settings: &Settings) -> Result<Self> {
+    pub fn open(settings: &AccessSettings) -> Result<Self> {
         let cert = find(settings.tls_cert.as_deref(), CERT);
         let key = find(settings.tls_key.as_deref(), KEY);
         let client_ca = find(settings.tls_client_ca.as_deref(), CLIENT_CA);

@@ -28,32 +28,34 @@ impl Addresses {
     ///
     /// # Errors
     /// An address cannot be resolved, or is refused; the error names the ways out.
-    pub fn of(settings: &Settings, access: &Access) -> Result<Self, Failed> {
-        let addresses =
-            Self { listen: resolve("listen", &settings.listen)?, metrics: resolve("metrics", &settings.metrics)? };
+    pub fn of(settings: Settings<'_>, access: &Access) -> Result<Self, Failed> {
+        let addresses = Self {
+            listen: resolve("listen", &settings.grpc.listen)?,
+            metrics: resolve("metrics", &settings.http.metrics)?,
+        };
         addresses.check(settings, access).map_err(Failed::wrong)?;
         Ok(addresses)
     }
 
-    fn check(&self, settings: &Settings, access: &Access) -> Result<()> {
+    fn check(&self, settings: Settings<'_>, access: &Access) -> Result<()> {
         let Self { listen, metrics } = self;
         ensure!(
             !collide(listen, metrics),
             "gRPC and HTTP cannot share a port: listen={} metrics={}: give one of them another",
-            settings.listen,
-            settings.metrics
+            settings.grpc.listen,
+            settings.http.metrics
         );
         ensure!(
-            access.tls.is_some() || settings.insecure || loopback(listen),
+            access.tls.is_some() || settings.access.insecure || loopback(listen),
             "other machines could reach gRPC without encryption: listen={} is not loopback; give --tls-cert and \
              --tls-key, or --insecure where the network is trusted",
-            settings.listen
+            settings.grpc.listen
         );
         ensure!(
-            settings.insecure || loopback(metrics),
+            settings.access.insecure || loopback(metrics),
             "other machines could reach HTTP, which is never encrypted: metrics={} is not loopback; give a loopback \
              address and put a proxy in front of it, or --insecure where the network is trusted",
-            settings.metrics
+            settings.http.metrics
         );
         Ok(())
     }
@@ -68,19 +70,19 @@ impl Addresses {
     }
 
     /// Logs a warning for each listener that is open to other machines.
-    pub fn warn(&self, settings: &Settings, access: &Access) {
+    pub fn warn(&self, settings: Settings<'_>, access: &Access) {
         if !loopback(&self.metrics) {
-            tracing::warn!(metrics = settings.metrics, "HTTP is open to other machines, without encryption");
+            tracing::warn!(metrics = settings.http.metrics, "HTTP is open to other machines, without encryption");
         }
         if loopback(&self.listen) {
             return;
         }
         if access.tls.is_none() {
-            tracing::warn!(listen = settings.listen, "gRPC is open to other machines, without encryption");
+            tracing::warn!(listen = settings.grpc.listen, "gRPC is open to other machines, without encryption");
         }
         if access.tokens.is_none() && !access.tls.as_ref().is_some_and(super::Tls::mutual) {
             let hint = "give tls_client_ca or bearer_token_file to restrict access";
-            tracing::warn!(listen = settings.listen, hint, "gRPC answers every client that can reach it");
+            tracing::warn!(listen = settings.grpc.listen, hint, "gRPC answers every client that can reach it");
         }
     }
 }
@@ -187,11 +189,16 @@ fn loopback(addresses: &[SocketAddr]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{AccessGiven, GrpcGiven, HttpGiven};
     use super::*;
+    use crate::setting::Given as _;
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
-        let settings = Settings { listen: listen.into(), metrics: metrics.into(), insecure, ..Settings::default() };
-        Addresses::of(&settings, &Access::open(&settings).unwrap())
+        let grpc = GrpcGiven { listen: Some(listen.into()), ..GrpcGiven::default() }.in_effect().unwrap();
+        let http = HttpGiven { metrics: Some(metrics.into()), ..HttpGiven::default() }.in_effect().unwrap();
+        let access = AccessGiven { insecure: Some(insecure), ..AccessGiven::default() }.in_effect().unwrap();
+        let settings = Settings { grpc: &grpc, http: &http, access: &access };
+        Addresses::of(settings, &Access::open(&access).unwrap())
     }
 
     #[test]

@@ -20,6 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
 use crate::figure::count;
+use crate::setting::{DAY, HOUR, WAIT_MIN, settings};
 
 /// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
 /// network does not lock out the machine's own processes.
@@ -32,6 +33,9 @@ const SOURCE_SHARE: u32 = 4;
 /// Smallest default share of a source, for a small `max_connections`: one machine may run several programs.
 const SOURCE_MIN: u32 = 8;
 
+/// Maximum number of gRPC connections: each can cost 4.5 MiB, so 288 GiB in all.
+const CONNECTIONS_MAX: u32 = 65_536;
+
 /// Maximum number of HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
 pub const HTTP_CONNECTIONS_MAX: u32 = 128;
 
@@ -42,22 +46,47 @@ pub const HTTP_SOURCE_MAX: u32 = 32;
 /// for each 64 MB of it.
 const FILES_RESERVE: u64 = 512;
 
-/// Limits on gRPC connections, from the configuration.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectionLimits {
-    /// Maximum number of gRPC connections, on TCP and the Unix socket together.
-    pub max: u32,
-    /// Maximum number of settled connections of one source. See [`Source`].
-    pub per_source: u32,
-    /// Time without a request, new or under way, after which a connection is ended; zero is never.
-    pub idle_timeout: Duration,
+settings! {
+    /// Limits on gRPC connections and their requests.
+    #[derive(Copy)]
+    pub struct ConnectionLimits from ConnectionGiven {
+        /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
+        #[arg(value_name = "N")]
+        max_connections: u32 = 1024, within 1..=CONNECTIONS_MAX;
+        /// gRPC connections that one address may have (IPv6: one /64; Unix socket: one user) [default: a quarter of
+        /// max_connections]
+        #[arg(value_name = "N")]
+        max_connections_per_address: u32 = default_per_source(max_connections);
+        /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        idle_connection_timeout: Duration = Duration::from_secs(600), within Duration::ZERO..=365 * DAY;
+        /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        // A request holds its resources for this long.
+        request_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
+    }
 }
 
 impl ConnectionLimits {
-    /// Returns the share of one source for a configuration that does not set it.
-    pub fn default_per_source(max: u32) -> u32 {
-        (max / SOURCE_SHARE).max(SOURCE_MIN).min(max)
+    /// Checks the share of one source.
+    ///
+    /// # Errors
+    /// It is nothing, or more than all connections.
+    pub fn check(&self) -> Result<()> {
+        let (max, per_address) = (self.max_connections, self.max_connections_per_address);
+        ensure!(
+            (1..=max).contains(&per_address),
+            "max_connections_per_address={per_address}: give 1 to max_connections={max}"
+        );
+        Ok(())
     }
+}
+
+/// Returns the share of one source for a configuration that does not set it.
+fn default_per_source(max: u32) -> u32 {
+    (max / SOURCE_SHARE).max(SOURCE_MIN).min(max)
 }
 
 /// Admits connections of one listener while there is room. Clones share the room, and so do the two listeners of gRPC.
@@ -103,7 +132,8 @@ pub enum Refused {
 impl Limit {
     /// Returns the limits of gRPC on TCP and on the Unix socket.
     pub fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
-        let rooms = Rooms::new(limits.max, limits.max - limits.max / UDS_SHARE, limits.per_source, figures);
+        let max = limits.max_connections;
+        let rooms = Rooms::new(max, max - max / UDS_SHARE, limits.max_connections_per_address, figures);
         (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
@@ -349,8 +379,12 @@ pub(crate) mod tests {
     use super::*;
 
     /// Limits that never refuse a connection in a test.
-    pub(crate) const ROOMY: ConnectionLimits =
-        ConnectionLimits { max: 100, per_source: 100, idle_timeout: Duration::ZERO };
+    pub(crate) const ROOMY: ConnectionLimits = ConnectionLimits {
+        max_connections: 100,
+        max_connections_per_address: 100,
+        idle_connection_timeout: Duration::ZERO,
+        request_timeout: Duration::from_secs(60),
+    };
 
     /// Returns source `n` of a network.
     pub(crate) fn source(n: u8) -> Source {
@@ -358,7 +392,7 @@ pub(crate) mod tests {
     }
 
     fn limits(max: u32, per_source: u32) -> ConnectionLimits {
-        ConnectionLimits { max, per_source, ..ROOMY }
+        ConnectionLimits { max_connections: max, max_connections_per_address: per_source, ..ROOMY }
     }
 
     fn evicted(admission: &Admission) -> bool {
@@ -419,7 +453,7 @@ pub(crate) mod tests {
         of_one[2].seat.settle().unwrap();
         let local: Vec<_> = (0..4).filter_map(|_| uds.admit(Source::User(0))).collect();
         assert_eq!((local.len(), figures.endings(Ending::SourceShare)), (3, 2));
-        assert_eq!(ConnectionLimits::default_per_source(1024), 256);
-        assert_eq!([1, 8, 16, 100].map(ConnectionLimits::default_per_source), [1, 8, 8, 25]);
+        assert_eq!(default_per_source(1024), 256);
+        assert_eq!([1, 8, 16, 100].map(default_per_source), [1, 8, 8, 25]);
     }
 }

@@ -8,34 +8,30 @@ mod bind;
 pub mod figures;
 pub mod limit;
 pub mod secrets;
+mod settings;
 pub mod socket;
 pub mod source;
 mod tls;
 mod tokens;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::failed::Failed;
 
 pub use access::Access;
 pub use bind::{Addresses, Ports};
+pub use settings::{
+    AccessGiven, AccessSettings, GrpcGiven, GrpcSettings, HttpGiven, HttpSettings, ShmGiven, ShmSettings,
+};
 pub use tls::Tls;
 pub use tokens::{Refusal, Tokens};
 
-/// Settings of the network edge.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// Address of the gRPC listener, as HOST:PORT.
-    pub listen: String,
-    /// Address of the HTTP listener, as HOST:PORT.
-    pub metrics: String,
-    /// Whether the listeners may be open to other machines without encryption.
-    pub insecure: bool,
-    pub tls_cert: Option<PathBuf>,
-    pub tls_key: Option<PathBuf>,
-    pub tls_client_ca: Option<PathBuf>,
-    pub bearer_token_file: Option<PathBuf>,
+/// Settings of the listeners on TCP.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'c> {
+    pub grpc: &'c GrpcSettings,
+    pub http: &'c HttpSettings,
+    pub access: &'c AccessSettings,
 }
 
 /// The settings of the network edge, read and checked.
@@ -50,8 +46,8 @@ impl Edge {
     ///
     /// # Errors
     /// As [`Access::open`] and [`Addresses::of`].
-    pub fn open(settings: &Settings) -> Result<Self, Failed> {
-        let access = Access::open(settings).map_err(Failed::wrong)?;
+    pub fn open(settings: Settings<'_>) -> Result<Self, Failed> {
+        let access = Access::open(settings.access).map_err(Failed::wrong)?;
         let addresses = Addresses::of(settings, &access)?;
         Ok(Self { access: Arc::new(access), addresses })
     }

@@ -7,7 +7,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use engine_api::Key;
@@ -23,7 +22,9 @@ use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
 use super::places::{Places, Taking};
-use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registration, Scope, Tail, Workers};
+use crate::feed::{
+    DUMPS_MAX, Feed, FeedError, FeedSettings, Filter, Head, NotDone, Registration, Scope, Tail, Workers,
+};
 use crate::figure::unix_ms;
 use crate::net::figures::Place;
 
@@ -34,27 +35,16 @@ const SUBSCRIBER_QUEUE: usize = 16;
 /// Maximum number of changes in one message: 150 KB, well below the 4 MiB that clients accept by default.
 pub(super) const CHANGES_PER_MESSAGE: usize = 1000;
 
-/// Limits of subscribers, from the configuration.
-#[derive(Clone, Copy, Debug)]
-pub struct FeedLimits {
-    /// Maximum number of subscribers at a time.
-    pub subscribers: usize,
-    /// Time without any other message after which a heartbeat is sent.
-    pub heartbeat: Duration,
-    /// Time after which a subscriber that reads nothing is cut off.
-    pub stall_timeout: Duration,
-}
-
 /// The methods' implementation, shared by both listeners.
 #[derive(Clone)]
 pub struct FeedService {
     feed: Option<(Arc<Feed>, Workers)>,
-    limits: FeedLimits,
+    limits: FeedSettings,
 }
 
 impl FeedService {
     /// Returns a service of the feed; without a feed it refuses every subscription.
-    pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: FeedLimits) -> Self {
+    pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: FeedSettings) -> Self {
         Self { feed, limits }
     }
 }
@@ -81,7 +71,7 @@ impl FeedRpc for FeedService {
             return Err(Status::failed_precondition(message));
         }
         let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(Status::invalid_argument)?;
-        let share = Places::take(&caller, Place::Subscribers, 1, self.limits.subscribers as u64)?;
+        let share = Places::take(&caller, Place::Subscribers, 1, self.limits.feed_subscribers.into())?;
         let (next_seq, dump) = begin(&feed, &request, &caller)?;
         let (sender, receiver) = mpsc::channel(SUBSCRIBER_QUEUE);
         let (end, ended) = oneshot::channel();
@@ -96,11 +86,11 @@ impl FeedRpc for FeedService {
             sent: Instant::now(),
         };
         // The place is taken before the answer, so that a refusal becomes the call's own status.
-        let limits = self.limits;
+        let most = self.limits.feed_subscribers as usize;
         let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
             let _share = share;
-            let place = feed.subscribers().register(transport, peer, next_seq.saturating_sub(1), limits.subscribers);
+            let place = feed.subscribers().register(transport, peer, next_seq.saturating_sub(1), most);
             let place = match place {
                 Ok(place) => {
                     taken.send(Ok(())).ok();
@@ -172,7 +162,7 @@ pub(super) struct Subscription {
     pub(super) filter: Arc<Filter>,
     pub(super) workers: Workers,
     head: watch::Receiver<Head>,
-    limits: FeedLimits,
+    limits: FeedSettings,
     /// The last change that a message has covered: the next message begins with the one after it.
     pub(super) told_seq: u64,
     /// Time at which the last message was passed on.
@@ -205,7 +195,7 @@ impl Subscription {
                 place.reached(tail.next_seq() - 1);
                 // A filter that holds everything back counts as silence too. The slot is sent only to a subscriber that
                 // has caught up.
-                let due = self.sent + self.limits.heartbeat;
+                let due = self.sent + self.limits.feed_heartbeat;
                 if due <= Instant::now() {
                     self.told_seq = tail.next_seq() - 1;
                     let slot = now.slot.filter(|_| !more);
@@ -213,7 +203,7 @@ impl Subscription {
                 }
             }
             tokio::select! {
-                _ = tokio::time::timeout_at(self.sent + self.limits.heartbeat, head.changed()) => {}
+                _ = tokio::time::timeout_at(self.sent + self.limits.feed_heartbeat, head.changed()) => {}
                 () = self.sender.closed() => return Err(None),
             }
         }
@@ -270,7 +260,7 @@ impl Subscription {
             Err(mpsc::error::TrySendError::Closed(())) => return Err(None),
             Err(mpsc::error::TrySendError::Full(())) => {
                 let waited = tokio::select! {
-                    waited = tokio::time::timeout(self.limits.stall_timeout, self.sender.reserve()) => waited.ok(),
+                    waited = tokio::time::timeout(self.limits.feed_stall_timeout, self.sender.reserve()) => waited.ok(),
                     closed = self.head.wait_for(|head| head.closed) => {
                         drop(closed);
                         return Err(Some(closing()));
@@ -290,7 +280,7 @@ impl Subscription {
     fn cut_off(&self) -> Status {
         // ORDERING: Relaxed: a statistic.
         self.feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
-        let stalled = self.limits.stall_timeout;
+        let stalled = self.limits.feed_stall_timeout;
         Status::resource_exhausted(format!(
             "cut off, because nothing was read for {stalled:?}: reconnect with the last seq, or with dump_from"
         ))

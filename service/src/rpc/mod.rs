@@ -39,7 +39,7 @@ use accept::{Listening, Terms, connections};
 use budget::Budget;
 use guard::GuardLayer;
 
-pub use feed::{FeedLimits, FeedService};
+pub use feed::FeedService;
 pub use uds::UdsListener;
 
 // Maximum memory of one connection, from any client. Its window of unread bytes takes 1 MiB
@@ -103,10 +103,8 @@ pub struct Door {
     /// Unix socket, guarded by the permissions of its file; `None` without the setting.
     pub uds: Option<UdsListener>,
     pub access: Arc<Access>,
-    /// Limits on connections, for both listeners together.
+    /// Limits on connections, for both listeners together, and on their requests.
     pub limits: ConnectionLimits,
-    /// Time after which a request without an answer is abandoned. Streams of answers may last longer.
-    pub request_timeout: Duration,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns. Removes the file of the Unix
@@ -150,11 +148,11 @@ where
     }
     .boxed()
     .shared();
-    let Door { tcp, uds, access, limits, request_timeout } = door;
+    let Door { tcp, uds, access, limits } = door;
     let (tcp_limit, uds_limit) = Limit::grpc(limits, &net);
     let budget = Budget::new(net);
-    let guard = GuardLayer::new(Arc::clone(&access), request_timeout);
-    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_timeout };
+    let guard = GuardLayer::new(Arc::clone(&access), limits.request_timeout);
+    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_connection_timeout };
     let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));
     let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone());
     let on_uds = async {

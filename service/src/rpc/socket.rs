@@ -199,7 +199,7 @@ mod tests {
     use super::super::budget::{Budget, Charge, UnderWay};
     use super::*;
     use crate::net::figures::{Figures, Listener};
-    use crate::net::limit::tests::source;
+    use crate::net::limit::tests::{ROOMY, source};
     use crate::net::limit::{ConnectionLimits, Limit};
 
     const IDLE: Duration = Duration::from_secs(300);
@@ -207,7 +207,7 @@ mod tests {
     /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
     fn socket(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
-        let limits = ConnectionLimits { max: 1, per_source: 1, idle_timeout: IDLE };
+        let limits = ConnectionLimits { max_connections: 1, max_connections_per_address: 1, ..ROOMY };
         let limit = Limit::grpc(limits, figures).0;
         let admission = limit.admit(source(1)).unwrap();
         let peer = Peer::new(Budget::new(Arc::clone(figures)), None, Arc::clone(admission.seat()));

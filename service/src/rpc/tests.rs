@@ -14,11 +14,14 @@ use tonic_health::ServingStatus;
 
 use super::*;
 use crate::chain::{Gap, Phase};
+use crate::feed::FeedGiven;
 use crate::handles::Handles;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
+use crate::net::limit::tests::ROOMY;
 use crate::net::socket::{SocketAccess, SocketMode};
 use crate::readiness::Age;
+use crate::setting::Given as _;
 
 /// Longer than any request of these tests takes.
 const LONG: Duration = Duration::from_secs(10);
@@ -53,11 +56,9 @@ async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let uds = UdsListener::bind(&socket, &SocketAccess::OWNER).unwrap();
     let (stop, stopped) = oneshot::channel();
     let access = Arc::new(Access::default());
-    let limits = ConnectionLimits { max: 100, per_source: 100, idle_timeout: LONG };
-    let door = Door { tcp, uds: Some(uds), access, limits, request_timeout };
-    let limits =
-        FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
-    let feed = FeedService::new(None, limits);
+    let limits = ConnectionLimits { idle_connection_timeout: LONG, request_timeout, ..ROOMY };
+    let door = Door { tcp, uds: Some(uds), access, limits };
+    let feed = FeedService::new(None, FeedGiven::default().in_effect().unwrap());
     let Handles { status, lookups: LookupState { overlay, .. }, net, .. } = pool.handles.clone();
     let services = Services { lookups: pool.lookups.clone(), status, overlay, feed, net };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));

@@ -49,6 +49,7 @@ use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
 use super::receive::{Message, ReceiveConfig};
+use super::settings::ReceiveSettings;
 use super::subscribe::Commitment;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::pulse::Pulse;
@@ -239,11 +240,13 @@ impl Simulation {
             providers: Vec::new(),
             selection,
             commitment,
-            idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
             first: 0,
-            at_once: 1,
-            gap_timeout: Duration::ZERO,
-            takeover_lag_slots: of(&[3, 10], &mut rng),
+            settings: ReceiveSettings {
+                idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
+                gap_timeout: Duration::ZERO,
+                geyser_at_once: 1,
+                takeover_lag_slots: of(&[3, 10], &mut rng),
+            },
             jitter_seed: seed,
         };
         // Numbers of their own: a seed's chain and faults stay the same.
@@ -261,10 +264,10 @@ impl Simulation {
             reads_in_turn: slow,
             durability,
         };
-        receive.gap_timeout = apply.gap_timeout;
+        receive.settings.gap_timeout = apply.gap_timeout;
         // Numbers of their own, as above.
         if natures.len() > 1 && Rng::new(seed ^ 0x7A0).chance(0.4) {
-            receive.at_once = 2;
+            receive.settings.geyser_at_once = 2;
         }
         let server =
             |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
@@ -437,7 +440,10 @@ impl Simulation {
         if verdict.is_ready() {
             assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
             let since = moved_at.expect("ready without a slot").elapsed();
-            assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
+            assert!(
+                since.as_millis() < Limits::default().max_lag_ms.into(),
+                "ready, and nothing was applied for {since:?}"
+            );
         }
         let several = self.servers.len() > 1;
         let lost =
@@ -456,7 +462,7 @@ impl Simulation {
     /// first seen, and the followed server with its newest connection at that time.
     fn check_given_up(&self, state: &State, shown: &mut GapShown) {
         // Of two connections at once, the other one may have shown it.
-        if state.readiness.verdict().gap.is_none() || self.receive.at_once > 1 {
+        if state.readiness.verdict().gap.is_none() || self.receive.settings.geyser_at_once > 1 {
             *shown = None;
             return;
         }

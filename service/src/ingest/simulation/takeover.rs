@@ -19,10 +19,10 @@ const TICKS: Duration = Duration::from_secs(1);
 
 /// Lets a service follow two servers to the tip: one of this nature and an honest one. It follows `at_once` of them at
 /// a time, and starts `late` after the chain's first slot. Returns the simulation after that.
-fn follow(seed: u64, nature: Nature, at_once: usize, late: Duration) -> Simulation {
+fn follow(seed: u64, nature: Nature, at_once: u8, late: Duration) -> Simulation {
     in_virtual_time(async {
         let mut simulation = Simulation::of(Rng::new(seed), seed, &[nature, Nature::Honest]);
-        simulation.receive.at_once = at_once;
+        simulation.receive.settings.geyser_at_once = at_once;
         simulation.servers.iter().for_each(Server::heal);
         advance(late).await;
         let now = Instant::now();
@@ -41,7 +41,7 @@ fn the_next_provider_takes_over_soon_after_a_failure() {
             let simulation = follow(seed, nature, 1, Duration::ZERO);
             let silence = match nature {
                 // A server may take ten seconds to answer the subscription.
-                Nature::Silent => simulation.receive.idle_timeout.max(Duration::from_secs(10)),
+                Nature::Silent => simulation.receive.settings.idle_timeout.max(Duration::from_secs(10)),
                 _ => Duration::ZERO,
             };
             // Skipped slots, one after the other, are a pause as well.

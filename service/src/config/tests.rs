@@ -1,0 +1,179 @@
+//! Tests of the whole configuration: precedence, defaults, bounds, rules, the forms of `geyser`.
+//!
+//! Owns: these tests. Must not: open a store. Runs on the test's thread.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args as _;
+use engines::EngineKind;
+
+use super::{Config, Settings};
+use crate::ingest::follow::Follow;
+
+/// Returns the settings that a file with this text gives.
+fn given(text: &str) -> Settings {
+    text.parse().unwrap()
+}
+
+/// Returns the configuration of a file that has this text after a directory.
+fn resolve_in_dir(text: &str) -> Result<Config> {
+    format!("dir = \"/a\"\n{text}").parse::<Settings>()?.resolve()
+}
+
+/// Returns the configuration of a file that has this text after a directory and a stream.
+fn resolve(text: &str) -> Result<Config> {
+    resolve_in_dir(&format!("geyser = \"http://h:1\"\n{text}"))
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let file = given("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"");
+    let config = given("dir = \"/b\"").or(file).resolve().unwrap();
+    assert_eq!((config.engine.engine, config.store.dir.as_path()), (EngineKind::Redb, Path::new("/b")));
+    assert_eq!((config.commit.commit_interval, config.commit.commit_every), (Duration::from_secs(5), None));
+    let again = given(&toml::to_string(&config).unwrap());
+    assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
+}
+
+#[test]
+fn the_help_names_each_default_as_it_is() {
+    let shown = |text: &str| resolve(text).map(|config| toml::to_string(&config).unwrap());
+    let expected = shown("").unwrap();
+    let is_default = |line: String| shown(&line).is_ok_and(|shown| shown == expected);
+    let mut in_words = Vec::new();
+    for arg in Settings::augment_args(clap::Command::new("service")).get_arguments() {
+        let (key, help) = (arg.get_id().as_str(), arg.get_help().unwrap().to_string());
+        let Some(default) = help.split_once("[default: ").and_then(|(_, rest)| rest.strip_suffix(']')) else {
+            continue;
+        };
+        if !is_default(format!("{key} = {default}")) && !is_default(format!("{key} = \"{default}\"")) {
+            in_words.push(key.to_owned());
+        }
+    }
+    let expected = "engine bloom profile memory lmdb_map_size heal_from x_token_file geyser_ca geyser_cert geyser_key \
+                    extract commit_every uds_group shm_group tls_cert tls_key tls_client_ca bearer_token_file \
+                    max_connections_per_address lookup_threads";
+    assert_eq!(in_words.join(" "), expected);
+}
+
+#[test]
+fn account_owner_is_followed_exactly_or_not_at_all() {
+    assert_eq!(resolve("extract = \"token-mint\"").unwrap().stream.follow, Follow::Exact);
+    assert_eq!(resolve("extract = \"token-owner\"\nfollow = \"wallets\"").unwrap().stream.follow, Follow::Wallets);
+    assert_eq!(resolve("follow = \"exact\"").unwrap().stream.follow, Follow::Exact);
+    for follow in ["wallets", "closed"] {
+        let refused = resolve(&format!("follow = \"{follow}\"")).unwrap_err().to_string();
+        assert!(refused.contains("account-owner") && refused.contains("leave follow out"), "{refused}");
+    }
+}
+
+#[test]
+fn a_store_is_made_of_an_archive_only_for_values_that_were_named() {
+    let resolve = |more: &str| resolve(&format!("create = true\nsnapshot = \"/b\"\n{more}"));
+    let error = resolve("").unwrap_err().to_string();
+    assert!(error.contains("--extract token-owner"), "{error}");
+    assert_eq!(resolve("extract = \"token-mint\"").unwrap().stream.extract.to_string(), "token-mint");
+}
+
+#[test]
+fn unknown_keys_and_missing_values_are_named() {
+    assert!("comit_every = 1".parse::<Settings>().unwrap_err().to_string().contains("comit_every"));
+    assert!(Settings::default().resolve().unwrap_err().to_string().contains("--dir"));
+    let both = resolve("processed = true\ncommitment = \"finalized\"").unwrap_err();
+    assert!(both.to_string().contains("confirmed"), "{both}");
+}
+
+#[test]
+fn every_number_has_a_greatest_and_where_zero_is_senseless_a_least() {
+    for (key, good, wrong) in [
+        ("commit_every", &["1", "1048576"][..], &["0", "1048577"][..]),
+        ("ingest_depth", &["1", "65536"], &["0", "65537"]),
+        ("lookup_threads", &["1", "256"], &["0", "257", "4294967295"]),
+        ("max_connections", &["1", "65536"], &["0", "65537"]),
+        ("feed_subscribers", &["1", "1024"], &["0", "1025", "1000000000"]),
+        ("feed_retention_bytes", &["\"1B\"", "\"16TiB\""], &["\"17TiB\"", "\"15EiB\""]),
+        ("max_lag_ms", &["1", "86400000"], &["0", "86400001"]),
+        ("max_lag_slots", &["1", "216000"], &["0", "216001"]),
+        ("geyser_at_once", &["1"], &["0", "2", "3"]),
+        ("takeover_lag_slots", &["1", "216000"], &["0", "216001"]),
+    ] {
+        good.iter().for_each(|value| drop(resolve(&format!("{key} = {value}")).unwrap()));
+        for value in wrong {
+            let said = resolve(&format!("{key} = {value}")).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("{key}=")) && said.contains("give "), "{said}");
+        }
+    }
+}
+
+#[test]
+fn every_duration_has_a_greatest_and_where_zero_is_senseless_a_least() {
+    for (key, zero, good) in [
+        ("commit_interval", true, "1h"),
+        ("idle_timeout", false, "500ms"),
+        ("gap_timeout", false, "1h"),
+        ("feed_retention_time", true, "3650days"),
+        ("feed_heartbeat", false, "10ms"),
+        ("feed_stall_timeout", false, "1day"),
+        ("idle_connection_timeout", true, "365days"),
+        ("request_timeout", false, "1h"),
+        ("slow_request", true, "1h"),
+        ("shutdown_timeout", false, "1h"),
+    ] {
+        resolve(&format!("{key} = \"{good}\"")).unwrap();
+        assert_eq!(resolve(&format!("{key} = \"0s\"")).is_ok(), zero, "{key}");
+        for wrong in ["584years", "100000years"] {
+            let said = resolve(&format!("{key} = \"{wrong}\"")).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("{key}=")) && said.contains("such as"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn one_url_a_list_and_tables_are_the_same_setting() {
+    for (text, urls) in [
+        ("geyser = \"http://a:1\"", vec!["http://a:1"]),
+        ("geyser = [\"http://a:1\", \"http://b:2\"]", vec!["http://a:1", "http://b:2"]),
+        ("[geyser]\nurl = \"http://a:1\"", vec!["http://a:1"]),
+        ("[[geyser]]\nurl = \"http://a:1\"\n[[geyser]]\nurl = \"http://b:2\"", vec!["http://a:1", "http://b:2"]),
+    ] {
+        let config = resolve_in_dir(text).unwrap();
+        assert_eq!(config.stream.providers().into_iter().map(|of| of.url).collect::<Vec<_>>(), urls, "{text}");
+        let shown = toml::to_string(&config).unwrap();
+        let again = given(&shown).resolve().unwrap();
+        assert_eq!((again.stream.geyser, toml::to_string(&config).unwrap()), (config.stream.geyser, shown), "{text}");
+    }
+}
+
+#[test]
+fn a_token_is_of_one_provider() {
+    let text = "x_token_file = \"/t/1\"\nx_token_header = \"authorization\"\ngeyser_ca = \"/t/ca\"\n\
+                [[geyser]]\nurl = \"https://a\"\n[[geyser]]\nurl = \"https://b\"\nx_token_file = \"/t/2\"\n\
+                [[geyser]]\nurl = \"https://c\"\nx_token_header = \"x-key\"";
+    let all = resolve_in_dir(text).unwrap().stream.providers();
+    let of = |index: usize| (all[index].token_file.as_deref(), all[index].token_header.as_str());
+    let file = |name: &'static str| Some(Path::new(name));
+    assert_eq!(of(0), (file("/t/1"), "authorization"));
+    assert_eq!(of(1), (file("/t/2"), "authorization"));
+    assert_eq!(of(2), (None, "x-key"));
+    assert_eq!(all.iter().filter(|of| of.ca.is_some()).count(), 1);
+}
+
+#[test]
+fn a_wrong_provider_is_named() {
+    for (text, why) in [
+        ("geyser = []", "no stream"),
+        ("geyser = [\"http://a:1\", \"ftp://b\"]", "ftp://b"),
+        ("geyser = [\"http://a:1\", \"http://a:1\"]", "twice"),
+        ("geyser = [\"http://a:1\", \"http://b:0\"]", "1 to 65535"),
+        ("[[geyser]]\nurl = \"http://a:1\"\ntoken = \"s\"", "unknown field `token`"),
+        ("[[geyser]]\nca = \"/a\"", "missing field `url`"),
+        ("geyser = 5", "a URL, or a list"),
+        ("[[geyser]]\nurl = \"https://a\"\n[[geyser]]\nurl = \"https://b\"\ncert = \"/c\"", "go together"),
+        ("[[geyser]]\nurl = \"https://a\"\n[[geyser]]\nurl = \"http://b\"\nca = \"/c\"", "https://"),
+    ] {
+        let said = format!("{:#}", resolve_in_dir(text).unwrap_err());
+        assert!(said.contains(why), "{text}: {said}");
+    }
+}

@@ -1,0 +1,220 @@
+//! The settings of the ingest: the servers of the stream, the values taken from it, commits, and reconnections.
+//!
+//! Owns: these settings, their bounds and their rules. Must not: open a file that a setting names. Runs on `main`.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+
+use super::extract::Extract;
+use super::follow::{Follow, Selection};
+use super::geyser::{self, Geyser};
+use super::provider::{self, Compression};
+use super::providers::LANES_MAX;
+use super::reads;
+use super::subscribe::Commitment;
+use crate::feed::FRAME_CHANGES_MAX;
+use crate::net::secrets;
+use crate::readiness::LAG_SLOTS_MAX;
+use crate::setting::{HOUR, WAIT_MIN, settings};
+
+/// Names of the systemd credentials of the stream, used where no setting names a file.
+const TOKEN_CREDENTIAL: &str = "x-token";
+const CA_CREDENTIAL: &str = "geyser-ca";
+const CERT_CREDENTIAL: &str = "geyser-cert";
+const KEY_CREDENTIAL: &str = "geyser-key";
+
+/// Maximum number of providers: each is asked for its newest slot every two seconds.
+const PROVIDERS_MAX: usize = 16;
+
+/// Maximum number of keys of the stream looked up together: nine mainnet slots.
+const INGEST_DEPTH_MAX: u32 = 1 << 16;
+
+/// Shortest `idle_timeout`. A time below that of one slot would reconnect without end.
+const IDLE_MIN: Duration = Duration::from_millis(500);
+
+settings! {
+    /// The servers of the stream, and the values taken from it.
+    pub struct StreamSettings from StreamGiven {
+        /// URL of a Yellowstone gRPC server; given several times, the first is followed and the others take over from it
+        ///
+        /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
+        /// contradicts the chain. In the file a server may be a table of its own, geyser, with url, x_token_file,
+        /// x_token_header, ca, cert, key and compression. The settings below that name secrets or certificates are those
+        /// of the first.
+        #[arg(value_name = "URL")]
+        #[serde(deserialize_with = "geyser::read", serialize_with = "geyser::write")]
+        geyser: Vec<Geyser> = bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
+        /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
+        #[arg(value_name = "FILE")]
+        x_token_file: PathBuf;
+        /// Name of the header that carries the token, such as authorization [default: x-token]
+        #[arg(value_name = "NAME")]
+        x_token_header: String = "x-token".to_owned();
+        /// Authorities that may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or those
+        /// that the machine trusts]
+        #[arg(value_name = "FILE")]
+        geyser_ca: PathBuf;
+        /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
+        #[arg(value_name = "FILE")]
+        geyser_cert: PathBuf;
+        /// The certificate's private key, PEM [default: the systemd credential geyser-key]
+        #[arg(value_name = "FILE")]
+        geyser_key: PathBuf;
+        /// Compression of requests to the stream's server: none, gzip or zstd; its answers may use any [default: none]
+        #[arg(value_enum)]
+        geyser_compression: Compression = Compression::default();
+        /// Value taken from an account: its owner program, or a token account's owner or mint; a store keeps the first one
+        /// that it is given, and any other is refused [default: the store's own; account-owner for a store without one]
+        #[arg(value_parser = bootstrap::extraction())]
+        extract: Extract = Extract::AccountOwner;
+        /// Accounts that a token extraction asks for; the choice decides which changes it can miss [default: exact]
+        ///
+        /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
+        /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
+        /// "wallets" asks for token accounts and System accounts without data; it misses a token account that moves to
+        /// another program than System, or becomes a mint, a multisig or uninitialised. "closed" asks for token accounts
+        /// and accounts without lamports; it also misses one that is closed and funded again in the same slot, or moves to
+        /// System with lamports. A key whose change is missed keeps its old value for ever. Some servers do not allow a
+        /// subscription to all accounts (`any`), or allow only a few data slices.
+        #[arg(value_enum)]
+        follow: Follow = Follow::default();
+        /// Commitment at which a slot is applied: confirmed or finalized [default: confirmed]
+        #[arg(value_enum)]
+        commitment: Commitment = Commitment::Confirmed;
+        /// Also follow processed slots, in memory and by a second subscription, for lookups at processed [default: false]
+        #[arg(value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        processed: bool = false;
+    }
+}
+
+impl StreamSettings {
+    /// Checks the providers and the values taken from them.
+    ///
+    /// # Errors
+    /// A provider's settings are wrong or contradict each other; the value, the accounts and the commitment do not go
+    /// together.
+    pub fn check(&self) -> Result<()> {
+        let providers = self.geyser.len();
+        ensure!(providers <= PROVIDERS_MAX, "geyser has {providers} providers: give {PROVIDERS_MAX} or fewer");
+        self.check_providers()?;
+        ensure!(
+            !self.processed || self.commitment == Commitment::Confirmed,
+            "processed = true needs commitment = \"confirmed\": processed slots build on confirmed ones"
+        );
+        ensure!(
+            self.follow == Follow::Exact || self.extract != Extract::AccountOwner,
+            "follow = \"wallets\" and \"closed\" are for extract = \"token-owner\" and \"token-mint\"; account-owner takes \
+             every account: leave follow out"
+        );
+        Ok(())
+    }
+
+    fn check_providers(&self) -> Result<()> {
+        let mut urls = BTreeSet::new();
+        for Geyser { url, x_token_header, ca, cert, key, .. } in self.geysers() {
+            let (https, shown) = (url.starts_with("https://"), provider::shown(&url));
+            ensure!(
+                https || url.starts_with("http://"),
+                "not a URL of a Yellowstone server: geyser={shown:?} expected=http://HOST:PORT or https://HOST:PORT"
+            );
+            ensure!(
+                provider::has_usable_port(&url),
+                "no server can have this port: geyser={shown:?}: give 1 to 65535, or none"
+            );
+            provider::check_header(x_token_header.as_ref().unwrap_or(&self.x_token_header))?;
+            ensure!(
+                cert.is_some() == key.is_some(),
+                "geyser_cert and geyser_key go together, as cert and key of a table: geyser={shown:?}: give both, or none"
+            );
+            ensure!(
+                https || ca.is_none() && cert.is_none(),
+                "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
+            );
+            ensure!(urls.insert(url), "a provider is given twice: geyser={shown:?}: leave one of them out");
+        }
+        Ok(())
+    }
+
+    /// Returns the settings of the Yellowstone servers, in the order of preference. Their secrets are files: those of
+    /// the settings, or else, of the first server alone, the systemd credentials.
+    pub fn providers(&self) -> Vec<provider::Settings> {
+        let provider = |(index, geyser): (usize, Geyser)| {
+            let find = |file: Option<PathBuf>, credential| match index {
+                0 => secrets::find(file.as_deref(), credential),
+                _ => file,
+            };
+            provider::Settings {
+                url: geyser.url,
+                token_file: find(geyser.x_token_file, TOKEN_CREDENTIAL),
+                token_header: geyser.x_token_header.unwrap_or_else(|| self.x_token_header.clone()),
+                ca: find(geyser.ca, CA_CREDENTIAL),
+                cert: find(geyser.cert, CERT_CREDENTIAL),
+                key: find(geyser.key, KEY_CREDENTIAL),
+                compression: geyser.compression.unwrap_or(self.geyser_compression),
+            }
+        };
+        self.geysers().enumerate().map(provider).collect()
+    }
+
+    /// Returns the providers, the first one with the files that are named outside of its table.
+    fn geysers(&self) -> impl Iterator<Item = Geyser> {
+        let (first, others) = self.geyser.split_first().map_or((None, &[][..]), |(first, rest)| (Some(first), rest));
+        let first = first.cloned().map(|own| Geyser {
+            x_token_file: own.x_token_file.or_else(|| self.x_token_file.clone()),
+            ca: own.ca.or_else(|| self.geyser_ca.clone()),
+            cert: own.cert.or_else(|| self.geyser_cert.clone()),
+            key: own.key.or_else(|| self.geyser_key.clone()),
+            ..own
+        });
+        first.into_iter().chain(others.iter().cloned())
+    }
+
+    /// Returns the choice of accounts to follow, and the value taken from each.
+    pub fn selection(&self) -> Selection {
+        Selection { extract: self.extract, follow: self.follow }
+    }
+}
+
+settings! {
+    /// When the ingest commits while it catches up, and how it reads.
+    pub struct CommitSettings from CommitGiven {
+        /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
+        /// [default: up to 65536, as memory allows]
+        #[arg(value_name = "N")]
+        commit_every: u32, within 1..=FRAME_CHANGES_MAX as u32;
+        /// While catching up, slots share a commit for at most this long [default: 1s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        // Uncommitted slots are received again after a crash.
+        commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
+        /// Number of keys of the stream that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
+        #[arg(value_name = "N")]
+        ingest_depth: u32 = reads::DEPTH as u32, within 1..=INGEST_DEPTH_MAX;
+    }
+}
+
+settings! {
+    /// How long the stream may be silent or lack a slot, and which servers are followed.
+    #[derive(Copy)]
+    pub struct ReceiveSettings from ReceiveGiven {
+        /// Reconnect to the stream after this long without a slot that can be applied [default: 30s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        idle_timeout: Duration = Duration::from_secs(30), within IDLE_MIN..=HOUR;
+        /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 60s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        // Slots that wait are held in memory.
+        gap_timeout: Duration = Duration::from_secs(60), within WAIT_MIN..=HOUR;
+        /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
+        /// applied [default: 1]
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+        geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
+        /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
+        #[arg(value_name = "N")]
+        takeover_lag_slots: u64 = 50, within 1..=LAG_SLOTS_MAX;
+    }
+}
