@@ -5,14 +5,15 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// The first [`Stop`] of the process. It is global because the code that waits for input has no other way to the flag.
-static INSTALLED: OnceLock<Stop> = OnceLock::new();
+/// The [`Stop`] of the work under way, which is the newest one. It is global because the code that waits for input has no
+/// other way to the flag.
+static CURRENT: RwLock<Option<Stop>> = RwLock::new(None);
 
 /// Error: a signal has ended the reading of the source.
 #[derive(Debug)]
@@ -34,9 +35,10 @@ impl Stopped {
     }
 }
 
-/// Whether a signal has asked to stop; `false` if no handlers were installed.
+/// Whether the work under way was asked to stop; `false` if there is no [`Stop`].
 pub(crate) fn is_asked() -> bool {
-    INSTALLED.get().is_some_and(|stop| stop.asked().is_some())
+    let current = CURRENT.read().unwrap_or_else(PoisonError::into_inner);
+    current.as_ref().is_some_and(|stop| stop.asked().is_some())
 }
 
 /// Tells which signal has asked the process to stop, if any.
@@ -59,17 +61,18 @@ impl Stop {
                 .and_then(|_| flag::register_usize(signal, Arc::clone(&number), signal as usize))
                 .with_context(|| format!("cannot take over signal={signal}"))?;
         }
-        let stop = Self(number);
-        // There is one a process. A second `Stop` has flags of its own, which are set as well.
-        INSTALLED.set(stop.clone()).ok();
-        Ok(stop)
+        Ok(Self(number).made_current())
     }
 
-    /// Makes a stop without handlers, for a program that takes its signals itself and calls [`Self::ask`].
+    /// Makes a stop without handlers, for a program that takes its signals itself and calls [`Self::ask`]. A stop that was
+    /// asked for ends the work before it, and not the work after.
     pub fn without_handlers() -> Self {
-        let stop = Self(Arc::default());
-        INSTALLED.set(stop.clone()).ok();
-        stop
+        Self(Arc::default()).made_current()
+    }
+
+    fn made_current(self) -> Self {
+        *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = Some(self.clone());
+        self
     }
 
     /// Asks to stop as SIGTERM does.

@@ -10,10 +10,10 @@
 //! that cannot be used changes nothing.
 
 mod archives;
+mod choice;
 mod comparison;
 mod room;
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bootstrap::Stop;
 use engine_latency::Measured;
+use solana::ChainCheckpoint;
 use solana::archive::is_url;
-use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
@@ -41,6 +41,7 @@ use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
 use archives::{Found, Search, search};
+use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
 use room::Room;
 
@@ -56,11 +57,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often the sources are asked for new archives.
 const SEARCH_EVERY: Duration = Duration::from_secs(2);
 
-/// How long an archive that could not be used is left alone, after the first failure. Each further one doubles it.
-const REFUSED_FOR: Duration = Duration::from_secs(60);
-/// Largest number of these doublings: about an hour.
-const DOUBLINGS_MAX: u32 = 6;
-
 /// How long a stop waits for the comparison to end.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 
@@ -73,8 +69,7 @@ pub(crate) struct Healer {
     config: Config,
     engine: Arc<Measured>,
     shown: Shown,
-    /// Archives that could not be used, by the location of the newest one.
-    refused: HashMap<String, Refused>,
+    refusals: Refusals,
     /// Index of the provider to begin with.
     provider: usize,
 }
@@ -86,6 +81,15 @@ enum Step {
     Compared(Box<Compared>),
     /// The archive's block is another one than that of the kept slots.
     OtherChain,
+    /// The spool has stopped before the slot of every archive that can be used.
+    Spent,
+}
+
+/// Reason why no archive can be used now.
+enum Lack {
+    /// The least slot of the archives whose slots the stream has not reached.
+    Ahead(u64),
+    None,
 }
 
 /// Differences that were found, and the states that they lie between.
@@ -96,18 +100,11 @@ struct Compared {
     room: Room,
 }
 
-/// An archive that could not be used.
-struct Refused {
-    until: Instant,
-    failures: u32,
-    why: String,
-}
-
 impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        config.store.heals().then(|| Self { config, engine, shown, refused: HashMap::new(), provider: 0 })
+        config.store.heals().then(|| Self { config, engine, shown, refusals: Refusals::default(), provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -170,6 +167,13 @@ impl Healer {
                         );
                         spool.discard().await;
                     }
+                    // Nothing would tell that an archive is of the stream's chain.
+                    Step::Spent => {
+                        warn!(
+                            "the kept slots end before every archive: they are dropped, and the newest slots are kept"
+                        );
+                        spool.discard().await;
+                    }
                     Step::OtherChain | Step::Waits => spooling = Some(spool),
                 },
                 Err(failed) => {
@@ -204,9 +208,10 @@ impl Healer {
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Step, Stopped> {
-        let tell = &|text| {
+        let spool = Arc::clone(&self.shown.spool);
+        let tell = &|text: String| {
             mirror(spooling.state(), state);
-            tell(text);
+            tell(spool.stopped().map_or(text.clone(), |why| format!("{text}; the stream is no longer kept: {why}")));
         };
         let first = match spooling.base() {
             Ok(Some(base)) => base.slot,
@@ -220,23 +225,21 @@ impl Healer {
                 return Ok(Step::Waits);
             }
         };
-        let (found, needed) = match self.choose(first, state).await {
+        let wanted = self.refusals.wanted(first, &state.published.checkpoint());
+        let search = self.search(&wanted, tell, stopped).await?;
+        let (found, to) = match self.choose(&wanted, &search, spooling, state) {
             Ok(chosen) => chosen,
-            Err(why) => {
-                tell(why);
+            Err(Lack::Ahead(slot)) if spool.stopped().is_some() => {
+                info!(slot, "the newest archive is newer than the kept slots, which have ended");
+                return Ok(Step::Spent);
+            }
+            Err(Lack::Ahead(slot)) => {
+                let needed_slot = wanted.slot;
+                tell(format!("waiting for the stream to reach the archive's slot={slot} needed_slot={needed_slot}"));
                 return Ok(Step::Waits);
             }
-        };
-        let to = match block_in_place(|| spooling.find(found.slot)) {
-            Ok(Some(base)) => base,
-            // The spool has ended before the archive's slot, so the stream is asked for the slots after it.
-            Ok(None) if self.shown.spool.stopped().is_some() => Base { slot: found.slot, blockhash: [0; 32] },
-            Ok(None) => {
-                tell(format!("waiting for the stream to reach the archive's slot={} needed_slot={needed}", found.slot));
-                return Ok(Step::Waits);
-            }
-            Err(failed) => {
-                self.refuse(&found, &failed, state);
+            Err(Lack::None) => {
+                tell(self.refusals.lack(&wanted, &search));
                 return Ok(Step::Waits);
             }
         };
@@ -259,68 +262,59 @@ impl Healer {
         }
     }
 
-    /// Chooses the newest archive that joins a spool after the slot `first` and is not older than the store. Returns it
-    /// with the slot that it needs at least.
-    ///
-    /// # Errors
-    /// The reason why there is none, in words.
-    async fn choose(&mut self, first: u64, state: &State) -> Result<(Found, u64), String> {
-        let checkpoint = **state.published.checkpoint();
-        let healed_to = match checkpoint.phase {
-            MapPhase::Healing { to_slot, .. } => to_slot,
-            MapPhase::Ready | MapPhase::Loading => 0,
-        };
-        let needed = first.max(healed_to).max(checkpoint.slot.unwrap_or(0));
-        let sources = self.config.store.heal_from.clone();
-        let asked = spawn_blocking(move || search(&sources)).await;
-        let Search { found, failed } =
-            asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
-        let newest = found.first().map(|found| found.slot);
-        let now = Instant::now();
-        let rested = |found: &Found| self.refused.get(found.newest()).is_none_or(|refused| refused.until <= now);
-        let stands_at = checkpoint.slot.unwrap_or(0);
-        let mut usable = found.iter().filter(|found| found.slot >= needed && found.takes(stands_at) && rested(found));
-        let newer = usable.next();
-        // The rest of an interrupted heal belongs to the same slot as its beginning, if the archive is still there.
-        let same = newer.into_iter().chain(usable).find(|found| found.slot == healed_to);
-        if let Some(found) = same.or(newer) {
-            return Ok((found.clone(), needed));
-        }
-        let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
-        match newest {
-            Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
-            Some(_) if found.iter().all(|found| found.slot < needed || !found.takes(stands_at)) => {
-                why += &format!(
-                    ": there are only incremental ones whose full archive is newer than the store: store_slot={stands_at}"
-                );
+    /// Searches the sources on the blocking pool. A server that does not answer does not delay a stop.
+    async fn search(
+        &self,
+        wanted: &Wanted,
+        tell: &impl Fn(String),
+        stopped: &mut watch::Receiver<bool>,
+    ) -> Result<Search, Stopped> {
+        let (sources, wanted) = (self.config.store.heal_from.clone(), wanted.clone());
+        // ORDERING: Relaxed: a statistic.
+        let last_slot = self.shown.spool.last_slot.load(Ordering::Relaxed);
+        let is_usable = move |found: &Found| found.slot <= last_slot && wanted.takes(found);
+        let mut asked = spawn_blocking(move || search(&sources, is_usable));
+        loop {
+            tokio::select! {
+                found = &mut asked => {
+                    let panicked = |_| "the search for archives has panicked: this is a bug".to_owned();
+                    return Ok(found.map_err(panicked).unwrap_or_else(|why| Search { failed: vec![why], ..Search::default() }));
+                }
+                () = until(stopped) => return Err(Stopped),
+                () = sleep(LOOK_EVERY) => tell("waiting for the answer of a server in heal_from".to_owned()),
             }
-            Some(_) => {}
-            None => why += ": there is none",
         }
-        let refused = found.iter().find_map(|found| self.refused.get(found.newest()));
-        for reason in refused.map(|refused| &refused.why).into_iter().chain(&failed) {
-            why += &format!("; {reason}");
-        }
-        Err(why)
     }
 
-    /// Notes that an archive cannot be used. It is tried again later, because a download or a disk may have failed.
+    /// Chooses the best archive whose slot is among the kept ones, and returns it with its block as the stream has told it.
+    fn choose(
+        &mut self,
+        wanted: &Wanted,
+        search: &Search,
+        spooling: &Spooling,
+        state: &State,
+    ) -> Result<(Found, Base), Lack> {
+        let mut ahead = None;
+        for found in wanted.candidates(search) {
+            match block_in_place(|| spooling.find(found.slot)) {
+                Ok(Some(base)) => return Ok((found, base)),
+                Ok(None) => ahead = Some(found.slot),
+                Err(failed) => self.refuse(&found, &failed, state),
+            }
+        }
+        Err(ahead.map_or(Lack::None, Lack::Ahead))
+    }
+
+    /// Notes that an archive cannot be used.
     fn refuse(&mut self, found: &Found, failed: &anyhow::Error, state: &State) {
-        let refused = self.refused.entry(found.newest().to_owned()).or_insert(Refused {
-            until: Instant::now(),
-            failures: 0,
-            why: String::new(),
-        });
-        refused.until = Instant::now() + REFUSED_FOR * (1 << refused.failures.min(DOUBLINGS_MAX));
-        refused.failures += 1;
-        refused.why = format!("archive_slot={}: {failed:#}", found.slot);
+        let why = self.refusals.add(found, failed);
         count(&state.healing.failed, 1);
         error!(
             slot = found.slot,
             error = format!("{failed:#}"),
             "the archive cannot be used: nothing was changed, and a newer one is waited for"
         );
-        state.readiness.set_phase(Phase::Healing(refused.why.clone()));
+        state.readiness.set_phase(Phase::Healing(why));
     }
 
     /// Compares the store with the archive on the thread `heal`.

@@ -12,7 +12,8 @@
 //!
 //! ```text
 //! offset  bytes  contents
-//!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory
+//!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory; first_seq
+//!                again where changes are left out
 //!     64     64  head_seq u64, slot u64, beat_unix_ms u64, wakes u32, flags u32
 //!   4096    192  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64;
 //!                where the flags say that the slot ends with it: blockhash, parent_slot u64
@@ -196,9 +197,11 @@ impl RingWriter {
         self.next_seq += 1;
     }
 
-    /// Leaves out the next `count` changes: a reader that asks for one of them finds it overwritten.
+    /// Leaves out the next `count` changes: a reader that asks for one of them, or for one before, finds it overwritten.
     pub fn skip(&mut self, count: u64) {
         self.next_seq += count;
+        // ORDERING: Relaxed: the Release of the next `publish` covers it.
+        self.layout().identity.first_seq.store(self.next_seq, Ordering::Relaxed);
     }
 
     /// Shows readers all changes pushed so far. The caller then wakes the sleepers at [`RingWriter::futex`].
@@ -450,6 +453,7 @@ mod tests {
         writer.push(&of(8));
         writer.publish(None, 0);
         assert_eq!((reader.head().seq, reader.read(8)), (8, Found::Record(of(8))));
+        assert_eq!(reader.oldest_seq(8), 8, "where a reader that comes late is sent to");
         assert!((5..8).all(|seq| reader.read(seq) == Found::Overwritten));
     }
 

@@ -205,6 +205,7 @@ mod tests {
     use std::time::Duration;
 
     use engine_api::Durability;
+    use solana::MapPhase;
 
     use super::super::{FeedWriter, Retention, SlotEnd};
     use super::*;
@@ -277,6 +278,21 @@ mod tests {
         }
         assert_eq!(read(temp.path(), 14, &healed).unwrap(), [30]);
         assert_eq!(read(temp.path(), 13, &healed).unwrap(), [14, 14, 30]);
+    }
+
+    /// The first changes of the heal are in no log, so that no log leads from the slot before it to the store.
+    #[test]
+    fn a_log_that_begins_within_a_heal_goes_back_to_no_slot_before() {
+        let temp = tempfile::tempdir().unwrap();
+        let within = ChainCheckpoint { phase: MapPhase::Healing { to_slot: 30, next_key: [3; 32] }, ..at(7, 10) };
+        let (mut writer, _) = FeedWriter::open(temp.path(), &within, Durability::Synced, KEEP_ALL).unwrap();
+        let change = Change { slot: 30, key: [3; 32], old: None, new: Some([30; 32]) };
+        let end = SlotEnd { seq: 8, slot: 30, blockhash: [30; 32], parent_slot: 10 };
+        writer.append(8, vec![change], vec![end]).unwrap();
+        let healed = at(8, 30);
+        writer.publish(&healed);
+        let said = refused(temp.path(), 10, &healed);
+        assert!(said.contains("there is no log of the store's changes since the archive"), "{said}");
     }
 
     #[test]

@@ -31,6 +31,7 @@ use super::record::{Beginning, Change, FRAME_CHANGES_MAX, Frame, Identity, SEGME
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
 use crate::figure::unix_ms;
+use crate::published::is_between_slots;
 
 /// Length of a segment where the retention is large enough, in bytes. Expiry removes this much at a time, and a new
 /// subscriber reads at most this much to find its place.
@@ -59,6 +60,8 @@ pub struct FeedWriter {
     retention: Retention,
     segment_bytes: u64,
     end: End,
+    /// Slot at which the store stands after the newest published change; `None` between two slots.
+    at_slot: Option<u64>,
     /// Frame that is appended, and not committed by the engine yet.
     pending: Option<Arc<Frame>>,
     left_out: Option<LeftOut>,
@@ -130,7 +133,7 @@ impl FeedWriter {
                     feed_id = shown,
                     next_seq, why, "a new feed begins: subscribers of an earlier one must start over"
                 );
-                let begins = Beginning { first_seq: next_seq, after_slot: checkpoint.slot };
+                let begins = Beginning { first_seq: next_seq, after_slot: whole_slot(checkpoint) };
                 Log::create(dir, Identity { feed_id, boot }, begins, segment_bytes)?
             }
         };
@@ -149,6 +152,7 @@ impl FeedWriter {
             retention,
             segment_bytes,
             end: log.end,
+            at_slot: whole_slot(checkpoint),
             pending: None,
             left_out: None,
             buffer: Vec::new(),
@@ -216,6 +220,7 @@ impl FeedWriter {
         } else if self.left_out.is_some() {
             return;
         }
+        self.at_slot = whole_slot(checkpoint);
         let frame = self.pending.take();
         if let Some(frame) = &frame {
             self.end.at += frame.log_bytes() as u64;
@@ -267,10 +272,9 @@ impl FeedWriter {
 
     fn rotate(&mut self, first_seq: u64, needed: u64) -> Result<()> {
         let bytes = self.segment_bytes.max(SEGMENT_HEADER_BYTES + needed);
-        // The store stands at the published head, because every commit is published before the next one is appended.
-        let after_slot = self.feed.head.borrow().slot;
-        let (mut segment, file) =
-            Segment::create(&self.dir, self.identity, Beginning { first_seq, after_slot }, bytes)?;
+        // The store stands there, because every commit is published before the next one is appended.
+        let begins = Beginning { first_seq, after_slot: self.at_slot };
+        let (mut segment, file) = Segment::create(&self.dir, self.identity, begins, bytes)?;
         segment.written_unix_ms = unix_ms();
         self.end = End::new(&segment, file);
         self.feed.add_segment(segment);
@@ -402,6 +406,12 @@ impl Log {
         })?;
         Self::open(dir, newest_seq)
     }
+}
+
+/// Returns the slot at which a store stands at `checkpoint`. `None` where it holds a part of a slot: an audit must not take
+/// the changes after it for all changes after the slot before.
+fn whole_slot(checkpoint: &ChainCheckpoint) -> Option<u64> {
+    checkpoint.slot.filter(|_| !is_between_slots(checkpoint))
 }
 
 /// Returns a number for this boot of the machine, never 0.

@@ -5,8 +5,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use solana::archive::{Archive, Name, is_url};
 
 /// Paths at which a validator's RPC redirects to its newest archives.
@@ -46,6 +47,15 @@ impl Found {
         }
     }
 
+    /// Tells one state of the newest archive from another: its location, and of a file its length and its time of change.
+    pub(super) fn key(&self) -> String {
+        let location = self.newest();
+        match fs::metadata(location) {
+            Ok(metadata) => format!("{location} {} {:?}", metadata.len(), metadata.modified().ok()),
+            Err(_) => location.to_owned(),
+        }
+    }
+
     /// Whether a store at `slot` can be brought to the archives' slot.
     pub(super) fn takes(&self, slot: u64) -> bool {
         match self.archives {
@@ -71,16 +81,21 @@ pub(super) struct Search {
     pub(super) failed: Vec<String>,
 }
 
-/// Looks for archives in all sources.
-pub(super) fn search(sources: &[String]) -> Search {
-    let (mut all, mut failed) = (Vec::new(), Vec::new());
-    for source in sources {
-        let asked = if is_url(source) { at_url(source) } else { in_directory(Path::new(source)) };
-        match asked {
-            Ok(found) => all.extend(found),
-            Err(error) => failed.push(format!("{error:#}")),
-        }
+/// Looks for archives in the directories among the sources, and asks the servers if `is_usable` takes none of these. The
+/// servers are asked side by side, because each one may take minutes to answer.
+pub(super) fn search(sources: &[String], is_usable: impl Fn(&Found) -> bool) -> Search {
+    let (urls, dirs): (Vec<&String>, Vec<&String>) = sources.iter().partition(|source| is_url(source));
+    let mut asked: Vec<_> = dirs.iter().map(|dir| in_directory(Path::new(dir))).collect();
+    let here: Vec<_> = asked.iter().flatten().flatten().cloned().collect();
+    if !paired(&here).iter().any(is_usable) {
+        thread::scope(|scope| {
+            let servers: Vec<_> = urls.iter().map(|url| scope.spawn(|| at_url(url))).collect();
+            let panicked = |_| Err(anyhow!("the search for archives has panicked: this is a bug"));
+            asked.extend(servers.into_iter().map(|server| server.join().unwrap_or_else(panicked)));
+        });
     }
+    let failed = asked.iter().filter_map(|asked| asked.as_ref().err()).map(|error| format!("{error:#}")).collect();
+    let all: Vec<_> = asked.into_iter().flatten().flatten().collect();
     Search { found: paired(&all), failed }
 }
 
@@ -91,7 +106,9 @@ pub(super) fn in_directory(dir: &Path) -> Result<Vec<(Name, String)>> {
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse);
-            if let (Some(Ok(name)), Some(location)) = (name, path.to_str()) {
+            // Anything else, such as a named pipe, would be waited for.
+            let is_archive = fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir());
+            if let (Some(Ok(name)), Some(location), true) = (name, path.to_str(), is_archive) {
                 found.push((name, location.to_owned()));
             }
         }
@@ -106,8 +123,9 @@ fn at_url(url: &str) -> Result<Vec<(Name, String)>> {
     if let Some(Ok(name)) = path.rsplit('/').next().and_then(Name::parse) {
         return Ok(vec![(name, url.to_owned())]);
     }
+    let query = &url[path.len()..];
     let named = |newest: &str| -> Result<Option<(Name, String)>> {
-        let archive = Archive::open(&format!("{}/{newest}", url.trim_end_matches('/')))?;
+        let archive = Archive::open(&format!("{}/{newest}{query}", path.trim_end_matches('/')))?;
         Ok(archive.name().map(|name| (name.clone(), archive.shown().to_owned())))
     };
     let full = named(NEWEST_FULL)?.with_context(|| {
@@ -161,7 +179,7 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let missing = path("missing".to_owned());
-        let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()]);
+        let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()], |_| false);
         let expected = [
             (40, alone(15, &on_none)),
             (30, alone(10, &on_old)),
@@ -205,7 +223,7 @@ mod tests {
     #[test]
     fn a_validator_names_its_newest_archives_by_redirection() {
         let url = validator(4);
-        let Search { found, failed } = search(&[format!("{url}/")]);
+        let Search { found, failed } = search(&[format!("{url}/")], |_| false);
         let at = |name: String| format!("{url}/{name}.tar.zst");
         let full = at(format!("snapshot-10-{HASH}"));
         let incremental = at(format!("incremental-snapshot-10-30-{HASH}"));
@@ -220,7 +238,7 @@ mod tests {
     #[test]
     fn the_url_of_an_archive_needs_no_server_to_be_named() {
         let url = format!("https://user:secret@host/snapshot-10-{HASH}.tar.zst?token=secret");
-        let Search { found, failed } = search(std::slice::from_ref(&url));
+        let Search { found, failed } = search(std::slice::from_ref(&url), |_| false);
         assert_eq!((found.len(), found[0].slot, failed.len()), (1, 10, 0));
         assert_eq!(found[0].archives, Archives::Full(url));
     }

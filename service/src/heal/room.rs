@@ -58,6 +58,8 @@ impl Room {
             }
         };
         let view_size = ByteSize::b(self.view_bytes);
-        format!("; lookups read the view before them, which keeps at most {view_size} of disk{for_subscribers}")
+        format!(
+            "; lookup threads that have a view from before read it, which keeps at most {view_size} of disk{for_subscribers}"
+        )
     }
 }

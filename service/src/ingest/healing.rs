@@ -21,6 +21,8 @@ use crate::feed::Change;
 
 /// Bytes of a difference in the file: the key, which values there are, the old value and the new one.
 const RECORD_BYTES: usize = 97;
+/// Bytes that are written and read at a time: a full disk ends the comparison soon.
+const BUFFER_BYTES: usize = 64 << 10;
 const HAS_OLD: u8 = 1;
 const HAS_NEW: u8 = 2;
 
@@ -78,7 +80,7 @@ impl DifferenceWriter {
     pub fn create(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
         let file = file.with_context(|| format!("cannot make file={}", path.display()))?;
-        Ok(Self { file: BufWriter::with_capacity(1 << 20, file), path: path.to_owned(), count: 0, failed: None })
+        Ok(Self { file: BufWriter::with_capacity(BUFFER_BYTES, file), path: path.to_owned(), count: 0, failed: None })
     }
 
     /// Adds a key whose value changes. Returns false after an error, which [`Self::finish`] returns.
@@ -108,7 +110,7 @@ impl DifferenceWriter {
         let written = failed.map_or(Ok(()), Err).and_then(|()| file.into_inner().map_err(|error| error.into_error()));
         let read = written.and_then(|mut file| {
             std::io::Seek::rewind(&mut file)?;
-            Ok(BufReader::with_capacity(1 << 20, file))
+            Ok(BufReader::with_capacity(BUFFER_BYTES, file))
         });
         let file = read.with_context(|| format!("cannot write file={}", path.display()))?;
         Ok(Differences { file, path, left: count })

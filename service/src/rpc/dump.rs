@@ -4,6 +4,7 @@
 //! range before the last one was passed on. Threads: the subscriber's task on the network edge.
 
 use bytes::Bytes;
+use engine_api::ErrorKind;
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{DumpEnd, DumpPairs};
 use tonic::Status;
@@ -62,6 +63,8 @@ impl Subscription {
 fn failed(error: DumpError) -> Ended {
     Some(match error {
         DumpError::Stopped => closing(),
+        // The store is between two slots for a while.
+        DumpError::Engine(error) if error.kind() == ErrorKind::Retry => Status::unavailable(error.to_string()),
         DumpError::Engine(error) => {
             tracing::error!(%error, "a dump for a subscriber failed");
             Status::internal(error.to_string())

@@ -62,7 +62,6 @@ impl Figures {
     /// Resets the figures to those of a service without a spool.
     pub fn begin(&self) {
         self.close();
-        self.stopped.store(None);
         // ORDERING: Relaxed: nobody reads a spool that is not open.
         self.slots.store(0, Ordering::Relaxed);
         self.flushed_bytes.store(0, Ordering::Relaxed);
@@ -75,6 +74,7 @@ impl Figures {
 
     /// Records that the spool is gone.
     pub fn close(&self) {
+        self.stopped.store(None);
         // ORDERING: Relaxed: a statistic.
         self.open.store(false, Ordering::Relaxed);
     }

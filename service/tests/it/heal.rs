@@ -3,6 +3,7 @@
 
 mod faults;
 mod incremental;
+mod refused;
 mod too_large;
 mod url;
 

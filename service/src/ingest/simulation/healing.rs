@@ -137,6 +137,10 @@ impl Healer {
                 spooling.discard().await;
                 spooling = self.begin_spool();
             }
+            if self.is_spent(&spooling, state) {
+                spooling.discard().await;
+                spooling = self.begin_spool();
+            }
             if let Some(to) = self.choose(&spooling, state) {
                 let (done, is_done) = oneshot::channel();
                 let from = **state.published.checkpoint();
@@ -176,13 +180,14 @@ impl Healer {
         // The rest of an interrupted heal belongs to the same slot as its beginning, if the archive is still there.
         let slot = usable().find(|slot| *slot == begun).or_else(|| usable().max())?;
         let block = self.chain.blocks().find(|block| block.slot == slot).expect("an archive is of a block").base();
-        match spooling.find(slot).expect("the spool is of the chain") {
-            Some(found) => {
-                assert!([block.blockhash, [0; 32]].contains(&found.blockhash), "{found:?} is not {block:?}");
-                Some(block)
-            }
-            None => self.figures.stopped().map(|_| block),
-        }
+        let found = spooling.find(slot).expect("the spool is of the chain")?;
+        assert!([block.blockhash, [0; 32]].contains(&found.blockhash), "{found:?} is not {block:?}");
+        Some(block)
+    }
+
+    /// Whether the spool has stopped without the slot of an archive, so that no later one joins it.
+    fn is_spent(&self, spooling: &Spooling, state: &State) -> bool {
+        self.figures.stopped().is_some() && self.choose(spooling, state).is_none()
     }
 
     /// Compares the store with the archive of `slot`.

@@ -1,0 +1,149 @@
+//! The choice of an archive for a heal.
+//!
+//! Owns: which archives can be used now, in which order, and the words for the lack of one. Must not: read an archive, or
+//! ask a source. Runs on the task of the heal; the search asks it on the blocking pool.
+
+use std::collections::{HashMap, HashSet};
+
+use solana::{ChainCheckpoint, MapPhase};
+use tokio::time::{Duration, Instant};
+
+use super::archives::{Found, Search};
+
+/// Time until an archive that could not be used is tried again, after its first failure. Each further failure doubles it.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// Largest number of these doublings: about an hour.
+const DOUBLINGS_MAX: u32 = 6;
+
+/// Archives that could not be used, by [`Found::key`].
+#[derive(Debug, Default)]
+pub(super) struct Refusals(HashMap<String, Refused>);
+
+#[derive(Debug)]
+struct Refused {
+    until: Instant,
+    failures: u32,
+    why: String,
+}
+
+/// Conditions that an archive has to meet now.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// The least slot that joins the kept slots and is not before the store.
+    pub(super) slot: u64,
+    /// Slot of the archive that an interrupted heal has begun with; 0 if there is none.
+    healed_to: u64,
+    /// Slot at which the store stands.
+    store_slot: u64,
+    /// Archives that are not tried again yet.
+    resting: HashSet<String>,
+}
+
+impl Refusals {
+    /// Notes that an archive cannot be used, and returns the reason with its slot. It is tried again later, because a
+    /// download or a disk may have failed; a file that changes is tried again at once.
+    pub(super) fn add(&mut self, found: &Found, failed: &anyhow::Error) -> String {
+        let why = format!("archive_slot={}: {failed:#}", found.slot);
+        let fresh = Refused { until: Instant::now(), failures: 0, why: String::new() };
+        let refused = self.0.entry(found.key()).or_insert(fresh);
+        refused.until = Instant::now() + REFUSED_FOR * (1 << refused.failures.min(DOUBLINGS_MAX));
+        refused.failures += 1;
+        refused.why.clone_from(&why);
+        why
+    }
+
+    /// Returns the conditions for a store at `checkpoint` and slots that are kept from the one after `first` on.
+    pub(super) fn wanted(&self, first: u64, checkpoint: &ChainCheckpoint) -> Wanted {
+        let healed_to = match checkpoint.phase {
+            MapPhase::Healing { to_slot, .. } => to_slot,
+            MapPhase::Ready | MapPhase::Loading => 0,
+        };
+        let (store_slot, now) = (checkpoint.slot.unwrap_or(0), Instant::now());
+        let resting = self.0.iter().filter(|(_, refused)| refused.until > now).map(|(key, _)| key.clone()).collect();
+        Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, resting }
+    }
+
+    /// Says why none of the archives can be used now.
+    pub(super) fn lack(&self, wanted: &Wanted, search: &Search) -> String {
+        let Wanted { slot: needed, store_slot, .. } = *wanted;
+        let Search { found, failed } = search;
+        let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
+        match found.first().map(|found| found.slot) {
+            Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
+            Some(_) if found.iter().all(|found| found.slot < needed || !found.takes(store_slot)) => {
+                why += &format!(
+                    ": there are only incremental ones whose full archive is newer than the store: store_slot={store_slot}"
+                );
+            }
+            Some(_) => {}
+            None => why += ": there is none",
+        }
+        let refused = found.iter().find_map(|found| self.0.get(&found.key()));
+        if let Some(Refused { why: reason, until, .. }) = refused {
+            let seconds = until.saturating_duration_since(Instant::now()).as_secs();
+            why += &format!("; {reason} (tried again in {seconds}s, or once the file changes)");
+        }
+        for reason in failed {
+            why += &format!("; {reason}");
+        }
+        why
+    }
+}
+
+impl Wanted {
+    /// Whether an archive can be used as far as its name tells.
+    pub(super) fn takes(&self, found: &Found) -> bool {
+        found.slot >= self.slot && found.takes(self.store_slot) && !self.resting.contains(&found.key())
+    }
+
+    /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
+    /// as its beginning, if that archive is still there; otherwise a newer archive is better.
+    pub(super) fn candidates(&self, search: &Search) -> Vec<Found> {
+        let mut usable: Vec<Found> = search.found.iter().filter(|found| self.takes(found)).cloned().collect();
+        // A stable sort: the newest stays first among the others.
+        usable.sort_by_key(|found| found.slot != self.healed_to);
+        usable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::archives::Archives;
+    use super::*;
+
+    fn full(slot: u64) -> Found {
+        Found { slot, archives: Archives::Full(format!("/nowhere/{slot}")) }
+    }
+
+    fn at(slot: u64, phase: MapPhase) -> ChainCheckpoint {
+        ChainCheckpoint { slot: Some(slot), phase, ..ChainCheckpoint::default() }
+    }
+
+    #[test]
+    fn the_newest_archives_come_first_and_the_one_that_was_begun_with_before_them() {
+        let search = Search { found: [99, 40, 30, 20].map(full).into(), failed: Vec::new() };
+        let slots = |wanted: &Wanted| wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>();
+        let mut refusals = Refusals::default();
+        let ready = at(10, MapPhase::Ready);
+        assert_eq!(slots(&refusals.wanted(30, &ready)), [99, 40, 30]);
+        let healing = at(10, MapPhase::Healing { to_slot: 30, next_key: [1; 32] });
+        assert_eq!(slots(&refusals.wanted(25, &healing)), [30, 99, 40]);
+        refusals.add(&full(40), &anyhow::anyhow!("cut short"));
+        let wanted = refusals.wanted(30, &ready);
+        assert_eq!(slots(&wanted), [99, 30], "a refused archive rests");
+        assert!(refusals.lack(&wanted, &search).contains("archive_slot=40: cut short (tried again in "));
+    }
+
+    #[test]
+    fn a_refused_file_that_changes_is_tried_again_at_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("archive");
+        std::fs::write(&path, "half").unwrap();
+        let found = Found { slot: 7, archives: Archives::Full(path.to_str().unwrap().to_owned()) };
+        let mut refusals = Refusals::default();
+        refusals.add(&found, &anyhow::anyhow!("cut short"));
+        assert!(!refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found));
+        std::fs::write(&path, "a whole one").unwrap();
+        assert!(refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found));
+    }
+}
