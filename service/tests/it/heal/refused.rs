@@ -40,7 +40,7 @@ fn an_archive_of_another_chain_is_not_applied_once_the_spool_is_full() {
     wait_for("a full spool", || service.metric("solkv_spool_stopped").filter(|stopped| *stopped == 1.0));
     let (_, told) = wait_for_need(&mut service, "the stream is no longer kept: ");
     assert!(told.contains("spool_max_bytes"), "{told}");
-    write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 200);
+    write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 60);
     wait_for("new slots", || service.log().contains("the kept slots end before every archive").then_some(()));
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
