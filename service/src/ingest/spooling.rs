@@ -104,7 +104,7 @@ impl Spooling {
             source: 0,
             figures: Arc::clone(&figures),
             assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
-            standing: Standing::new(state.clone()),
+            standing: Standing::of_spool(state.clone()),
             state: state.clone(),
             waiting: Waiting::new(gap_timeout),
         };
