@@ -64,6 +64,8 @@ pub struct Readiness {
     trouble: ArcSwapOption<String>,
     /// The contradiction of a provider that is distrusted for it, until its first slot is applied. Lanes share it.
     contradiction: Arc<ArcSwapOption<Gap>>,
+    /// What closes a gap that no server closes, in words; empty where that is not this readiness's to say.
+    remedy: &'static str,
 }
 
 /// A whole slot that cannot be applied, because its parent is missing.
@@ -124,7 +126,24 @@ impl Readiness {
             awaited: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
             contradiction: Arc::default(),
+            remedy: "",
         }
+    }
+
+    /// Has missing slots reported with what brings them if no server does: the archives of `heal_from`, or a person.
+    #[must_use]
+    pub fn with_remedy(self, heals: bool) -> Self {
+        let remedy = if heals {
+            "if no server sends the missing slots, the store is healed from the archives of heal_from"
+        } else {
+            "if no server sends the missing slots, set heal_from or load a newer snapshot"
+        };
+        Self { remedy, ..self }
+    }
+
+    /// What closes a gap that no server closes, in words; empty where that is not known.
+    pub fn remedy(&self) -> &'static str {
+        self.remedy
     }
 
     /// Returns a readiness at start with the limits and the applied slot of this one. Both share the contradiction.
@@ -245,19 +264,29 @@ impl Readiness {
                 || "catching up with the stream".to_owned(),
                 |awaits| format!("catching up with the stream: {awaits}"),
             )),
-            Phase::Gap(gap) => Some(lacks(gap)),
+            Phase::Gap(gap) => Some(self.lacks(gap)),
             Phase::Healing(progress) => Some(format!("healing: {progress}")),
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
             Phase::CommitWaits(why) => Some(format!("a commit has to wait: {why}")),
             Phase::Live => self.behind(since, age, lag, lag_slots),
         };
         let gap = gap.filter(|_| why.is_some());
-        let why = why.map(|why| gap.as_ref().map_or(why, lacks));
+        let why = why.map(|why| gap.as_ref().map_or(why, |gap| self.lacks(gap)));
         let not_ready = why.map(|why| match (&**phase, &*trouble) {
             (Phase::CatchingUp | Phase::Live | Phase::Gap(_), Some(trouble)) => format!("{why}; stream: {trouble}"),
             _ => why,
         });
         Verdict { not_ready, gap, lag_ms: lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)) }
+    }
+
+    /// Describes missing slots, or a contradiction.
+    fn lacks(&self, gap: &Gap) -> String {
+        let Gap { first_slot, last_slot, detail, contradicts } = gap;
+        let (remedy, before) = (self.remedy, if self.remedy.is_empty() { "" } else { "; " });
+        match contradicts {
+            true => format!("the stream contradicts the applied chain: {detail}"),
+            false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}{before}{remedy}"),
+        }
     }
 
     /// Returns the limit that is exceeded, in words; `None` if all are kept.
@@ -297,15 +326,6 @@ impl Readiness {
             "slot={slot} has waited {} s for its parent_slot={parent_slot}: gap_timeout={gap_timeout:?}",
             since.elapsed().as_secs()
         ))
-    }
-}
-
-/// Describes missing slots, or a contradiction.
-fn lacks(gap: &Gap) -> String {
-    let Gap { first_slot, last_slot, detail, contradicts } = gap;
-    match contradicts {
-        true => format!("the stream contradicts the applied chain: {detail}"),
-        false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}"),
     }
 }
 
@@ -422,6 +442,19 @@ mod tests {
         readiness.set_phase(Phase::Gap(Gap { contradicts: true, ..gap }));
         let why = readiness.verdict_at(None).not_ready;
         assert_eq!(why.as_deref(), Some("the stream contradicts the applied chain: parent"));
+    }
+
+    #[test]
+    fn missing_slots_are_told_with_what_brings_them() {
+        let said = |heals| {
+            let readiness = live(SECOND).with_remedy(heals);
+            let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
+            readiness.set_phase(Phase::Gap(gap));
+            readiness.verdict_at(None).not_ready.unwrap()
+        };
+        let missing = "slots are missing: first_slot=8 last_slot=9; if no server sends the missing slots, ";
+        assert_eq!(said(true), format!("{missing}the store is healed from the archives of heal_from"));
+        assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
     }
 
     #[test]

@@ -283,10 +283,7 @@ fn not_available(applied: u64, first_available: u64) -> Ended {
     Ended::Gap(Gap {
         first_slot: missing,
         last_slot: first_available.saturating_sub(1).max(missing),
-        detail: format!(
-            "the server cannot replay from slot={applied}: first_available={first_available}; unless another server \
-             behind this URL has the slots, load a newer snapshot"
-        ),
+        detail: format!("the server cannot replay from slot={applied}: first_available={first_available}"),
         contradicts: false,
     })
 }

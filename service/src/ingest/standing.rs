@@ -124,13 +124,17 @@ impl Standing {
         if gap.contradicts && self.distrusts(&gap) {
             return false;
         }
+        let (what, remedy) = match gap.contradicts {
+            true => ("the stream contradicts the applied chain", ""),
+            false => ("slots are missing", self.state.readiness.remedy()),
+        };
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
-            "gap: {}; {}",
-            if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" },
-            self.consequence
+            "gap: {what}; {}{}{remedy}",
+            self.consequence,
+            if remedy.is_empty() { "" } else { "; " }
         );
         self.live = false;
         self.gap = Some(gap);
