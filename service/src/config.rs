@@ -23,7 +23,7 @@ pub use paths::Moment;
 pub use settings::{Config, LogFormat, ProcessGiven, ProcessSettings, Settings};
 
 impl Settings {
-    /// Fills in the defaults, some of which come from the store's directory, and checks all values.
+    /// Fills in the defaults, some of which come from the store's directory or from other settings, and checks all values.
     ///
     /// # Errors
     /// The directory or the stream is missing; a value is out of its bounds; two values contradict each other.
@@ -33,6 +33,7 @@ impl Settings {
             self.stream.extract = self.known_extract(&dir)?;
         }
         self.stream.geyser.take_if(|all| all.is_empty());
+        self.receive = self.receive.for_servers(self.stream.geyser.as_ref().map_or(0, Vec::len));
         let config = self.in_effect()?;
         config.check()?;
         Ok(config)

@@ -429,6 +429,7 @@ fn mirror(spool: &State, shown: &State) {
     if let Some(newest) = spool.readiness.newest_slot() {
         shown.readiness.set_newest_slot(newest);
     }
+    shown.providers.mirror(&spool.providers);
 }
 
 /// Returns a location without the secrets of a URL.

@@ -62,6 +62,10 @@ pub struct Readiness {
     applied: ArcSwapOption<Applied>,
     awaited: ArcSwapOption<Awaited>,
     trouble: ArcSwapOption<String>,
+    /// The contradiction of a provider that is distrusted for it, until its first slot is applied. Lanes share it.
+    contradiction: Arc<ArcSwapOption<Gap>>,
+    /// What closes a gap that no server closes, in words; empty where that is not this readiness's to say.
+    remedy: &'static str,
 }
 
 /// A whole slot that cannot be applied, because its parent is missing.
@@ -96,7 +100,7 @@ struct Applied {
 pub struct Verdict {
     /// Reason why lookups do not reflect the live chain; `None` if they do.
     pub not_ready: Option<String>,
-    /// The missing slots; `None` unless a gap is the reason.
+    /// The missing slots, or those of the contradiction; `None` unless a gap is the reason.
     pub gap: Option<Gap>,
     /// Age of the newest applied slot, in ms: from its creation to its commit, plus all the time since once the next
     /// slot is overdue. `None` before the first slot, and if the server's time is impossible.
@@ -121,12 +125,31 @@ impl Readiness {
             applied: ArcSwapOption::empty(),
             awaited: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
+            contradiction: Arc::default(),
+            remedy: "",
         }
     }
 
-    /// Returns a readiness at start with the limits and the applied slot of this one.
+    /// Has missing slots reported with what brings them if no server does: the archives of `heal_from`, or a person.
+    #[must_use]
+    pub fn with_remedy(self, heals: bool) -> Self {
+        let remedy = if heals {
+            "if no server sends the missing slots, the store is healed from the archives of heal_from"
+        } else {
+            "if no server sends the missing slots, set heal_from or load a newer snapshot"
+        };
+        Self { remedy, ..self }
+    }
+
+    /// What closes a gap that no server closes, in words; empty where that is not known.
+    pub fn remedy(&self) -> &'static str {
+        self.remedy
+    }
+
+    /// Returns a readiness at start with the limits and the applied slot of this one. Both share the contradiction.
     pub fn anew(&self) -> Self {
-        Self::new(Arc::clone(&self.published), self.limits)
+        let contradiction = Arc::clone(&self.contradiction);
+        Self { contradiction, ..Self::new(Arc::clone(&self.published), self.limits) }
     }
 
     /// Sets the newest slot mentioned on the newest connection to the stream; 0 for none. Writer: the receiver.
@@ -174,6 +197,19 @@ impl Readiness {
         }
     }
 
+    /// Notes that a provider has contradicted the applied chain, while others are trusted. Writer: ingest-apply, or the
+    /// lane of the provider.
+    pub fn set_contradiction(&self, gap: Gap) {
+        self.contradiction.store(Some(gap.into()));
+    }
+
+    /// Notes that the slots up to this one are applied, which ends a contradiction at one of them.
+    pub fn contradiction_is_over(&self, slot: u64) {
+        if self.contradiction.load().as_ref().is_some_and(|gap| gap.first_slot <= slot) {
+            self.contradiction.store(None);
+        }
+    }
+
     /// Sets the slot that waits for its parent, or `None`. Writer: ingest-apply.
     pub fn set_awaited(&self, awaited: Option<Awaited>) {
         if self.awaited.load().as_deref() != awaited.as_ref() {
@@ -214,7 +250,13 @@ impl Readiness {
             Age::Known(age) => Some(age),
             Age::Absurd(_) => None,
         });
-        let gap = if let Phase::Gap(gap) = &**phase { Some(gap.clone()) } else { None };
+        let trouble = self.trouble.load();
+        let gap = match &**phase {
+            Phase::Gap(gap) => Some(gap.clone()),
+            // The other providers bring nothing, so the contradiction is all that is known of the next slot.
+            Phase::CatchingUp | Phase::Live if trouble.is_some() => self.contradiction.load().as_deref().cloned(),
+            _ => None,
+        };
         let why = match &**phase {
             Phase::Starting => Some("starting".to_owned()),
             Phase::Loading(progress) => Some(format!("loading: {progress}")),
@@ -222,25 +264,31 @@ impl Readiness {
                 || "catching up with the stream".to_owned(),
                 |awaits| format!("catching up with the stream: {awaits}"),
             )),
-            Phase::Gap(gap) => {
-                let Gap { first_slot, last_slot, detail, contradicts } = gap;
-                Some(match contradicts {
-                    true => format!("the stream contradicts the applied chain: {detail}"),
-                    false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}"),
-                })
-            }
+            Phase::Gap(gap) => Some(self.lacks(gap)),
             Phase::Healing(progress) => Some(format!("healing: {progress}")),
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
             Phase::CommitWaits(why) => Some(format!("a commit has to wait: {why}")),
             Phase::Live => self.behind(since, age, lag, lag_slots),
         };
-        let trouble = self.trouble.load();
+        let gap = gap.filter(|_| why.is_some());
+        let why = why.map(|why| gap.as_ref().map_or(why, |gap| self.lacks(gap)));
         let not_ready = why.map(|why| match (&**phase, &*trouble) {
             (Phase::CatchingUp | Phase::Live | Phase::Gap(_), Some(trouble)) => format!("{why}; stream: {trouble}"),
             _ => why,
         });
         Verdict { not_ready, gap, lag_ms: lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)) }
     }
+
+    /// Describes missing slots, or a contradiction.
+    fn lacks(&self, gap: &Gap) -> String {
+        let Gap { first_slot, last_slot, detail, contradicts } = gap;
+        let (remedy, before) = (self.remedy, if self.remedy.is_empty() { "" } else { "; " });
+        match contradicts {
+            true => format!("the stream contradicts the applied chain: {detail}"),
+            false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}{before}{remedy}"),
+        }
+    }
+
     /// Returns the limit that is exceeded, in words; `None` if all are kept.
     fn behind(
         &self,
@@ -394,6 +442,37 @@ mod tests {
         readiness.set_phase(Phase::Gap(Gap { contradicts: true, ..gap }));
         let why = readiness.verdict_at(None).not_ready;
         assert_eq!(why.as_deref(), Some("the stream contradicts the applied chain: parent"));
+    }
+
+    #[test]
+    fn missing_slots_are_told_with_what_brings_them() {
+        let said = |heals| {
+            let readiness = live(SECOND).with_remedy(heals);
+            let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
+            readiness.set_phase(Phase::Gap(gap));
+            readiness.verdict_at(None).not_ready.unwrap()
+        };
+        let missing = "slots are missing: first_slot=8 last_slot=9; if no server sends the missing slots, ";
+        assert_eq!(said(true), format!("{missing}the store is healed from the archives of heal_from"));
+        assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
+    }
+
+    #[test]
+    fn a_contradiction_stands_while_no_other_provider_brings_slots() {
+        let readiness = live(SECOND);
+        let gap = Gap { first_slot: 8, last_slot: 8, detail: "parent".to_owned(), contradicts: true };
+        readiness.anew().set_contradiction(gap.clone());
+        readiness.set_trouble("cannot connect");
+        assert!(readiness.verdict_at(Some(0)).is_ready(), "the newest slot is not old yet");
+        readiness.set_phase(Phase::CatchingUp);
+        let Verdict { not_ready, gap: shown, .. } = readiness.verdict_at(None);
+        let why = "the stream contradicts the applied chain: parent; stream: cannot connect";
+        assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap)));
+        readiness.contradiction_is_over(7);
+        assert!(readiness.verdict_at(None).gap.is_some(), "that slot was applied before");
+        readiness.contradiction_is_over(9);
+        let why = "catching up with the stream; stream: cannot connect";
+        assert_eq!(readiness.verdict_at(None).not_ready.as_deref(), Some(why));
     }
 
     #[test]

@@ -110,6 +110,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let overlay = Overlay::new(&checkpoint, config.stream.processed, config.stream.commitment == Commitment::Finalized);
     let names = config.stream.providers().into_iter().map(|provider| provider::shown(&provider.url));
     let state = ingest::State::new(checkpoint, overlay, config.readiness).with_providers(names);
+    let state = state.with_heals(config.store.heals());
     let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
     handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
     let pulses = Pulses::default();

@@ -53,8 +53,8 @@ fn the_help_names_each_default_as_it_is() {
         }
     }
     let expected = "engine bloom profile memory lmdb_map_size heal_from x_token_file geyser_ca geyser_cert geyser_key \
-                    extract commit_every uds_group shm_group tls_cert tls_key tls_client_ca bearer_token_file \
-                    max_connections_per_address lookup_threads";
+                    extract commit_every gap_timeout uds_group shm_group tls_cert tls_key tls_client_ca \
+                    bearer_token_file max_connections_per_address lookup_threads";
     assert_eq!(in_words.join(" "), expected);
 }
 
@@ -128,6 +128,14 @@ fn every_duration_has_a_greatest_and_where_zero_is_senseless_a_least() {
             assert!(said.starts_with(&format!("{key}=")) && said.contains("such as"), "{said}");
         }
     }
+}
+
+#[test]
+fn with_several_servers_a_missing_slot_is_asked_for_while_they_still_have_it() {
+    let timeout = |text: &str| resolve_in_dir(text).unwrap().receive.gap_timeout.as_secs();
+    let two = "geyser = [\"http://a:1\", \"http://b:2\"]";
+    assert_eq!((timeout("geyser = \"http://a:1\""), timeout(two)), (60, 20));
+    assert_eq!(timeout(&format!("{two}\ngap_timeout = \"45s\"")), 45);
 }
 
 #[test]

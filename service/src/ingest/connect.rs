@@ -24,6 +24,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a quiet stream is checked. This is the resolution of every timeout of the ingest.
 const TICK: Duration = Duration::from_millis(500);
 
+/// A stream that ends after this long without any message has ended because of the silence, as where the peer answers no
+/// keep-alive. A server at work sends several messages a second.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// Wait before a retry where only a person can fix the cause, such as a wrong token or a forbidden filter.
 const SLOW_RETRY: Duration = Duration::from_secs(30);
 
@@ -38,6 +42,8 @@ pub(crate) struct Connection<C: Client> {
     /// full queue holds up does not mean that the server is silent.
     idle: Duration,
     idle_timeout: Duration,
+    /// Time without any message, counted as `idle` is.
+    silent: Duration,
     /// Whether this connection has brought any message about a slot.
     heard: bool,
     terms: Terms,
@@ -66,6 +72,8 @@ pub(crate) enum Next {
 pub(crate) enum Ended {
     /// A failure that a retry is likely to mend.
     Retry(String),
+    /// The stream ended after [`SILENCE`] without any message: the server hangs, or cannot be reached any more.
+    Silent(String),
     /// The server answers and brings no slot that can be applied. `heard` says whether it sends messages about slots
     /// all the same.
     Idle { why: String, heard: bool },
@@ -107,8 +115,8 @@ impl<C: Client> Connection<C> {
         // One timer for the connection: a timer for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (ticked_at, idle) = (Instant::now(), Duration::ZERO);
-        Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, heard: false, terms })
+        let (ticked_at, idle, silent) = (Instant::now(), Duration::ZERO, Duration::ZERO);
+        Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, silent, heard: false, terms })
     }
 
     /// Notes that the last message read was about a slot.
@@ -128,6 +136,16 @@ impl<C: Client> Connection<C> {
         Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), heard }
     }
 
+    /// Returns the end as one of silence where nothing came before it.
+    fn broken(&self, ended: Ended) -> Ended {
+        match ended {
+            Ended::Retry(why) if self.silent >= SILENCE => {
+                Ended::Silent(format!("the server is silent: silent_ms={}: {why}", self.silent.as_millis()))
+            }
+            ended => ended,
+        }
+    }
+
     /// Waits for an update or the next tick, and answers pings.
     pub(crate) async fn next(&mut self) -> Result<Next, Ended> {
         loop {
@@ -136,8 +154,8 @@ impl<C: Client> Connection<C> {
                 next = self.updates.next() => next,
                 _ = self.ticks.tick() => {
                     let now = Instant::now();
-                    self.idle += now.duration_since(self.ticked_at).min(2 * TICK);
-                    self.ticked_at = now;
+                    let passed = now.duration_since(self.ticked_at).min(2 * TICK);
+                    (self.idle, self.silent, self.ticked_at) = (self.idle + passed, self.silent + passed, now);
                     if self.idle > self.idle_timeout {
                         return Err(self.idle_ended());
                     }
@@ -145,10 +163,11 @@ impl<C: Client> Connection<C> {
                 }
             };
             let update = match next {
-                None => return Err(Ended::Retry("the server closed the stream".to_owned())),
-                Some(Err(status)) => return Err(status_ended(&status, self.terms)),
+                None => return Err(self.broken(Ended::Retry("the server closed the stream".to_owned()))),
+                Some(Err(status)) => return Err(self.broken(status_ended(&status, self.terms))),
                 Some(Ok(update)) => update,
             };
+            self.silent = Duration::ZERO;
             if !matches!(update.update_oneof, Some(UpdateOneof::Ping(_))) {
                 return Ok(Next::Update(update));
             }
@@ -183,7 +202,9 @@ impl Ended {
     /// server.
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
-            Self::Retry(why) | Self::Refused(why) | Self::Lags(why) | Self::Idle { why, .. } => Some(why),
+            Self::Retry(why) | Self::Silent(why) | Self::Refused(why) | Self::Lags(why) | Self::Idle { why, .. } => {
+                Some(why)
+            }
             Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => None,
         }
     }
@@ -193,6 +214,7 @@ impl Ended {
     pub(crate) fn masked(self, mask: impl Fn(&str) -> String) -> Self {
         match self {
             Self::Retry(why) => Self::Retry(mask(&why)),
+            Self::Silent(why) => Self::Silent(mask(&why)),
             Self::Refused(why) => Self::Refused(mask(&why)),
             Self::Idle { why, heard } => Self::Idle { why: mask(&why), heard },
             Self::Lags(why) => Self::Lags(mask(&why)),
@@ -206,7 +228,7 @@ impl Ended {
         match self {
             Self::Closed => None,
             Self::BeginsAt(_) | Self::Renewed => Some(Duration::ZERO),
-            Self::Retry(why) | Self::Idle { why, .. } => {
+            Self::Retry(why) | Self::Silent(why) | Self::Idle { why, .. } => {
                 // A server that sends only useless slots is retried as rarely as one that lacks a slot.
                 let useless = matches!(self, Self::Idle { heard: true, .. });
                 let wait = if useless { waits.gap.next_wait() } else { waits.broken.next_wait() };
@@ -261,10 +283,7 @@ fn not_available(applied: u64, first_available: u64) -> Ended {
     Ended::Gap(Gap {
         first_slot: missing,
         last_slot: first_available.saturating_sub(1).max(missing),
-        detail: format!(
-            "the server cannot replay from slot={applied}: first_available={first_available}; unless another server \
-             behind this URL has the slots, load a newer snapshot"
-        ),
+        detail: format!("the server cannot replay from slot={applied}: first_available={first_available}"),
         contradicts: false,
     })
 }
@@ -323,7 +342,64 @@ fn last_number(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use futures::channel::mpsc;
+    use futures::stream::BoxStream;
+
     use super::*;
+    use crate::ingest::subscribe::Commitment;
+
+    /// A server that breaks its stream at this time after its first message.
+    struct Breaks(Duration);
+
+    impl Upstream for Breaks {
+        type Client = Self;
+
+        async fn connect(&self) -> Result<Self, Ended> {
+            Ok(Self(self.0))
+        }
+
+        async fn newest_slot(&self, _: Commitment) -> Result<u64, Ended> {
+            Ok(1)
+        }
+    }
+
+    impl Client for Breaks {
+        type Requests = mpsc::Sender<SubscribeRequest>;
+        type Updates = BoxStream<'static, Result<SubscribeUpdate, Status>>;
+
+        async fn first_available(&mut self) -> Result<Option<u64>, GeyserGrpcClientError> {
+            Ok(None)
+        }
+
+        async fn subscribe(
+            &mut self,
+            _: SubscribeRequest,
+        ) -> Result<(Self::Requests, Self::Updates), GeyserGrpcClientError> {
+            let after = self.0;
+            let breaks = futures::stream::once(async move {
+                tokio::time::sleep(after).await;
+                Err(Status::internal("h2 protocol error: error reading a body from connection"))
+            });
+            let first = futures::stream::iter([Ok(SubscribeUpdate::default())]);
+            Ok((mpsc::channel(1).0, first.chain(breaks).boxed()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_ends_after_silence_is_told_from_one_that_breaks_at_work() {
+        for (after, silent) in [(1, false), (9, false), (11, true), (20, true)] {
+            let server = Breaks(Duration::from_secs(after));
+            let opened = Connection::open(&server, Duration::from_secs(30), SubscribeRequest::default(), Some(1)).await;
+            let mut connection = opened.unwrap_or_else(|ended| panic!("{ended:?}"));
+            let ended = loop {
+                if let Err(ended) = connection.next().await {
+                    break ended;
+                }
+            };
+            assert_eq!(matches!(ended, Ended::Silent(_)), silent, "{after}: {ended:?}");
+            assert!(ended.trouble().is_some_and(|why| why.contains("h2 protocol error")), "{ended:?}");
+        }
+    }
 
     fn at(applied: Option<u64>) -> Terms {
         Terms { applied, token: true }

@@ -1,7 +1,8 @@
 //! The stream's providers as everybody sees them: which one is followed, and the condition of each.
 //!
 //! Owns: their names, conditions and figures, and the rule that the last trusted provider stays trusted. Must not:
-//! choose the one to follow, which is the roster's task. Writers: the receiver's task, and ingest-apply for distrust.
+//! choose the one to follow, which is the roster's task. Writers: the receiver's task, and ingest-apply for distrust; the
+//! task of a heal or a replay, while there is no receiver but the spool's.
 //! Readers: any thread. Figures are statistics, so their accesses are relaxed.
 
 use std::collections::BTreeMap;
@@ -54,6 +55,8 @@ struct Provider {
     slots_first: AtomicU64,
     slots_differing: AtomicU64,
     errors: AtomicU64,
+    /// Number of errors of the provider that another receiver has counted and [`Providers::mirror`] has added here.
+    mirrored_errors: AtomicU64,
     last_error: ArcSwapOption<String>,
 }
 
@@ -246,6 +249,29 @@ impl Providers {
         self.all.get(index).is_some_and(|provider| provider.failing.load(Ordering::Relaxed))
     }
 
+    /// Shows each provider as the receiver of a spool sees it, `of`, while no other one is connected. Distrust is not
+    /// taken over: what contradicts the kept slots may agree with the store. Such a provider fails.
+    pub(crate) fn mirror(&self, of: &Self) {
+        for (lane, from) in of.lanes.iter().enumerate() {
+            match from.followed.load(Ordering::Relaxed) {
+                NOBODY => {}
+                index => self.follow(lane, index),
+            }
+        }
+        for (to, from) in self.all.iter().zip(&of.all) {
+            to.failing.store(from.failing.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.newest_slot.store(from.newest_slot.load(Ordering::Relaxed), Ordering::Relaxed);
+            let errors = from.errors.load(Ordering::Relaxed);
+            let before = to.mirrored_errors.swap(errors, Ordering::Relaxed);
+            // A new spool counts from 0 again.
+            let more = if errors < before { errors } else { errors - before };
+            if more > 0 {
+                to.errors.fetch_add(more, Ordering::Relaxed);
+                to.last_error.store(from.last_error.load_full());
+            }
+        }
+    }
+
     /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
     /// one is trusted: nobody else would be left to ask, and a block that contradicts the chain is never applied.
     pub(super) fn distrust(&self, index: usize) -> bool {
@@ -304,6 +330,32 @@ mod tests {
         assert_eq!((reports[0].errors, reports[0].last_error.as_ref().map(String::len)), (2, Some(ERROR_BYTES_MAX)));
         providers.works(0);
         assert_eq!((providers.reports()[0].condition, providers.takeovers()), (Condition::StandsBy, 1));
+    }
+
+    #[test]
+    fn while_a_spool_follows_the_stream_its_receiver_is_the_one_that_is_shown() {
+        let (shown, spool) = (three(), three());
+        shown.failed(0, "it lacks slots");
+        shown.failed(0, "it lacks slots still");
+        spool.follow(0, 0);
+        spool.set_newest_slot(0, 90);
+        spool.set_newest_slot(1, 100);
+        spool.failed(1, "refused");
+        shown.mirror(&spool);
+        shown.mirror(&spool);
+        let of = |index: usize| shown.reports().swap_remove(index);
+        assert_eq!((of(0).condition, of(0).lag_slots, of(0).errors), (Condition::Followed, Some(10), 2));
+        assert_eq!(
+            (of(1).condition, of(1).errors, of(1).last_error),
+            (Condition::Fails, 1, Some("refused".to_owned()))
+        );
+        spool.works(1);
+        spool.follow(0, 1);
+        spool.distrust(0);
+        spool.failed(0, "contradicts");
+        shown.mirror(&spool);
+        assert_eq!((of(0).condition, of(0).errors, of(1).condition), (Condition::Fails, 3, Condition::Followed));
+        assert_eq!((*shown.followed().borrow(), shown.is_distrusted(0)), (1, false));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures::future::select_all;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
@@ -63,6 +63,9 @@ fn batches_within(limit_bytes: u64) -> usize {
 
 /// Interval at which a receiver without a provider checks whether there is one again.
 const NOBODY_LEFT: Duration = Duration::from_secs(1);
+
+/// Maximum time until a server has accepted the subscription, where another provider could take over.
+const OPENING_MAX: Duration = Duration::from_secs(5);
 
 /// Settings of the receivers: the servers, the subscription and its timeouts.
 #[derive(Clone, Debug)]
@@ -227,7 +230,13 @@ impl<U: Upstream> Receiver<'_, U> {
         let upstream = &self.upstreams[at];
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
         let idle_timeout = self.config.settings.idle_timeout;
-        let mut connection = Connection::open(upstream, idle_timeout, subscription, applied).await?;
+        let opening = Connection::open(upstream, idle_timeout, subscription, applied);
+        let mut connection = if roster.has_others(&self.state.providers) {
+            let unanswered = |_| Err(Ended::Retry(format!("the server does not answer within {OPENING_MAX:?}")));
+            timeout(OPENING_MAX, opening).await.unwrap_or_else(unanswered)
+        } else {
+            opening.await
+        }?;
         self.send(Message::Reconnected { provider: at }).await?;
         let number = self.state.resume.announce();
         let _open = self.state.open();

@@ -6,9 +6,8 @@
 //! A provider is followed until it fails. After a failure the next one is, of the providers that do not wait, the most
 //! preferred of those that have failed least often since a slot could last be applied. So the first one is only returned
 //! to when the present one fails, because a takeover costs a replay; and two that fail in turn do not hide a third. A
-//! stream that breaks
-//! after it brought slots is asked for once more first, because a restarted server or a load balancer ends streams
-//! too.
+//! stream that breaks after it brought slots is asked for once more first, because a restarted server or a load balancer
+//! ends streams too; but not one that was silent before its end.
 
 use std::time::Duration;
 
@@ -168,9 +167,19 @@ impl Roster {
         if self.left_for_lag.is_some_and(|left| now.duration_since(left) < LAG_AGAIN) {
             return None;
         }
-        let others = (0..self.links.len()).filter(|at| *at != self.at && self.links[*at].retry_at <= now);
-        let able = others.filter(|at| self.may_turn_to(*at, providers) && !providers.is_failing(*at));
-        able.filter_map(|at| providers.newest_slot(at)).max()
+        self.others(providers).filter_map(|at| providers.newest_slot(at)).max()
+    }
+
+    /// Whether another provider could take over now, as far as is known.
+    pub(super) fn has_others(&self, providers: &Providers) -> bool {
+        self.others(providers).next().is_some()
+    }
+
+    /// Returns the providers that could take over now, as far as is known.
+    fn others<'a>(&'a self, providers: &'a Providers) -> impl Iterator<Item = usize> + 'a {
+        let now = Instant::now();
+        let others = (0..self.links.len()).filter(move |at| *at != self.at && self.links[*at].retry_at <= now);
+        others.filter(|at| self.may_turn_to(*at, providers) && !providers.is_failing(*at))
     }
 
     /// Whether the provider is trusted, and no other receiver has turned to it.
@@ -269,6 +278,17 @@ mod tests {
         assert_eq!(roster.at(), 1);
         roster.ended(&Ended::BeginsAt(7), Duration::ZERO, &providers);
         assert_eq!(roster.at(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_ends_after_silence_is_not_asked_for_once_more() {
+        let (mut roster, providers) = three();
+        assert!(roster.has_others(&providers));
+        roster.link().progressed = true;
+        let at = roster.ended(&Ended::Silent("no keep-alive".to_owned()), SECOND / 10, &providers);
+        assert_eq!((roster.at(), at <= Instant::now()), (1, true), "the next one is asked at once");
+        providers.failed(2, "refused");
+        assert!(!roster.has_others(&providers), "one waits, and one has failed");
     }
 
     #[tokio::test(start_paused = true)]

@@ -35,6 +35,13 @@ const INGEST_DEPTH_MAX: u32 = 1 << 16;
 /// Shortest `idle_timeout`. A time below that of one slot would reconnect without end.
 const IDLE_MIN: Duration = Duration::from_millis(500);
 
+/// Default of `gap_timeout` with one server.
+const GAP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Default of `gap_timeout` with several servers. A stock server sends the slots of 60 s again, and another server has to
+/// be asked for the missing slot while it still has it.
+const GAP_TIMEOUT_OF_SEVERAL: Duration = Duration::from_secs(20);
+
 settings! {
     /// The servers of the stream, and the values taken from it.
     pub struct StreamSettings from StreamGiven {
@@ -204,11 +211,12 @@ settings! {
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
         idle_timeout: Duration = Duration::from_secs(30), within IDLE_MIN..=HOUR;
-        /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 60s]
+        /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 20s with
+        /// several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
         // Slots that wait are held in memory.
-        gap_timeout: Duration = Duration::from_secs(60), within WAIT_MIN..=HOUR;
+        gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
         /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
         /// applied [default: 1]
         #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
@@ -216,5 +224,14 @@ settings! {
         /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
         #[arg(value_name = "N")]
         takeover_lag_slots: u64 = 50, within 1..=LAG_SLOTS_MAX;
+    }
+}
+
+impl ReceiveGiven {
+    /// Returns these settings for a stream of so many servers, on which the default of `gap_timeout` depends.
+    #[must_use]
+    pub fn for_servers(self, servers: usize) -> Self {
+        let gap_timeout = self.gap_timeout.or((servers > 1).then_some(GAP_TIMEOUT_OF_SEVERAL));
+        Self { gap_timeout, ..self }
     }
 }

@@ -34,6 +34,9 @@ use crate::spool::{Figures, Full, Origin, Reader, Writer, source_of};
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// How often the providers are shown as the spool's receiver sees them.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+
 /// Settings of the spool and of the slots that it takes.
 #[derive(Clone, Debug)]
 pub struct SpoolConfig {
@@ -104,7 +107,7 @@ impl Spooling {
             source: 0,
             figures: Arc::clone(&figures),
             assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
-            standing: Standing::new(state.clone()),
+            standing: Standing::of_spool(state.clone()),
             state: state.clone(),
             waiting: Waiting::new(gap_timeout),
         };
@@ -382,7 +385,18 @@ impl Replay {
         info!(slot = reader.last().slot, "applying the slots that came during the load");
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
         let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
-        let Some(sent) = feeder.clone().replay(Sent { reader, told: None }).await else { return };
+        // Until the spool ends, its receiver is the only one.
+        let shows = async {
+            loop {
+                state.providers.mirror(&spooling.state.providers);
+                tokio::time::sleep(SHOW_EVERY).await;
+            }
+        };
+        let sent = tokio::select! {
+            sent = feeder.clone().replay(Sent { reader, told: None }) => sent,
+            () = shows => None,
+        };
+        let Some(sent) = sent else { return };
         // The rest is what came until the spool's end.
         spooling.end().await;
         let Some(sent) = feeder.replay(sent).await else { return };

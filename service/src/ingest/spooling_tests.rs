@@ -61,7 +61,7 @@ async fn replayed(source: u32) -> State {
         source: 0,
         figures: Arc::default(),
         assembler: Assembler::new(Some(last), Limits::within(1 << 30)),
-        standing: Standing::new(state.clone()),
+        standing: Standing::of_spool(state.clone()),
         state: state.clone(),
         waiting: Waiting::new(Duration::from_secs(3600)),
     };

@@ -9,7 +9,8 @@
 //! again.
 //!
 //! A provider that contradicts the applied chain is distrusted, and its connection is given up. That is no gap as long
-//! as another provider is trusted: the store stays where it is until the other one's slots arrive.
+//! as another provider is trusted: the store stays where it is until the other one's slots arrive. Readiness is told of
+//! the contradiction all the same, and shows it while the other one brings nothing.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tracing::{error, info};
 
 use super::State;
 use super::receive::Message;
-use crate::chain::{Gap, Phase};
+use crate::chain::{Gap, Phase, SLOT_END};
 use crate::figure::unix_ms;
 use crate::readiness::Age;
 
@@ -37,6 +38,8 @@ pub(super) struct Standing {
     provider: Option<usize>,
     /// Follows the description of a gap.
     consequence: &'static str,
+    /// Whether readiness is told of the contradictions of distrusted providers.
+    shows_distrust: bool,
 }
 
 impl Standing {
@@ -50,7 +53,14 @@ impl Standing {
             given_up: false,
             provider: None,
             consequence: "the store stays at the slot before, and the stream is asked again until it goes on from there",
+            shows_distrust: true,
         }
+    }
+
+    /// Creates the standing of a spool. A contradiction that another provider may resolve is no gap in the spool.
+    pub(super) fn of_spool(state: State) -> Self {
+        let consequence = "the kept slots end before it, and the stream is asked again until it goes on from there";
+        Self { consequence, shows_distrust: false, ..Self::new(state) }
     }
 
     /// Creates the standing of one of several lanes, which has no store of its own.
@@ -107,20 +117,24 @@ impl Standing {
     /// false where the provider is distrusted instead, because it contradicts the chain.
     pub(super) fn gap(&mut self, mut gap: Gap) -> bool {
         self.give_up();
-        if gap.contradicts && self.distrusts(&gap) {
-            return false;
-        }
         // A message may name any slot. With this bound the gap is over once slots are applied that were known when the
         // gap was found. If the known slot is old, the gap only ends earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
+        if gap.contradicts && self.distrusts(&gap) {
+            return false;
+        }
+        let (what, remedy) = match gap.contradicts {
+            true => ("the stream contradicts the applied chain", ""),
+            false => ("slots are missing", self.state.readiness.remedy()),
+        };
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
-            "gap: {}; {}",
-            if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" },
-            self.consequence
+            "gap: {what}; {}{}{remedy}",
+            self.consequence,
+            if remedy.is_empty() { "" } else { "; " }
         );
         self.live = false;
         self.gap = Some(gap);
@@ -145,6 +159,7 @@ impl Standing {
             0 => Age::Known(Duration::ZERO),
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
+        readiness.contradiction_is_over(slot);
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
             info!(
                 first_slot = gap.first_slot,
@@ -160,6 +175,7 @@ impl Standing {
     /// Publishes that the store was brought to the slot of an archive: the slots after it are next.
     pub(super) fn healed(&mut self) {
         (self.gap, self.live) = (None, false);
+        self.state.readiness.contradiction_is_over(SLOT_END);
         self.tell();
     }
 
@@ -175,6 +191,9 @@ impl Standing {
              SIGHUP or a restart"
         );
         providers.failed(index, &gap.detail);
+        if self.shows_distrust {
+            self.state.readiness.set_contradiction(gap.clone());
+        }
         true
     }
 
@@ -217,6 +236,30 @@ mod tests {
         standing.gap(gap(1 << 39));
         standing.committed(14, 0);
         assert!(state.readiness.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
+    }
+
+    #[test]
+    fn a_contradiction_is_shown_while_the_next_provider_cannot_be_reached() {
+        let providers = ["a", "b"].map(str::to_owned);
+        let state =
+            State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
+        let mut standing = Standing::new(state.clone());
+        standing.begin();
+        standing.follows(0);
+        let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
+        assert!(!standing.gap(contradiction.clone()), "the other one is trusted");
+        assert_eq!(state.readiness.verdict().gap, None, "it has not failed yet");
+        state.readiness.set_trouble("cannot connect");
+        let verdict = state.readiness.verdict();
+        assert_eq!(verdict.gap, Some(contradiction));
+        assert!(
+            verdict.not_ready.is_some_and(|why| why.starts_with("the stream contradicts the applied chain: parent"))
+        );
+        standing.committed(7, 0);
+        assert!(state.readiness.verdict().is_ready(), "the slot before it");
+        standing.committed(8, 0);
+        state.readiness.set_phase(Phase::CatchingUp);
+        assert_eq!(state.readiness.verdict().gap, None, "the other one has brought it");
     }
 
     #[test]

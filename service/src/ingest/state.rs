@@ -55,6 +55,11 @@ impl State {
     pub fn with_providers(self, names: impl IntoIterator<Item = String>) -> Self {
         Self { providers: Arc::new(Providers::new(names)), ..self }
     }
+
+    /// Sets whether a gap that no server closes is healed from archives, before the readiness is shared.
+    pub fn with_heals(self, heals: bool) -> Self {
+        Self { readiness: Arc::new(self.readiness.anew().with_remedy(heals)), ..self }
+    }
 }
 
 impl State {

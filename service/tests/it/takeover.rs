@@ -1,5 +1,8 @@
 //! Several providers: the next one takes over from the checkpoint, and one that contradicts the chain is left for good.
 
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
 use loadgen::provider::{Act, Provider};
 use loadgen::stream::{Stream, Workload};
 use serde_json::Value;
@@ -67,6 +70,22 @@ fn a_silent_provider_is_left_and_the_next_one_followed() {
     service.wait_for_slot(slot + 5);
     assert!(service.terminate().success());
     first.stop().unwrap();
+    second.stop().unwrap();
+}
+
+#[test]
+fn a_provider_that_accepts_connections_and_never_answers_is_left_within_seconds() {
+    let temp = tempfile::tempdir().unwrap();
+    let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = Provider::start("127.0.0.1:0", BASE_SLOT + 1, SLOT_MS).unwrap();
+    let begun = Instant::now();
+    let hung_url = url(hung.local_addr().unwrap());
+    let mut service = follow(&temp.path().join("store"), &hung_url, &url(second.address()), &[]);
+    service.wait_for_slot(BASE_SLOT + 1);
+    // Keep-alive ends such a connection after 20 s.
+    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    assert!(service.log().contains("does not answer within 5s"), "{}", service.log());
+    assert!(service.terminate().success());
     second.stop().unwrap();
 }
 

@@ -51,6 +51,7 @@ use super::follow::{Follow, Selection};
 use super::receive::{Message, ReceiveConfig};
 use super::settings::ReceiveSettings;
 use super::subscribe::Commitment;
+use crate::chain::Phase;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::pulse::Pulse;
 use crate::readiness::{Limits, Verdict};
@@ -462,7 +463,7 @@ impl Simulation {
     /// first seen, and the followed server with its newest connection at that time.
     fn check_given_up(&self, state: &State, shown: &mut GapShown) {
         // Of two connections at once, the other one may have shown it.
-        if state.readiness.verdict().gap.is_none() || self.receive.settings.geyser_at_once > 1 {
+        if !matches!(state.readiness.phase(), Phase::Gap(_)) || self.receive.settings.geyser_at_once > 1 {
             *shown = None;
             return;
         }
