@@ -101,7 +101,7 @@ pub struct LookupFigures {
     pub refused: AtomicU64,
 }
 
-/// Reader of one thread. It opens its snapshot at the first request, and again after any failure.
+/// Reader of one thread. It opens its snapshot once it is idle or at the first request, and again after any failure.
 pub(crate) struct Reading<'e> {
     engine: &'e Measured,
     published: &'e Published,
@@ -199,10 +199,11 @@ impl<'e> Reading<'e> {
         opened.map_err(|error| self.failed(error))
     }
 
-    /// Moves an open, idle reader to the newest commit, so that the engine can free the pages of the old snapshot.
+    /// Moves an idle reader to the newest commit, so that the engine can free the pages of the old snapshot. Opens one that
+    /// is closed, because a heal answers from the snapshots that were open before it.
     pub(crate) fn refresh_idle(&mut self) {
         // A failure closes the reader. The next request opens a new one and reports its own failure.
-        if self.snapshot.is_some()
+        if (self.snapshot.is_some() || !self.published.is_healing())
             && let Err(error) = self.refresh()
         {
             tracing::warn!(%error, "cannot refresh an idle reader");

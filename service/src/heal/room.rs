@@ -58,8 +58,6 @@ impl Room {
             }
         };
         let view_size = ByteSize::b(self.view_bytes);
-        format!(
-            "; lookup threads that have a view from before read it, which keeps at most {view_size} of disk{for_subscribers}"
-        )
+        format!("; lookups read the view before them, which keeps at most {view_size} of disk{for_subscribers}")
     }
 }

@@ -19,7 +19,7 @@ use crate::figure::count;
 /// about 1 ms from a flash drive, which keeps 64 reads in flight.
 pub(crate) const PIECE_KEYS: usize = 256;
 
-/// Reader of batches, with the batch under way. It opens its snapshot at the first batch, and again after any failure.
+/// Reader of batches, with the batch under way. It opens its snapshot as a [`Reading`] does.
 pub(crate) struct BatchReading<'e> {
     reading: Reading<'e>,
     /// Keys of the batch; set them before [`BatchReading::begin`].

@@ -302,7 +302,7 @@ impl<'e> Server<'e> {
             self.accept();
         }
         // By the clock, because a client that rings, or asks for the status without end, uses no reader.
-        if self.refreshed.elapsed() >= IDLE_REFRESH {
+        if !self.sessions.is_empty() && self.refreshed.elapsed() >= IDLE_REFRESH {
             self.reading.refresh_idle();
             self.batches.refresh_idle();
             self.refreshed = Instant::now();

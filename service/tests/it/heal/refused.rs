@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use super::{OUTAGE, Run, wait_for_need, write_archive_of};
+use workload::Pairs;
+
+use super::{OUTAGE, Run, get, wait_for_need, write_archive_of};
 use crate::support::{BASE_SLOT, columns, wait_for};
 
 const HASH: &str = "EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ";
@@ -63,6 +65,25 @@ fn a_heal_goes_on_after_a_full_disk() {
     fs::remove_file(&differences).unwrap();
     let slot = run.archive(needed - BASE_SLOT + 5);
     service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    run.finish(service, &end);
+}
+
+/// No thread has answered anything before the heal, so that each of them needs a view that it opened by itself.
+#[test]
+fn idle_lookup_threads_answer_while_differences_are_applied() {
+    let run = Run::new(columns().remove(0));
+    run.fall_behind(OUTAGE);
+    let mut service = run.start(&["--commit-every", "2", "--lookup-threads", "16"]);
+    let (needed, _) = wait_for_need(&mut service, "there is none");
+    let slot = run.archive(needed - BASE_SLOT);
+    wait_for("some differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 20.0));
+    let key = Pairs::new(run.workload.seed).key(7);
+    let mut asked = 0;
+    while service.slot().is_none_or(|at| at < slot) {
+        get(&run.uds, &key).unwrap_or_else(|refused| panic!("asked={asked}: {refused:?}"));
+        asked += 1;
+    }
     let end = run.reach_end(&mut service);
     run.finish(service, &end);
 }
