@@ -282,18 +282,12 @@ fn waiting(shown: &Shown) -> Option<String> {
 /// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
 fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
     let Shown { load, spool } = shown;
-    let size = ByteSize::b;
-    let read = match load.archive_bytes() {
-        Some(all) => format!("{} of {}{}", size(load.read_bytes()), size(all), pace(load.read_bytes(), all, begun)),
-        None => size(load.read_bytes()).to_string(),
-    };
-    // ORDERING: Relaxed: statistics.
-    let (slots, last) = (spool.slots.load(Ordering::Relaxed), spool.last_slot.load(Ordering::Relaxed));
+    let read = shown.read(begun);
     let mut text = format!(
-        "archive of slot={slot}: read {read}, versions={} pairs={}; spool: slots={slots} last_slot={last} bytes={}",
+        "archive of slot={slot}: read {read}, versions={} pairs={}; {}",
         load.versions(),
         load.pairs(),
-        spool.flushed_bytes()
+        shown.kept()
     );
     if let Some(waiting) = waiting(shown) {
         text.push_str(&format!("; {waiting}"));
@@ -309,6 +303,24 @@ fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, l
         text.push_str(&format!("; stream: {trouble}"));
     }
     text
+}
+
+impl Shown {
+    /// Describes how much of the archive is read since `begun`, at which rate, and the time that is left.
+    pub(crate) fn read(&self, begun: Instant) -> String {
+        let (read_bytes, size) = (self.load.read_bytes(), ByteSize::b);
+        match self.load.archive_bytes() {
+            Some(all) => format!("{} of {}{}", size(read_bytes), size(all), pace(read_bytes, all, begun)),
+            None => size(read_bytes).to_string(),
+        }
+    }
+
+    /// Describes the slots that are kept on disk.
+    pub(crate) fn kept(&self) -> String {
+        // ORDERING: Relaxed: statistics.
+        let (slots, last) = (self.spool.slots.load(Ordering::Relaxed), self.spool.last_slot.load(Ordering::Relaxed));
+        format!("spool: slots={slots} last_slot={last} bytes={}", self.spool.flushed_bytes())
+    }
 }
 
 /// Describes the rate of the reading and the time that is left of it; empty before there is a rate, and at the end.

@@ -325,12 +325,12 @@ impl Healer {
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Result<(Differences, [u8; 32])>, Stopped> {
         info!(slot = found.slot, archive = shown(found.newest()), "the store is compared with a snapshot archive");
-        let (stop, seen) = (Stop::without_handlers(), self.shown.load.clone());
+        let (stop, begun) = (Stop::without_handlers(), std::time::Instant::now());
         let work = Comparison {
             engine: Arc::clone(&self.engine),
             config: self.config.clone(),
             found: found.clone(),
-            seen: seen.clone(),
+            seen: self.shown.load.clone(),
             stop: stop.clone(),
         };
         let (ended, mut has_ended) = oneshot::channel();
@@ -349,7 +349,7 @@ impl Healer {
                     timeout(STOP_GRACE, has_ended).await.ok();
                     return Err(Stopped);
                 }
-                () = sleep(LOOK_EVERY) => tell(progress(found.slot, &seen)),
+                () = sleep(LOOK_EVERY) => tell(progress(found.slot, &self.shown, begun)),
             }
         }
     }

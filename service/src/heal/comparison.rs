@@ -7,6 +7,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use bootstrap::audit::{Archived, Contents, Store, Undo};
@@ -19,6 +20,7 @@ use super::archives::{Archives, Found};
 use super::heal_dir;
 use crate::chain::Base;
 use crate::config::Config;
+use crate::creation::Shown;
 use crate::ingest::healing::{DifferenceWriter, Differences};
 
 const DIR_MODE: u32 = 0o700;
@@ -103,9 +105,8 @@ pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
     Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
 }
 
-/// Describes how far the comparison is.
-pub(super) fn progress(slot: u64, seen: &Seen) -> String {
-    let read = ByteSize::b(seen.read_bytes());
-    let read = seen.archive_bytes().map_or_else(|| read.to_string(), |all| format!("{read} of {}", ByteSize::b(all)));
-    format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={}", seen.pairs())
+/// Describes how far the comparison is that has begun at `begun`.
+pub(super) fn progress(slot: u64, shown: &Shown, begun: Instant) -> String {
+    let (read, pairs, kept) = (shown.read(begun), shown.load.pairs(), shown.kept());
+    format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={pairs}; {kept}")
 }
