@@ -64,7 +64,7 @@ pub struct Readiness {
     trouble: ArcSwapOption<String>,
     /// The contradiction of a provider that is distrusted for it, until its first slot is applied. Lanes share it.
     contradiction: Arc<ArcSwapOption<Gap>>,
-    /// What closes a gap that no server closes, in words; empty where that is not this readiness's to say.
+    /// The remedy of a gap that no server closes, in words; empty where others have the word.
     remedy: &'static str,
 }
 
@@ -130,7 +130,7 @@ impl Readiness {
         }
     }
 
-    /// Has missing slots reported with what brings them if no server does: the archives of `heal_from`, or a person.
+    /// Has missing slots reported with the remedy if no server sends them: the archives of `heal_from`, or a person.
     #[must_use]
     pub fn with_remedy(self, heals: bool) -> Self {
         let remedy = if heals {
@@ -141,7 +141,7 @@ impl Readiness {
         Self { remedy, ..self }
     }
 
-    /// What closes a gap that no server closes, in words; empty where that is not known.
+    /// The remedy of a gap that no server closes, in words; empty where there is none to name.
     pub fn remedy(&self) -> &'static str {
         self.remedy
     }

@@ -250,7 +250,7 @@ impl Providers {
     }
 
     /// Shows each provider as the receiver of a spool sees it, `of`, while no other one is connected. Distrust is not
-    /// taken over: what contradicts the kept slots may agree with the store. Such a provider fails.
+    /// taken over: a provider that contradicts the kept slots may agree with the store. It is shown as failing.
     pub(crate) fn mirror(&self, of: &Self) {
         for (lane, from) in of.lanes.iter().enumerate() {
             match from.followed.load(Ordering::Relaxed) {

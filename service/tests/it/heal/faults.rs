@@ -37,11 +37,12 @@ fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
     let slots = service.metric("solkv_spool_slots").unwrap();
     wait_for("the second provider", || service.metric("solkv_spool_slots").filter(|now| *now >= slots + SLOTS_AFTER));
     assert_eq!(wait_for_need(&mut service, "there is none").0, needed, "the kept slots have no gap");
+    let followed = format!("solkv_provider_condition{{provider=\"{second}\",condition=\"followed\"}}");
+    wait_for("the page of the heal", || service.metric(&followed).filter(|followed| *followed == 1.0));
     let slot = run.archive(needed - BASE_SLOT);
     service.wait_for_slot(slot);
     let end = run.reach_end(&mut service);
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
-    let followed = format!("solkv_provider_condition{{provider=\"{second}\",condition=\"followed\"}}");
     assert_eq!(service.metric(&followed), Some(1.0), "{}", service.log());
     run.finish_with(service, &end, subscriber);
     drop(spoilt);
