@@ -1,6 +1,10 @@
 //! Several providers: the next one takes over from the checkpoint, and one that contradicts the chain is left for good.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use loadgen::provider::{Act, Provider};
@@ -16,7 +20,7 @@ const SLOT_MS: u64 = 100;
 const LINE: &str = "--pairs 2000 --events 40000 --events-per-slot 500 --change-share 0.5 --replay-slots 1000 \
                     --rate 10000";
 
-fn url(address: std::net::SocketAddr) -> String {
+fn url(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
@@ -86,6 +90,57 @@ fn a_provider_that_accepts_connections_and_never_answers_is_left_within_seconds(
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
     assert!(service.log().contains("does not answer within 5s"), "{}", service.log());
     assert!(service.terminate().success());
+    second.stop().unwrap();
+}
+
+/// Starts a way to a server that passes bytes on, connections included, until the flag is set. Then it holds them.
+fn way(server: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
+    let (listener, hangs) = (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(AtomicBool::new(false)));
+    let (address, flag) = (listener.local_addr().unwrap(), Arc::clone(&hangs));
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            for (mut from, mut to) in [(client, server), back] {
+                let flag = Arc::clone(&flag);
+                thread::spawn(move || {
+                    let mut bytes = [0; 1 << 14];
+                    while let Ok(read @ 1..) = from.read(&mut bytes) {
+                        // ORDERING: Relaxed: a flag of its own.
+                        while flag.load(Ordering::Relaxed) {
+                            thread::sleep(Duration::from_millis(100));
+                        }
+                        if to.write_all(&bytes[..read]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    (address, hangs)
+}
+
+#[test]
+fn a_provider_that_hangs_at_work_is_left_once_it_answers_no_keep_alive() {
+    let temp = tempfile::tempdir().unwrap();
+    let [first, second] = providers();
+    let (address, hangs) = way(first.address());
+    // Its lag would be over the default sooner, at ten slots a second.
+    let more = ["--takeover-lag-slots", "1000"];
+    let mut service = follow(&temp.path().join("store"), &url(address), &url(second.address()), &more);
+    service.wait_for_slot(BASE_SLOT + 5);
+    // ORDERING: Relaxed: see its read.
+    hangs.store(true, Ordering::Relaxed);
+    let hung = Instant::now();
+    wait_for_condition(&mut service, 1, "followed");
+    // The keep-alive takes 20 s. Another connection to the first one would take as long again, or 5 s.
+    assert!(hung.elapsed() < Duration::from_secs(24), "{:?}", hung.elapsed());
+    let slot = service.slot().unwrap();
+    service.wait_for_slot(slot + 5);
+    assert!(service.log().contains("the server is silent: silent_ms="), "{}", service.log());
+    assert!(service.terminate().success());
+    first.stop().unwrap();
     second.stop().unwrap();
 }
 
