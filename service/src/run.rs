@@ -213,6 +213,12 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
     store::refuse_part(&checkpoint, config.store.heals())?;
     info!(engine = label, dir = %config.store.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
+    if checkpoint.slot.is_none() && checkpoint.seq > 0 {
+        warn!(
+            "the store was loaded without a slot: the stream is followed from its newest slot on, and changes between the \
+             load and that slot are missing: load it with --slot, or from a snapshot archive"
+        );
+    }
     let division = config.engine.division();
     info!(
         memory_limit_bytes = division.limit.bytes,
