@@ -49,7 +49,8 @@ fn a_heal_that_exceeds_the_feeds_retention_ends_with_a_dump() {
             assert!(refused.code() == Code::OutOfRange && refused.message().contains("dump_then_tail"), "{refused:?}");
         });
         assert!(service.metric("solkv_heal_differences").unwrap() > 600.0);
-        let log = service.log();
+        let healed = |log: String| log.contains("the store is healed").then_some(log);
+        let log = wait_for("the line of the heal's end", || healed(service.log()));
         let said = log.find("exceed feed_retention_bytes, so that the feed leaves them out").expect(&log);
         assert!(said < log.find("the store is healed").expect(&log), "it is said before: {log}");
         let dump = Start::DumpThenTail(DumpThenTail {});
