@@ -134,7 +134,7 @@ impl Readiness {
     #[must_use]
     pub fn with_remedy(self, heals: bool) -> Self {
         let remedy = if heals {
-            "if no server sends the missing slots, the store is healed from the archives of heal_from"
+            "if no server sends the missing slots, the service heals the store from the archives of heal_from"
         } else {
             "if no server sends the missing slots, set heal_from or load a newer snapshot"
         };
@@ -453,7 +453,7 @@ mod tests {
             readiness.verdict_at(None).not_ready.unwrap()
         };
         let missing = "slots are missing: first_slot=8 last_slot=9; if no server sends the missing slots, ";
-        assert_eq!(said(true), format!("{missing}the store is healed from the archives of heal_from"));
+        assert_eq!(said(true), format!("{missing}the service heals the store from the archives of heal_from"));
         assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
     }
 
