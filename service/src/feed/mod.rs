@@ -33,6 +33,7 @@ pub use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub use filter::Filter;
 pub(crate) use history::History;
 pub use pool::NotDone;
+pub(crate) use record::RECORD_BYTES;
 pub use record::{Change, FRAME_CHANGES_MAX, Frame, SlotEnd};
 pub use ring::Ring;
 pub use settings::{FeedGiven, FeedSettings};

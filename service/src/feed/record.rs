@@ -54,7 +54,8 @@ pub const FRAME_CHANGES_MAX: usize = 1 << 20;
 
 pub(super) const SEGMENT_HEADER_BYTES: u64 = size_of::<SegmentHeader>() as u64;
 pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
-const RECORD_BYTES: usize = size_of::<Record>();
+/// Bytes of a change in the log.
+pub(crate) const RECORD_BYTES: usize = size_of::<Record>();
 
 const MAGIC: [u8; 8] = *b"solkvfed";
 const VERSION: u32 = 2;

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, anyhow};
 use solana::archive::{Archive, Name, is_url};
@@ -15,14 +16,38 @@ const NEWEST_FULL: &str = "snapshot.tar.bz2";
 const NEWEST_INCREMENTAL: &str = "incremental-snapshot.tar.bz2";
 
 /// Archives that bring a store to a slot.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) slot: u64,
     pub(super) archives: Archives,
+    /// State of the newest archive when it was found; `None` at a server.
+    pub(super) state: Option<FileState>,
+}
+
+/// Tells one state of a file from another: its length and its time of change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileState {
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl FileState {
+    pub(super) fn of(found: &fs::Metadata) -> Self {
+        Self { bytes: found.len(), modified: found.modified().ok() }
+    }
+}
+
+/// An archive of a source.
+#[derive(Clone, Debug)]
+pub(super) struct Listed {
+    name: Name,
+    /// Its path or URL, as it is opened by.
+    location: String,
+    state: Option<FileState>,
 }
 
 /// The archives themselves, each by its path or URL.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Archives {
     Full(String),
     /// A full archive, and an incremental one on top of it.
@@ -44,15 +69,6 @@ impl Found {
             Archives::Full(newest)
             | Archives::Both { incremental: newest, .. }
             | Archives::Incremental { incremental: newest, .. } => newest,
-        }
-    }
-
-    /// Tells one state of the newest archive from another: its location, and of a file its length and its time of change.
-    pub(super) fn key(&self) -> String {
-        let location = self.newest();
-        match fs::metadata(location) {
-            Ok(metadata) => format!("{location} {} {:?}", metadata.len(), metadata.modified().ok()),
-            Err(_) => location.to_owned(),
         }
     }
 
@@ -100,16 +116,18 @@ pub(super) fn search(sources: &[String], is_usable: impl Fn(&Found) -> bool) -> 
 }
 
 /// Returns the archives in a directory. Other names, such as those of unfinished archives, are left out.
-pub(super) fn in_directory(dir: &Path) -> Result<Vec<(Name, String)>> {
+pub(super) fn in_directory(dir: &Path) -> Result<Vec<Listed>> {
     let list = || -> std::io::Result<_> {
         let mut found = Vec::new();
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse);
             // Anything else, such as a named pipe, would be waited for.
-            let is_archive = fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir());
-            if let (Some(Ok(name)), Some(location), true) = (name, path.to_str(), is_archive) {
-                found.push((name, location.to_owned()));
+            let is_archive = |found: &fs::Metadata| found.is_file() || found.is_dir();
+            if let (Some(Ok(name)), Some(location), Some(metadata)) =
+                (name, path.to_str(), fs::metadata(&path).ok().filter(is_archive))
+            {
+                found.push(Listed { name, location: location.to_owned(), state: Some(FileState::of(&metadata)) });
             }
         }
         Ok(found)
@@ -118,15 +136,16 @@ pub(super) fn in_directory(dir: &Path) -> Result<Vec<(Name, String)>> {
 }
 
 /// Returns the archive at a URL, or the newest ones of the validator whose RPC it is.
-fn at_url(url: &str) -> Result<Vec<(Name, String)>> {
+fn at_url(url: &str) -> Result<Vec<Listed>> {
+    let listed = |name, location: &str| Listed { name, location: location.to_owned(), state: None };
     let path = url.split(['?', '#']).next().unwrap_or_default();
     if let Some(Ok(name)) = path.rsplit('/').next().and_then(Name::parse) {
-        return Ok(vec![(name, url.to_owned())]);
+        return Ok(vec![listed(name, url)]);
     }
     let query = &url[path.len()..];
-    let named = |newest: &str| -> Result<Option<(Name, String)>> {
+    let named = |newest: &str| -> Result<Option<Listed>> {
         let archive = Archive::open(&format!("{}/{newest}{query}", path.trim_end_matches('/')))?;
-        Ok(archive.name().map(|name| (name.clone(), archive.shown().to_owned())))
+        Ok(archive.name().map(|name| listed(name.clone(), archive.shown())))
     };
     let full = named(NEWEST_FULL)?.with_context(|| {
         let shown = path.rsplit('@').next().unwrap_or_default();
@@ -139,18 +158,18 @@ fn at_url(url: &str) -> Result<Vec<(Name, String)>> {
 
 /// Returns the ways to use archives: each one by itself, and incremental ones on top of the full ones that they add to.
 /// The newest comes first, and of one slot the one of which the least is read.
-fn paired(all: &[(Name, String)]) -> Vec<Found> {
+fn paired(all: &[Listed]) -> Vec<Found> {
     let mut found = Vec::new();
-    for (name, location) in all {
-        let mut add = |archives| found.push(Found { slot: name.slot, archives });
+    for Listed { name, location, state } in all {
+        let mut add = |archives| found.push(Found { slot: name.slot, archives, state: *state });
         let Some(base) = name.base else {
             add(Archives::Full(location.clone()));
             continue;
         };
         let incremental = || location.clone();
         add(Archives::Incremental { base, incremental: incremental() });
-        if let Some((_, full)) = all.iter().find(|(full, _)| full.base.is_none() && full.slot == base) {
-            add(Archives::Both { full: full.clone(), incremental: incremental() });
+        if let Some(full) = all.iter().find(|full| full.name.base.is_none() && full.name.slot == base) {
+            add(Archives::Both { full: full.location.clone(), incremental: incremental() });
         }
     }
     found.sort_by_key(|found| (std::cmp::Reverse(found.slot), found.cost()));
@@ -187,7 +206,10 @@ mod tests {
             (20, Archives::Full(new.clone())),
             (10, Archives::Full(old.clone())),
         ];
-        assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives }));
+        let told: Vec<_> = found.iter().map(|found| (found.slot, found.archives.clone())).collect();
+        assert_eq!(told, expected);
+        let state_of = |found: &Found| FileState::of(&fs::metadata(found.newest()).unwrap());
+        assert!(found.iter().all(|found| found.state == Some(state_of(found))));
         let takes: Vec<bool> = found.iter().map(|found| found.takes(12)).collect();
         assert_eq!(takes, [false, true, true, true, true], "a store that stands before the base lacks changes");
         assert!(failed.len() == 1 && failed[0].contains(&missing), "{failed:?}");
@@ -232,7 +254,7 @@ mod tests {
             (30, Archives::Both { full: full.clone(), incremental }),
             (10, Archives::Full(full)),
         ];
-        assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives }), "{failed:?}");
+        assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives, state: None }), "{failed:?}");
     }
 
     #[test]

@@ -3,24 +3,26 @@
 //! Owns: which archives can be used now, in which order, and the words for the lack of one. Must not: read an archive, or
 //! ask a source. Runs on the task of the heal; the search asks it on the blocking pool.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::time::{Duration, Instant};
 
-use super::archives::{Found, Search};
+use super::archives::{FileState, Found, Search};
 
 /// Time until an archive that could not be used is tried again, after its first failure. Each further failure doubles it.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// Largest number of these doublings: about an hour.
 const DOUBLINGS_MAX: u32 = 6;
 
-/// Archives that could not be used, by [`Found::key`].
+/// Archives that could not be used, by [`Found::newest`]. Of a file that grows there is one entry, of its newest state.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<String, Refused>);
 
 #[derive(Debug)]
 struct Refused {
+    /// State of the file that could not be used. Another one has not been tried.
+    state: Option<FileState>,
     until: Instant,
     failures: u32,
     why: String,
@@ -35,8 +37,8 @@ pub(super) struct Wanted {
     healed_to: u64,
     /// Slot at which the store stands.
     store_slot: u64,
-    /// Archives that are not tried again yet.
-    resting: HashSet<String>,
+    /// Archives that are not tried again yet, by location, with the state that could not be used.
+    resting: HashMap<String, Option<FileState>>,
 }
 
 impl Refusals {
@@ -44,8 +46,11 @@ impl Refusals {
     /// download or a disk may have failed; a file that changes is tried again at once.
     pub(super) fn add(&mut self, found: &Found, failed: &anyhow::Error) -> String {
         let why = format!("archive_slot={}: {failed:#}", found.slot);
-        let fresh = Refused { until: Instant::now(), failures: 0, why: String::new() };
-        let refused = self.0.entry(found.key()).or_insert(fresh);
+        let fresh = || Refused { state: found.state, until: Instant::now(), failures: 0, why: String::new() };
+        let refused = self.0.entry(found.newest().to_owned()).or_insert_with(fresh);
+        if refused.state != found.state {
+            *refused = fresh();
+        }
         refused.until = Instant::now() + REFUSED_FOR * (1 << refused.failures.min(DOUBLINGS_MAX));
         refused.failures += 1;
         refused.why.clone_from(&why);
@@ -59,7 +64,8 @@ impl Refusals {
             MapPhase::Ready | MapPhase::Loading => 0,
         };
         let (store_slot, now) = (checkpoint.slot.unwrap_or(0), Instant::now());
-        let resting = self.0.iter().filter(|(_, refused)| refused.until > now).map(|(key, _)| key.clone()).collect();
+        let resting = self.0.iter().filter(|(_, refused)| refused.until > now);
+        let resting = resting.map(|(location, refused)| (location.clone(), refused.state)).collect();
         Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, resting }
     }
 
@@ -78,7 +84,8 @@ impl Refusals {
             Some(_) => {}
             None => why += ": there is none",
         }
-        let refused = found.iter().find_map(|found| self.0.get(&found.key()));
+        let refused = |found: &Found| self.0.get(found.newest()).filter(|refused| refused.state == found.state);
+        let refused = found.iter().find_map(refused);
         if let Some(Refused { why: reason, until, .. }) = refused {
             let seconds = until.saturating_duration_since(Instant::now()).as_secs();
             why += &format!("; {reason} (tried again in {seconds}s, or once the file changes)");
@@ -93,7 +100,8 @@ impl Refusals {
 impl Wanted {
     /// Whether an archive can be used as far as its name tells.
     pub(super) fn takes(&self, found: &Found) -> bool {
-        found.slot >= self.slot && found.takes(self.store_slot) && !self.resting.contains(&found.key())
+        let rests = self.resting.get(found.newest()).is_some_and(|state| *state == found.state);
+        found.slot >= self.slot && found.takes(self.store_slot) && !rests
     }
 
     /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
@@ -112,7 +120,7 @@ mod tests {
     use super::*;
 
     fn full(slot: u64) -> Found {
-        Found { slot, archives: Archives::Full(format!("/nowhere/{slot}")) }
+        Found { slot, archives: Archives::Full(format!("/nowhere/{slot}")), state: None }
     }
 
     fn at(slot: u64, phase: MapPhase) -> ChainCheckpoint {
@@ -135,15 +143,25 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_file_that_changes_is_tried_again_at_once() {
+    fn a_refused_file_that_changes_is_tried_again_at_once_and_has_one_entry() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("archive");
-        std::fs::write(&path, "half").unwrap();
-        let found = Found { slot: 7, archives: Archives::Full(path.to_str().unwrap().to_owned()) };
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let state = FileState::of(&std::fs::metadata(&path).unwrap());
+            Found { slot: 7, archives: Archives::Full(path.to_str().unwrap().to_owned()), state: Some(state) }
+        };
         let mut refusals = Refusals::default();
-        refusals.add(&found, &anyhow::anyhow!("cut short"));
-        assert!(!refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found));
-        std::fs::write(&path, "a whole one").unwrap();
-        assert!(refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found));
+        for text in ["half", "three quarters"] {
+            let found = write(text);
+            assert!(refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found), "{text}");
+            refusals.add(&found, &anyhow::anyhow!("cut short"));
+            assert!(!refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found), "{text}");
+        }
+        let whole = write("a whole one, at last");
+        let wanted = refusals.wanted(5, &at(5, MapPhase::Ready));
+        assert!(wanted.takes(&whole) && refusals.0.len() == 1);
+        let search = Search { found: vec![whole], failed: Vec::new() };
+        assert!(!refusals.lack(&wanted, &search).contains("cut short"), "that was another state");
     }
 }

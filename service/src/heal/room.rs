@@ -8,10 +8,8 @@ use bytesize::ByteSize;
 use tracing::info;
 
 use crate::config::Config;
+use crate::feed::RECORD_BYTES;
 use crate::ingest::healing::Differences;
-
-/// Bytes of a change in the feed's log.
-const FEED_CHANGE_BYTES: u64 = 112;
 
 /// Consequences of the number of differences, known before the first one is applied.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +29,10 @@ impl Room {
     /// The disk lacks the room, with the bytes that are needed; an I/O error of asking for it.
     pub(super) fn check(config: &Config, differences: &Differences) -> Result<Self> {
         let (dir, count) = (&config.store.dir, differences.left());
-        let log_bytes = count.saturating_mul(FEED_CHANGE_BYTES);
+        let change_bytes = RECORD_BYTES as u64;
+        let log_bytes = count.saturating_mul(change_bytes);
         let fits_feed = log_bytes <= config.feed.feed_retention_bytes.as_u64();
-        let page_bytes = config.engine.engine.descriptor().page_bytes.max(FEED_CHANGE_BYTES);
+        let page_bytes = config.engine.engine.descriptor().page_bytes.max(change_bytes);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
         let needed_bytes = view_bytes + if config.feed.feed && fits_feed { log_bytes } else { 0 };
         let free_bytes = probe::space(dir)?.free_bytes;
