@@ -12,6 +12,7 @@
 //! lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends, so
 //! nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
 
+mod differing;
 mod lane;
 mod passed;
 
@@ -21,8 +22,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::error;
 
+use self::differing::{Difference, Differing};
 pub(super) use self::lane::Lane;
 use self::passed::{Passed, Place};
 use super::State;
@@ -48,6 +49,7 @@ pub(super) struct Merge {
     told: Option<(usize, u64)>,
     /// The newest gap of a lane and its provider, until it is over or ingest-apply is told.
     gap: Option<(usize, Gap)>,
+    differing: Differing,
 }
 
 impl Merge {
@@ -57,7 +59,8 @@ impl Merge {
         let known = |slot| if checkpoint.slot == Some(slot) { checkpoint.blockhash } else { [0; 32] };
         let base = state.resume.slot().map(|slot| Base { slot, blockhash: known(slot) });
         lanes.iter_mut().for_each(|lane| lane.restart(base));
-        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None }
+        let differing = Differing::default();
+        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing }
     }
 
     /// Takes the messages of the lanes' receivers until one of them or ingest-apply ends.
@@ -84,9 +87,10 @@ impl Merge {
         }
     }
 
-    /// Looks at waits and at ingest-apply, which a message may not come for.
+    /// Looks at waits, at lines that are due, and at ingest-apply, which a message may not come for.
     fn look(&mut self) -> Result<(), Closed> {
         self.start_over_if_given_up();
+        self.differing.tell(&self.state.providers);
         for at in 0..self.lanes.len() {
             if let Some(gap) = self.lanes[at].check_waiting() {
                 self.lack(at, gap);
@@ -177,19 +181,13 @@ impl Merge {
         self.gap.take_if(|(_, gap)| gap.first_slot <= last.slot);
     }
 
-    /// Reports a block of which two providers tell different accounts.
-    fn report(&self, provider: usize, first: usize, slot: &WholeSlot, events_first: usize) {
+    /// Counts a block of which two providers tell different accounts, and reports it.
+    fn report(&mut self, provider: usize, first: usize, slot: &WholeSlot, accounts_first: usize) {
         let providers = &self.state.providers;
         providers.differs(provider);
-        error!(
-            slot = slot.slot,
-            provider = providers.name(provider),
-            accounts = slot.events.len(),
-            applied_of = providers.name(first),
-            applied_accounts = events_first,
-            "two providers tell different accounts of one block: the first one's are applied; see with `service audit` \
-             which of them is right"
-        );
+        let accounts = slot.events.len();
+        self.differing.note(provider, Difference { slot: slot.slot, accounts, first, accounts_first });
+        self.differing.tell(providers);
     }
 
     /// Notes that a lane lacks slots that were not passed on, or contradicts those that were.
