@@ -15,11 +15,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
+use bootstrap::Seen;
 use engine_latency::{Latency, Snapshot, export};
 use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
+use crate::chain::Phase;
 use crate::dashboard::{self, Dashboard, History, Identity};
 use crate::handles::Handles;
 use crate::metrics;
@@ -108,8 +110,10 @@ async fn status(State(state): State<HttpState>) -> Response {
     page(JSON, status_json(&state.handles).to_string())
 }
 
-/// Returns every field of the Status rpc under its own name, the providers, the warm-up, and the counters.
+/// Returns every field of the Status rpc under its own name, the providers, the load, the spool, the heal, the warm-up, and
+/// the counters.
 fn status_json(handles: &Handles) -> Value {
+    let phase = handles.status.readiness.phase();
     let status = handles.status.response();
     let checkpoint = status.checkpoint.map(|checkpoint| {
         json!({
@@ -135,8 +139,23 @@ fn status_json(handles: &Handles) -> Value {
         "gap": gap,
         "version": status.version,
         "providers": handles.status.providers.reports(),
+        "load": load_json(&handles.load, matches!(phase, Phase::Loading(_))),
+        "spool": handles.spool.json(),
+        "heal": handles.healing.json(matches!(phase, Phase::Healing(_))),
         "warm_up": handles.warmth.json(),
         "counters": counters,
+    })
+}
+
+/// Returns the progress of the load, or of the comparison of a heal. `under_way`: whether the store is being loaded.
+fn load_json(load: &Seen, under_way: bool) -> Value {
+    json!({
+        "under_way": under_way,
+        "read_bytes": load.read_bytes(),
+        "archive_bytes": load.archive_bytes(),
+        "versions": load.versions(),
+        "pairs": load.pairs(),
+        "waiting": load.waiting().map(|waiting| waiting.to_string()),
     })
 }
 
@@ -168,7 +187,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::chain::{Commitment, Gap, Phase};
+    use crate::chain::{Commitment, Gap};
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
     use crate::readiness::Age;
@@ -283,6 +302,14 @@ mod tests {
         assert_eq!(status["checkpoint"]["blockhash"], "1".repeat(32));
         assert_eq!(status["counters"]["lookups"], 1);
         assert_eq!(status["warm_up"], json!({ "under_way": false, "read_bytes": 0, "missing_bytes": 0 }));
+        let load = json!({
+            "under_way": false, "read_bytes": 0, "archive_bytes": null, "versions": 0, "pairs": 0, "waiting": null,
+        });
+        assert_eq!(status["load"], load);
+        let spool = json!({ "under_way": false, "bytes": 0, "slots": 0, "last_slot": null, "stopped": null });
+        assert_eq!(status["spool"], spool);
+        let heal = json!({ "under_way": false, "differences": 0, "applied": 0, "healed": 0, "failures": 0 });
+        assert_eq!(status["heal"], heal);
         let (_, body) = fetch(address, "/histograms.json").await;
         let report: export::Report = serde_json::from_str(&body).unwrap();
         assert_eq!(report.get("rpc", engine_latency::Op::ReadPositive).map(|series| series.count), Some(1));

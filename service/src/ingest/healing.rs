@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result};
 use engine_api::{Error, Key, Value};
+use serde_json::json;
 use solana::ChainCheckpoint;
 use tokio::sync::oneshot;
 
@@ -143,6 +144,19 @@ impl Differences {
 }
 
 impl Figures {
+    /// Returns the figures as `/status.json` gives them. `under_way`: whether the store is being healed.
+    pub(crate) fn json(&self, under_way: bool) -> serde_json::Value {
+        // ORDERING: Relaxed: statistics.
+        let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        json!({
+            "under_way": under_way,
+            "differences": of(&self.differences),
+            "applied": of(&self.applied),
+            "healed": of(&self.healed),
+            "failures": of(&self.failed),
+        })
+    }
+
     pub(super) fn applied(&self, changes: usize) {
         // ORDERING: Relaxed: a statistic.
         self.applied.fetch_add(changes as u64, Ordering::Relaxed);

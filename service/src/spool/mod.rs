@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
+use serde_json::{Value, json};
 
 pub use reader::{Found, Reader, look};
 pub use record::{EVENTS_MAX, Origin, source_of};
@@ -57,6 +58,20 @@ impl Figures {
     /// Reason why the spool takes no more slots; `None` while it does.
     pub fn stopped(&self) -> Option<String> {
         self.stopped.load().as_deref().cloned()
+    }
+
+    /// Returns the figures as `/status.json` gives them. Without a spool they are 0.
+    pub(crate) fn json(&self) -> Value {
+        // ORDERING: Relaxed: statistics.
+        let is_open = self.open.load(Ordering::Relaxed);
+        let shown = |figure: u64| if is_open { figure } else { 0 };
+        json!({
+            "under_way": is_open,
+            "bytes": shown(self.flushed_bytes()),
+            "slots": shown(self.slots.load(Ordering::Relaxed)),
+            "last_slot": is_open.then(|| self.last_slot.load(Ordering::Relaxed)),
+            "stopped": self.stopped(),
+        })
     }
 
     /// Resets the figures to those of a service without a spool.

@@ -20,6 +20,7 @@ use loadgen::stream::{Final, Stream, Workload};
 use proto::v1::GetRequest;
 use proto::v1::kv_client::KvClient;
 use proto::v1::subscribe_request::Start;
+use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
 use tonic::Code;
@@ -244,6 +245,8 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         assert_eq!(run.archive(0), BASE_SLOT);
         wait_for_need(&mut service, &format!("the newest one is too old: slot={BASE_SLOT}"));
         assert_eq!((service.metric("solkv_healing"), service.slot()), (Some(1.0), Some(before)));
+        let status = service.status();
+        assert!(status["heal"]["under_way"] == true && status["spool"]["under_way"] == true, "{status}");
         assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
         let reader = Reader::start(&run, before);
         let slot = run.archive(needed - BASE_SLOT);
@@ -254,6 +257,9 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         let (differences, applied) = ("solkv_heal_differences", "solkv_heal_applied");
         let differences = service.metric(differences).unwrap();
         assert!(differences > 1000.0 && service.metric(applied) == Some(differences), "{differences}");
+        let count = differences as u64;
+        let heal = json!({ "under_way": false, "differences": count, "applied": count, "healed": 1, "failures": 0 });
+        assert_eq!(service.status()["heal"], heal);
         run.finish_with(service, &end, subscriber);
     }
 }

@@ -193,6 +193,13 @@ impl Service {
         self.child.try_wait().unwrap()
     }
 
+    /// Returns the service's account of itself, as `/status.json` has it.
+    #[track_caller]
+    pub(crate) fn status(&mut self) -> serde_json::Value {
+        let (_, body) = wait_for("the status", || self.get("/status.json"));
+        serde_json::from_str(&body).unwrap()
+    }
+
     /// Returns the slot of the store's checkpoint.
     pub(crate) fn slot(&mut self) -> Option<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.get("/status.json")?.1).ok()?;

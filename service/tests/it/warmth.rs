@@ -10,8 +10,7 @@ use crate::support::{Service, columns, load, stream, wait_for};
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
 fn warm_up(service: &mut Service) -> Value {
-    let (_, body) = wait_for("status", || service.get("/status.json"));
-    serde_json::from_str::<Value>(&body).unwrap()["warm_up"].clone()
+    service.status()["warm_up"].take()
 }
 
 /// Writes a store whose pages are in segments, which is where a warm-up reads.
