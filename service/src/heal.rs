@@ -422,14 +422,10 @@ fn followed(spooling: &Spooling) -> usize {
 
 /// Shows the stream as the spool's receiver sees it, because no other one is connected.
 fn mirror(spool: &State, shown: &State) {
-    let (from, to) = (&spool.figures, &shown.figures);
-    // ORDERING: Relaxed: statistics.
-    to.subscriptions.store(from.subscriptions.load(Ordering::Relaxed), Ordering::Relaxed);
-    to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+    shown.mirror(spool);
     if let Some(newest) = spool.readiness.newest_slot() {
         shown.readiness.set_newest_slot(newest);
     }
-    shown.providers.mirror(&spool.providers);
 }
 
 /// Returns a location without the secrets of a URL.

@@ -228,6 +228,12 @@ impl Readiness {
         self.trouble.load_full()
     }
 
+    /// Shows the trouble of the receiver of a spool, `of`, while no other one is connected. Writer: the task of a heal or a
+    /// replay.
+    pub(crate) fn mirror_trouble(&self, of: &Self) {
+        self.trouble.store(of.trouble.load_full());
+    }
+
     /// Clears the trouble, because the stream brings slots. Writer: the receiver, for each slot.
     pub fn clear_trouble(&self) {
         if self.trouble.load().is_some() {

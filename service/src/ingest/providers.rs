@@ -49,6 +49,8 @@ struct Lane {
 struct Provider {
     name: String,
     distrusted: AtomicBool,
+    /// Whether the receiver that [`Providers::mirror`] shows distrusts it. Only reports ask.
+    mirrored_distrust: AtomicBool,
     failing: AtomicBool,
     /// The newest slot that the provider is known to have; 0 for none.
     newest_slot: AtomicU64,
@@ -152,7 +154,7 @@ impl Providers {
 
     /// Returns a report of each provider, in the order of preference.
     pub fn reports(&self) -> Vec<Report> {
-        let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_distrusted(*index));
+        let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_shown_distrusted(*index));
         let tip = tip.filter_map(|(index, _)| self.newest_slot(index)).max();
         let report = |(index, provider): (usize, &Provider)| Report {
             name: provider.name.clone(),
@@ -249,8 +251,8 @@ impl Providers {
         self.all.get(index).is_some_and(|provider| provider.failing.load(Ordering::Relaxed))
     }
 
-    /// Shows each provider as the receiver of a spool sees it, `of`, while no other one is connected. Distrust is not
-    /// taken over: a provider that contradicts the kept slots may agree with the store. It is shown as failing.
+    /// Shows each provider as the receiver of a spool sees it, `of`, while no other one is connected. Distrust is shown
+    /// and not taken over, because a provider that contradicts the kept slots may agree with the store.
     pub(crate) fn mirror(&self, of: &Self) {
         for (lane, from) in of.lanes.iter().enumerate() {
             match from.followed.load(Ordering::Relaxed) {
@@ -259,6 +261,7 @@ impl Providers {
             }
         }
         for (to, from) in self.all.iter().zip(&of.all) {
+            to.mirrored_distrust.store(from.distrusted.load(Ordering::Relaxed), Ordering::Relaxed);
             to.failing.store(from.failing.load(Ordering::Relaxed), Ordering::Relaxed);
             to.newest_slot.store(from.newest_slot.load(Ordering::Relaxed), Ordering::Relaxed);
             let errors = from.errors.load(Ordering::Relaxed);
@@ -270,6 +273,11 @@ impl Providers {
                 to.last_error.store(from.last_error.load_full());
             }
         }
+    }
+
+    /// Ends the showing of another receiver: whom that one distrusts is asked again.
+    pub(super) fn end_mirror(&self) {
+        self.all.iter().for_each(|provider| provider.mirrored_distrust.store(false, Ordering::Relaxed));
     }
 
     /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
@@ -289,9 +297,15 @@ impl Providers {
         self.all.iter().filter(|provider| provider.distrusted.swap(false, Ordering::Relaxed)).count() > 0
     }
 
+    /// Whether reports show the provider as distrusted.
+    fn is_shown_distrusted(&self, index: usize) -> bool {
+        let is_mirrored = |provider: &Provider| provider.mirrored_distrust.load(Ordering::Relaxed);
+        self.is_distrusted(index) || self.all.get(index).is_some_and(is_mirrored)
+    }
+
     fn condition(&self, index: usize) -> Condition {
         match () {
-            () if self.is_distrusted(index) => Condition::Distrusted,
+            () if self.is_shown_distrusted(index) => Condition::Distrusted,
             () if self.is_failing(index) => Condition::Fails,
             () if self.is_followed(index) => Condition::Followed,
             () => Condition::StandsBy,
@@ -354,8 +368,16 @@ mod tests {
         spool.distrust(0);
         spool.failed(0, "contradicts");
         shown.mirror(&spool);
-        assert_eq!((of(0).condition, of(0).errors, of(1).condition), (Condition::Fails, 3, Condition::Followed));
-        assert_eq!((*shown.followed().borrow(), shown.is_distrusted(0)), (1, false));
+        assert_eq!((of(0).condition, of(0).errors, of(1).condition), (Condition::Distrusted, 3, Condition::Followed));
+        assert_eq!((*shown.followed().borrow(), shown.is_distrusted(0)), (1, false), "only the spool distrusts it");
+        assert_eq!(of(1).lag_slots, Some(0), "its slot does not count");
+        spool.trust_all();
+        shown.mirror(&spool);
+        assert_eq!(of(0).condition, Condition::Fails);
+        spool.distrust(0);
+        shown.mirror(&spool);
+        shown.end_mirror();
+        assert_eq!(of(0).condition, Condition::Fails, "it is asked again");
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::spool::{Figures, Full, Origin, Reader, Writer, source_of};
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How often the providers are shown as the spool's receiver sees them.
+/// How often the stream is shown as the spool's receiver sees it.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 
 /// Settings of the spool and of the slots that it takes.
@@ -388,7 +388,7 @@ impl Replay {
         // Until the spool ends, its receiver is the only one.
         let shows = async {
             loop {
-                state.providers.mirror(&spooling.state.providers);
+                state.mirror(&spooling.state);
                 tokio::time::sleep(SHOW_EVERY).await;
             }
         };

@@ -90,7 +90,8 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
     writer.flush().unwrap();
     let at = |slot| ChainCheckpoint { slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() };
     let state = State::at(at(10));
-    let replay = Replay::of(at_rest(&dir, figures, &state), &at(10)).await.unwrap().unwrap();
+    state.readiness.set_trouble("the server does not have the slots");
+    let replay = Replay::of(at_rest(&dir, figures, &State::at(at(12))), &at(10)).await.unwrap().unwrap();
     let (messages, mut received) = mpsc::channel(8);
     let replaying = tokio::spawn({
         let (messages, state) = (messages.clone(), state.clone());
@@ -102,6 +103,7 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
         state.published.publish(at(committed));
         tokio::time::sleep(LOOK_EVERY * 10).await;
         assert!(dir.exists() && !replaying.is_finished(), "removed at slot={committed}");
+        assert_eq!(state.readiness.trouble(), None, "the receiver from before the spool is gone");
     }
     state.published.publish(at(12));
     replaying.await.unwrap();

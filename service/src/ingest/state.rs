@@ -71,6 +71,16 @@ impl State {
         Open(self)
     }
 
+    /// Shows the stream and its providers as the receiver of a spool sees them, `of`, while no other one is connected.
+    pub(crate) fn mirror(&self, of: &Self) {
+        let (from, to) = (&of.figures, &self.figures);
+        // ORDERING: Relaxed: statistics.
+        to.subscriptions.store(from.subscriptions.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.readiness.mirror_trouble(&of.readiness);
+        self.providers.mirror(&of.providers);
+    }
+
     /// Returns the state of one of several subscriptions that are kept at once. The slots that it hears of and
     /// its place to resume are its own, all else is shared.
     pub(super) fn of_lane(&self) -> Self {
@@ -204,5 +214,27 @@ impl Resume {
     pub(super) fn is_given_up(&self, connection: u64) -> bool {
         // ORDERING: Acquire: see the write.
         connection <= self.given_up.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::Phase;
+
+    #[test]
+    fn while_a_spool_follows_the_stream_its_receiver_has_the_word() {
+        let [shown, spool] = [(); 2].map(|()| State::at(ChainCheckpoint::default()));
+        let why = || shown.readiness.verdict().not_ready.unwrap_or_default();
+        shown.readiness.set_phase(Phase::CatchingUp);
+        shown.readiness.set_trouble("the server does not have the slots");
+        let open = spool.open();
+        shown.mirror(&spool);
+        assert_eq!((why().as_str(), shown.figures.is_connected()), ("catching up with the stream", true));
+        drop(open);
+        spool.readiness.set_trouble("cannot connect");
+        shown.mirror(&spool);
+        assert_eq!(why(), "catching up with the stream; stream: cannot connect");
+        assert!(!shown.figures.is_connected());
     }
 }

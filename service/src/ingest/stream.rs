@@ -35,6 +35,7 @@ pub(super) async fn receive_from<U: Upstream>(
     state.figures.subscriptions.store(0, Ordering::Relaxed);
     // The receivers of an earlier stream have turned to none of them any more.
     (1..LANES_MAX).for_each(|lane| state.providers.turn(lane, None));
+    state.providers.end_mirror();
     let asks = probe(&upstreams, &state.providers, config.commitment);
     let receives = async {
         if usize::from(config.settings.geyser_at_once).min(upstreams.len()) < 2 {
