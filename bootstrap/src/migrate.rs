@@ -334,7 +334,7 @@ fn say_result(
     let (load_s, verify_s) = (took.0.as_secs_f64(), took.1.as_secs_f64());
     let (disk_bytes, pairs) = (probe::disk_bytes(&args.dir), written.pairs());
     say!("migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
-    say!("checkpoint {}", solana::shown(origin));
+    say!("checkpoint {}", solana::shown_of_copy(origin));
     if read != written {
         say!("not equal: from_digest={read} digest={written}");
         return 1;

@@ -78,7 +78,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
 /// Opens and checks a copy, and returns the report to print.
 fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result<String> {
     let copy = open_existing(to, Some(args.memory))?;
-    let (label, checkpoint) = (copy.label(), solana::shown(&copy.checkpoint()?).to_string());
+    let (label, checkpoint) = (copy.label(), solana::shown_of_copy(&copy.checkpoint()?));
     let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
     let mut said = format!("{made}\ncheckpoint {checkpoint}\n");
     warn_of_part(to)?;
@@ -114,7 +114,7 @@ fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<S
         args.dir.display()
     );
     let made = format!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
-    let mut said = format!("{made}\ncheckpoint {}\n", solana::shown(&checkpoint));
+    let mut said = format!("{made}\ncheckpoint {}\n", solana::shown_of_copy(&checkpoint));
     warn_of_part(&args.dir)?;
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {

@@ -154,6 +154,16 @@ impl ChainCheckpoint {
         ))
     }
 
+    /// Says how the heal of a copied store ends; `None` if no heal was under way.
+    fn unfinished_heal(&self) -> Option<String> {
+        let MapPhase::Healing { to_slot, .. } = self.phase else { return None };
+        let slot = self.slot.map_or("none".to_owned(), |slot| slot.to_string());
+        Some(format!(
+            "the store that was copied is in the middle of a heal, and so is the copy: slot={slot} to_slot={to_slot}: a service \
+             answers no lookup from it until the heal has ended, and goes on with the heal if it has heal_from"
+        ))
+    }
+
     fn raw(&self) -> Raw {
         let (phase, to_slot, next_key) = match self.phase {
             MapPhase::Loading => (LOADING, 0, [0; 32]),
@@ -194,6 +204,18 @@ pub fn shown(checkpoint: &Checkpoint) -> String {
     }
 }
 
+/// Formats the checkpoint of a copy as [`shown`] does, with the phase. If a heal was under way, a second line says how it
+/// ends.
+pub fn shown_of_copy(checkpoint: &Checkpoint) -> String {
+    match ChainCheckpoint::read(checkpoint) {
+        Ok(found) => {
+            let heal = found.unfinished_heal().map_or(String::new(), |words| format!("\n{words}"));
+            format!("{found} phase={}{heal}", found.phase)
+        }
+        Err(_) => shown(checkpoint),
+    }
+}
+
 fn damaged(why: &str) -> Error {
     Error::new(ErrorKind::DataDamaged, format!("the chain's checkpoint is damaged: {why}"))
 }
@@ -216,6 +238,18 @@ mod tests {
             ChainCheckpoint { phase: MapPhase::Loading, slot: None, ..full },
             ChainCheckpoint { phase: MapPhase::Ready, slot: Some(u64::MAX), ..full },
         ]
+    }
+
+    #[test]
+    fn a_copy_is_shown_with_its_phase_and_the_end_of_a_heal_that_is_left() {
+        let store = ChainCheckpoint { seq: 5, slot: Some(7), ..ChainCheckpoint::default() };
+        assert_eq!(shown_of_copy(&store.write()), "seq=5 slot=7 blockhash=none phase=ready");
+        let phase = MapPhase::Healing { to_slot: 40, next_key: [1; 32] };
+        let said = shown_of_copy(&ChainCheckpoint { phase, ..store }.write());
+        let (line, words) = said.split_once('\n').unwrap();
+        assert_eq!(line, "seq=5 slot=7 blockhash=none phase=healing");
+        assert!(words.contains("slot=7 to_slot=40") && words.contains("heal_from"), "{words}");
+        assert!(shown_of_copy(&Checkpoint::new(5, b"other")).starts_with("seq=5 not a chain's checkpoint"));
     }
 
     #[test]

@@ -10,5 +10,5 @@ mod checkpoint;
 pub mod extract;
 pub mod token;
 
-pub use checkpoint::{ChainCheckpoint, MapPhase, SourceId, shown};
+pub use checkpoint::{ChainCheckpoint, MapPhase, SourceId, shown, shown_of_copy};
 pub use extract::Extract;

@@ -1,9 +1,11 @@
 //! Migrations to another engine: checkpoint and meaning go along, and a killed migration can be resumed.
 
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use solana::{ChainCheckpoint, MapPhase};
 use workload::Rng;
 
 use crate::{command, cut_short, digest, engines, fails, ok, str, synthetic, text};
@@ -53,6 +55,29 @@ fn a_store_whose_checkpoint_is_no_chains_is_looked_at_and_moved_as_it_is() {
         assert!(ok(&["compare", "--dir", str(&dir), "--with", str(&new)]).contains(other), "{engine}");
         assert_eq!(engines::open_existing(&new, None).unwrap().checkpoint().unwrap(), checkpoint);
     }
+}
+
+#[test]
+fn a_store_in_the_middle_of_a_heal_moves_and_the_rest_of_the_heal_is_told() {
+    let engine = engines().next().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, new) = (temp.path().join("store"), temp.path().join("new"));
+    ok(&["--engine", engine, "--dir", str(&dir), "--pairs", "1000", "--slot", "77"]);
+    let move_on = |to: &Path| ok(&["--from-store", str(&dir), "--engine", engine, "--dir", str(to)]);
+    let moved = move_on(&new);
+    assert!(moved.contains("checkpoint seq=1000 slot=77 blockhash=none phase=ready\nequal:"), "{moved}");
+    let store = engines::open_existing(&dir, None).unwrap();
+    let phase = MapPhase::Healing { to_slot: 90, next_key: [7; 32] };
+    let checkpoint = ChainCheckpoint { phase, ..ChainCheckpoint::read(&store.checkpoint().unwrap()).unwrap() }.write();
+    store.begin().unwrap().commit(&checkpoint, engine_api::Durability::Synced).unwrap();
+    store.close().unwrap();
+    let again = temp.path().join("again");
+    let moved = move_on(&again);
+    assert!(
+        moved.contains(" phase=healing\n") && moved.contains("heal, and so is the copy: slot=77 to_slot=90"),
+        "{moved}"
+    );
+    assert_eq!(engines::open_existing(&again, None).unwrap().checkpoint().unwrap(), checkpoint);
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use engine_api::Durability;
 use engines::{EngineOptions, Load, LoadState, Loaded};
 use proto::v1::SubscribeRequest;
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
+use solana::{ChainCheckpoint, MapPhase};
 
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, wait_for};
 
@@ -218,6 +220,26 @@ fn a_copy_of_a_store_that_is_not_what_was_loaded_is_refused() {
     loaded_as(&dir, &other);
     let said = fails(&["snapshot", "--dir", str(&dir), "--to", str(&again), "--digest"]);
     assert!(said.contains("does not hold what was loaded") && !again.exists(), "{said}");
+}
+
+#[test]
+fn a_copy_of_a_store_in_the_middle_of_a_heal_says_how_the_heal_ends() {
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, whole, copy, again] = ["store", "whole", "copy", "again"].map(|name| temp.path().join(name));
+    stored(&dir);
+    let said = ok(&["snapshot", "--dir", str(&dir), "--to", str(&whole)]);
+    assert!(field(&said, "phase") == "ready" && !said.contains("heal"), "{said}");
+    let store = engines::open_existing(&dir, None).unwrap();
+    let phase = MapPhase::Healing { to_slot: BASE_SLOT + 12, next_key: [7; 32] };
+    let checkpoint = ChainCheckpoint { phase, ..ChainCheckpoint::read(&store.checkpoint().unwrap()).unwrap() };
+    store.begin().unwrap().commit(&checkpoint.write(), Durability::Synced).unwrap();
+    store.close().unwrap();
+    let made = ok(&["snapshot", "--dir", str(&dir), "--to", str(&copy)]);
+    let restored = ok(&["restore", "--from", str(&copy), "--dir", str(&again), "--verify"]);
+    for said in [made, restored] {
+        assert_eq!((field(&said, "phase"), field(&said, "to_slot")), ("healing", "1011:"), "{said}");
+        assert!(said.contains("goes on with the heal if it has heal_from"), "{said}");
+    }
 }
 
 #[test]
