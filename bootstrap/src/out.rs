@@ -51,6 +51,11 @@ pub(crate) fn failure() -> Option<io::Error> {
     FAILED.lock().ok()?.take()
 }
 
+/// Whether the lines go to a program's log, which a bar on the terminal would tear apart.
+pub(crate) fn has_log() -> bool {
+    LOG.get().is_some()
+}
+
 /// Gives the lines of `text` to the program's log. Returns `false` if there is none.
 fn is_logged(text: fmt::Arguments<'_>) -> bool {
     let Some(log) = LOG.get() else { return false };

@@ -1,5 +1,5 @@
 //! Shows the progress of a load: a bar on a terminal, or a line every few seconds where standard error is a file or a
-//! journal.
+//! journal, or where a program has a log for the lines.
 //!
 //! Owns: drawing on standard error. Must not: decide anything. Runs on the main thread; the bar redraws itself.
 
@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use engine_latency::table::grouped;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-use crate::out::tell;
+use crate::out::{has_log, tell};
 use crate::seen::Seen;
 use crate::source::Source;
 
@@ -22,7 +22,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 pub(crate) struct Progress {
     bar: ProgressBar,
     in_bytes: bool,
-    /// Time of the last line; `None` on a terminal.
+    /// Time of the last line; `None` while a bar is drawn.
     line_at: Option<Instant>,
     seen: Seen,
 }
@@ -56,7 +56,9 @@ impl Progress {
     }
 
     fn in_unit(total: Option<u64>, message: &'static str, in_bytes: bool) -> Self {
-        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(4));
+        let terminal = std::io::stderr().is_terminal() && !has_log();
+        let target = if terminal { ProgressDrawTarget::stderr_with_hz(4) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(total, target);
         let template = match (total, in_bytes) {
             (Some(_), false) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {rate}/s eta {eta}",
             (None, false) => "{msg} {spinner} {human_pos} pairs {rate}/s {elapsed}",
@@ -70,7 +72,6 @@ impl Progress {
         let style = ProgressStyle::with_template(template).expect("the template is a constant");
         bar.set_style(style.with_key("rate", rate));
         bar.set_message(message);
-        let terminal = std::io::stderr().is_terminal();
         if terminal {
             bar.enable_steady_tick(Duration::from_millis(500));
         }

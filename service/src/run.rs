@@ -92,6 +92,8 @@ impl Checked {
 /// Runs the service until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<(), Failed> {
     probe::limit_arenas(probe::memory_limit().bytes);
+    // The load of a store and the comparison of a heal have lines of their own.
+    bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     // All refusals come before the store is touched.
     let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
     edge.addresses.warn(config.net(), &edge.access);
