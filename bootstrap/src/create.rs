@@ -44,16 +44,18 @@ pub fn slot(archive: &Path, incremental: Option<&Path>, extract: Extract, seen: 
     Archives::new(archive, incremental, Some(extract), seen)?.fix_slot(None)
 }
 
-/// Checks archives as far as their names and local files tell, without asking a server.
+/// Finds the mistakes that [`load()`] finds before it reads the archives, without asking a server: in the directory, in
+/// the archives' names and files, and whether the disk has room. Where the archives are at a server, only the directory
+/// is looked at. Changes nothing.
 ///
 /// # Errors
-/// Those of [`slot`], except those of a server.
-pub fn check(archive: &Path, incremental: Option<&Path>, extract: Extract) -> Result<()> {
+/// Those of [`load()`], except those of a server; not that another process holds the directory.
+pub fn check(store: &NewStore<'_>) -> Result<()> {
     let is_local = |path: &Path| !is_url(&path.to_string_lossy());
-    if is_local(archive) && incremental.is_none_or(is_local) {
-        Archives::new(archive, incremental, Some(extract), &Seen::default())?.fix_slot(None)?;
+    if is_local(store.archive) && store.incremental.is_none_or(is_local) {
+        return load::check(&args(store, &Seen::default()));
     }
-    Ok(())
+    load::check_dir(&args(store, &Seen::default()))
 }
 
 /// Loads the archives into the store, or continues with their load. Returns whether the store is complete; it is not if
@@ -62,8 +64,17 @@ pub fn check(archive: &Path, incremental: Option<&Path>, extract: Extract) -> Re
 /// # Errors
 /// Errors of reading the archives and of the engine, with the way out; a store that holds another load.
 pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
+    match load::run_until(&args(store, seen), stop)? {
+        0 => Ok(true),
+        _ if stop.asked().is_some() => Ok(false),
+        code => bail!("the load ended without a reason: code={code}: this is a bug"),
+    }
+}
+
+/// Returns the options of such a load.
+fn args(store: &NewStore<'_>, seen: &Seen) -> LoadArgs {
     let NewStore { dir, engine, archive, incremental, extract, cluster, beside_bytes } = *store;
-    let args = LoadArgs {
+    LoadArgs {
         engine: EngineArgs {
             engine: Some(engine.engine),
             bloom: engine.bloom,
@@ -99,10 +110,5 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
         seen: seen.clone(),
         beside_bytes,
         is_part: true,
-    };
-    match load::run_until(&args, stop)? {
-        0 => Ok(true),
-        _ if stop.asked().is_some() => Ok(false),
-        code => bail!("the load ended without a reason: code={code}: this is a bug"),
     }
 }

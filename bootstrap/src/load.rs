@@ -203,6 +203,32 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     Ok(0)
 }
 
+/// Finds the mistakes that [`run_until`] finds before it takes the lock. Changes nothing.
+pub(crate) fn check(args: &LoadArgs) -> Result<()> {
+    check_dir(args)?;
+    let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
+    let (args, source) = with_known(args, &work)?;
+    let work = WorkDir { asked: Asked::of(&args), ..work };
+    setup(&args, source, work).map(|_| ())
+}
+
+/// Finds the mistakes among those of [`check`] that do not depend on the source.
+pub(crate) fn check_dir(args: &LoadArgs) -> Result<()> {
+    let options = options_for(&args.dir, &args.engine)?;
+    engines::check(&args.dir, &options, mode(args), &terms(args))?;
+    Ok(engines::check_lock(&args.dir)?)
+}
+
+/// How the store is opened.
+fn mode(args: &LoadArgs) -> OpenMode {
+    if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create }
+}
+
+/// The terms for the store's marker, before the source is known.
+fn terms(args: &LoadArgs) -> Terms {
+    Terms { holds: args.meaning.holds(), ..Terms::default() }
+}
+
 /// Returns the source, and the options with its slot and extraction. An archive knows its slot; with --resume the
 /// directory, or the spill before there is a store, knows options that are not given again. A program that runs the load
 /// as its own part gives all of them each time.
@@ -230,9 +256,8 @@ fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
 /// is complete already.
 fn setup(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Setup>> {
     let options = options_for(&args.dir, &args.engine)?;
-    let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
+    let (mode, terms) = (mode(args), terms(args));
     let found = check_directory(&args.dir, args.resume)?;
-    let terms = Terms { holds: args.meaning.holds(), ..Terms::default() };
     if !args.resume && is_complete(&args.dir)? == Some(true) {
         engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
         bail!(

@@ -189,7 +189,9 @@ fn check(config: &Config) -> Result<(), Failed> {
     if config.store.create
         && config.store.snapshot.iter().chain(&config.store.incremental).any(|path| is_url(&path.to_string_lossy()))
     {
-        out::print("# snapshot: its server is asked at the start of a load, and not now\n")?;
+        out::print(
+            "# snapshot: its server is asked at the start of a load, and not now, so that the disk was not checked\n",
+        )?;
     }
     for reason in heal::unlisted(config) {
         out::print(&format!("# warning: {reason}: the service waits for archives there\n"))?;

@@ -21,6 +21,7 @@ use bootstrap::create::{self, NewStore};
 use bootstrap::{Seen, Stop};
 use bytesize::ByteSize;
 use engine_latency::Latency;
+use engines::EngineOptions;
 use solana::ChainCheckpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -35,6 +36,7 @@ use crate::failed::Failed;
 use crate::handles::Handles;
 use crate::http::{self, Hosts, HttpState};
 use crate::ingest;
+use crate::ingest::extract::Extract;
 use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::spooling::{SpoolConfig, Spooling};
 use crate::overlay::Overlay;
@@ -57,16 +59,17 @@ pub(crate) struct Shown {
     pub spool: Arc<spool::Figures>,
 }
 
-/// Checks the archives of a store that is still to be loaded, as far as that can be done without their server.
+/// Checks the directory of a store that is still to be loaded, its archives and the room on its disk, as far as that can be
+/// done without the archives' server.
 ///
 /// # Errors
-/// An archive that is missing, cannot be read, or does not belong in its place by its name.
+/// A directory that holds something else; an archive that is missing, cannot be read, or does not belong in its place by
+/// its name; a disk that is too small.
 pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     if !store::awaits_load(config.opening())? {
         return Ok(());
     }
-    create::check(archive(&config.store)?, config.store.incremental.as_deref(), config.stream.extract)
-        .map_err(Failed::by_remedy)
+    create::check(&new_store(&config.store, &config.engine, config.stream.extract)?).map_err(Failed::by_remedy)
 }
 
 /// Continues with a spool that an earlier start has left. `None` if there is none.
@@ -94,11 +97,12 @@ pub(crate) async fn load(
     http: TcpListener,
     asked: impl Future<Output = &'static str>,
 ) -> Result<Option<Spooling>, Failed> {
-    bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let http = http.into_std().context("cannot share the socket of HTTP")?;
     let pages = Pages::open(config, None, shown, &http)?;
+    // The load takes the directory again. Until then others learn that it is taken.
+    let held = engines::hold(&config.store.dir)?;
     let mut opening = pin!(archive_slot(config, shown.load.clone()));
     let opened = loop {
         tokio::select! {
@@ -114,6 +118,7 @@ pub(crate) async fn load(
         }
     };
     pages.close().await;
+    drop(held);
     let Some(slot) = opened.transpose()? else { return Ok(None) };
     make_way(&spool::dir_of(&config.store.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
@@ -254,24 +259,26 @@ pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig,
 /// Starts the thread `load`. It is no task of the runtime, because a runtime's end waits for such tasks.
 fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiver<Result<bool>>> {
     let (settings, engine, extract) = (config.store.clone(), config.engine.clone(), config.stream.extract);
-    let load = move || {
-        let store = NewStore {
-            dir: &settings.dir,
-            engine: &engine,
-            archive: archive(&settings)?,
-            incremental: settings.incremental.as_deref(),
-            extract,
-            cluster: settings.cluster.as_deref(),
-            beside_bytes: settings.spool_max_bytes.as_u64(),
-        };
-        create::load(&store, &seen, &stop)
-    };
+    let load = move || create::load(&new_store(&settings, &engine, extract)?, &seen, &stop);
     let (ended, has_ended) = oneshot::channel();
     thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || ended.send(load()).ok())
         .context("cannot start the thread of the load")?;
     Ok(has_ended)
+}
+
+/// Returns the store that is to be made from the archives of the settings.
+fn new_store<'a>(settings: &'a StoreSettings, engine: &'a EngineOptions, extract: Extract) -> Result<NewStore<'a>> {
+    Ok(NewStore {
+        dir: &settings.dir,
+        engine,
+        archive: archive(settings)?,
+        incremental: settings.incremental.as_deref(),
+        extract,
+        cluster: settings.cluster.as_deref(),
+        beside_bytes: settings.spool_max_bytes.as_u64(),
+    })
 }
 
 /// Describes the wait for an archive's server; `None` while it answers.

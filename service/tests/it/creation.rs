@@ -272,6 +272,9 @@ fn the_waiting_for_a_server_that_is_busy_is_shown_and_a_signal_ends_it() {
     let (_, pause) = reason.trim().rsplit_once("next_try_seconds=").unwrap();
     assert!((300..=600).contains(&pause.parse::<u64>().unwrap()), "{reason}");
     assert_eq!(service.metric("solkv_loading"), Some(1.0));
+    let status = service.status();
+    assert!(status["load"]["waiting"].as_str().unwrap().contains("failures=1"), "{status}");
+    assert!(engines::holder(&run.dir).unwrap().is_some(), "others see that a load is under way");
     let line = wait_for("the server's failure in the log", || {
         service.log().lines().find(|line| line.contains("is asked again")).map(str::to_owned)
     });
@@ -363,16 +366,18 @@ fn slots_of_another_chain_are_not_applied_to_the_archives_map() {
 
 /// A start would refuse these, after the operator has gone home.
 #[test]
-fn check_config_refuses_archives_that_a_start_would_refuse() {
+fn check_config_refuses_archives_directories_and_disks_that_a_start_would_refuse() {
     let temp = tempfile::tempdir().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let plan = loadgen::archive::options(&format!("{STORY} --without large --incremental-slots 20")).unwrap();
     let written = loadgen::archive::write(&plan, &temp.path().join("archives"), &mut ()).unwrap();
     let [full, incremental] = [0, 1].map(|at: usize| written[at].file.to_str().unwrap().to_owned());
     let checked = |more: &[&str]| {
-        let line = "check-config --create --geyser http://h:1 --extract token-owner --spool-max-bytes 1MiB --dir";
+        let line = "check-config --create --geyser http://h:1 --extract token-owner --dir";
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
-        let output = command.args(line.split(' ')).arg(path("store")).args(more).output().unwrap();
+        // The default's 16 GiB may not be free.
+        let spool: &[&str] = if more.contains(&"--spool-max-bytes") { &[] } else { &["--spool-max-bytes", "1MiB"] };
+        let output = command.args(line.split(' ')).arg(path("store")).args(spool).args(more).output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8(said).unwrap())
     };
@@ -385,8 +390,18 @@ fn check_config_refuses_archives_that_a_start_would_refuse() {
     assert!(code == Some(2) && said.contains("not an incremental archive by its name"), "{said}");
     let (code, said) = checked(&["--snapshot", &full, "--incremental", &incremental, "--heal-from", &path("none")]);
     assert!(code == Some(0) && said.contains("# warning: cannot list heal_from="), "{said}");
-    let (code, said) = checked(&["--snapshot", "http://127.0.0.1:9/snapshot-300-HASH.tar.zst"]);
+    let remote = ["--snapshot", "http://127.0.0.1:9/snapshot-300-HASH.tar.zst"];
+    let (code, said) = checked(&remote);
     assert!(code == Some(0) && said.contains("# snapshot: its server is asked at the start"), "{said}");
+    let (code, said) = checked(&["--snapshot", &full, "--spool-max-bytes", "1PiB"]);
+    assert!(code == Some(1) && said.contains("not enough disk for the load and the spool beside it"), "{said}");
+    assert!(!temp.path().join("store").exists() && !temp.path().join("store.work").exists());
+    fs::create_dir(temp.path().join("store")).unwrap();
+    fs::write(temp.path().join("store/mine"), "1").unwrap();
+    for archive in [&["--snapshot", &full][..], &remote] {
+        let (code, said) = checked(archive);
+        assert!(code == Some(2) && said.contains("not a solkv store") && said.contains("entry=mine"), "{said}");
+    }
 }
 
 #[test]
