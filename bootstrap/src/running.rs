@@ -38,11 +38,16 @@ impl Running {
 /// open.
 ///
 /// # Errors
-/// I/O errors of reading the store's marker; a damaged marker.
+/// I/O errors of reading the store's marker, and of its lock before there is a store; a damaged marker.
 pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
-    // If the lock cannot be read here, opening the store reports the reason.
-    let Ok(Some(pid)) = engines::holder(dir) else { return Ok(None) };
     let known = engines::inspect(dir)?;
+    let pid = match engines::holder(dir) {
+        Ok(Some(pid)) => pid,
+        Ok(None) => return Ok(None),
+        Err(error) if known.is_none() => return Err(error.into()),
+        // Opening the store reports the reason.
+        Err(_) => return Ok(None),
+    };
     if known.as_ref().is_some_and(|known| !known.is_loading()) {
         return Ok(None);
     }
@@ -64,7 +69,7 @@ pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
 }
 
 /// Describes a load of `dir` that was interrupted before there was a store, most often while it read its source. `None`
-/// if there is a store, or no spill in the default place.
+/// if there is a store, or neither a spill in the default place nor a spool.
 ///
 /// # Errors
 /// I/O errors of reading the store's marker; a damaged marker.
@@ -72,15 +77,19 @@ pub(crate) fn unread(dir: &Path) -> Result<Option<String>> {
     if engines::inspect(dir)?.is_some() {
         return Ok(None);
     }
-    let work = beside(dir, ".work");
+    // Only a service that loads its store has a spool before there is a store.
+    let (work, spool) = (beside(dir, ".work"), dir.join(engines::SPOOL));
+    let of_service = spool.is_dir();
+    let (spool, way_on) = match of_service {
+        true => (format!(" spool={}", spool.display()), "the next start of the service with create continues"),
+        false => (String::new(), "the load's command with --resume continues"),
+    };
     let spilled = spilled_records(&work).zip(spilled_source(&work));
-    Ok(spilled.map(|(records, (source, _))| {
-        format!(
-            "interrupted before there was a store: spilled_records={records} source={source:?} spill={}: the load's \
-             command with --resume continues",
-            work.display()
-        )
-    }))
+    let spilled = spilled.map(|(records, (source, _))| {
+        format!("spilled_records={records} source={source:?} spill={}{spool}", work.display())
+    });
+    let left = spilled.or_else(|| of_service.then(|| format!("spilled_records=none{spool}")));
+    Ok(left.map(|left| format!("interrupted before there was a store: {left}: {way_on}")))
 }
 
 /// Returns the running load's refusal if such a load may have caused `error`, otherwise `error` itself.

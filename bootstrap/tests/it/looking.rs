@@ -137,6 +137,24 @@ fn a_half_loaded_store_is_named_as_such() {
 }
 
 #[test]
+fn a_load_of_a_service_that_was_cut_short_is_described_before_there_is_a_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let info = ["info", "--dir", str(&store)];
+    assert!(fails(1, &info).contains("there is no store"));
+    fs::create_dir_all(store.join("spool")).unwrap();
+    let said = ok(&info);
+    let load = format!("load=interrupted before there was a store: spilled_records=none spool={}/spool: ", str(&store));
+    assert!(said.contains("engine=none\nopen_in=none\n") && said.contains(&load), "{said}");
+    assert!(said.contains("the next start of the service with create continues"), "{said}");
+    fails(1, &[&info[..], &["--digest"]].concat());
+    // Whether a load is under way cannot be seen.
+    fs::create_dir(store.join("LOCK")).unwrap();
+    let said = fails(1, &info);
+    assert!(said.contains("cannot look at file=") && said.contains("/store/LOCK"), "{said}");
+}
+
+#[test]
 fn a_key_that_is_none_is_a_wrong_argument() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
