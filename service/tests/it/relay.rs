@@ -39,7 +39,7 @@ pub(crate) enum Fault {
     Withholds,
     /// Each account has another owner, and each block comes late.
     Alters,
-    /// Each block comes late.
+    /// The server sends each block late.
     Lags,
     /// Nothing comes any more, and no request is answered.
     Stalls,
