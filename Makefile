@@ -237,6 +237,10 @@ soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap s
 	@BIN="$(BIN)" OUT="$(RESULTS)/soak-$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
 		deploy/soak.sh
 
+# RocksDB with a filter, in the order of the seed: ARGS='"rocksdb --bloom 20 --order shuffled"'.
+bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 46 GB; ARGS for other engines).
+	@deploy/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large.jsonl" $(if $(ARGS),$(ARGS),strata)
+
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
 	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"

@@ -3,12 +3,12 @@
 
   deploy/bench-heal.py [--bin DIR] [--work DIR] [--pairs N] [--changed N] [--memory SIZE] [--out FILE] ENGINE...
 
-`loadgen stream` plays slots at --rate events a second and keeps few of them. The service starts on a store of --pairs pairs
-once its gap has about --changed accounts that differ. The archive of the gap's end is there already: first an incremental
-one alone, whose base is the store's slot, and in a second life a full one. The heal begins five seconds after the gap was
-seen, and the time counts from there, except for a wait until the stream reaches the archive's slot. The kept slots are
-then applied as fast as the service can. Their rate is compared with the one that `loadgen live` measures for a service on
-a copy of the store that always has more to do.
+`loadgen stream` plays 20,000 events a second and keeps few slots. The service starts on a store of --pairs pairs once its
+gap has about --changed accounts that differ, and keeps the slots of the stream. The archive of the gap's end appears after
+the stream has passed its slot by about 400,000 events: first an incremental one alone, whose base is the store's slot, and in
+a second life a full one. The time counts from the moment that the service has found the archive. The kept slots are then
+applied as fast as the service can. Their rate is compared with the one that `loadgen live` measures for a service on a warm
+copy of the store that always has more to do.
 
 Prints a JSON line for each engine and kind of archive, which --out appends to a file. Target: healed_s under 60 with a
 million differences on 50 million pairs. Exit code 1: a program failed, or digests differ.
@@ -30,8 +30,10 @@ from torture_life import Failed, Life, check, write_archives
 SLOT_EVENTS = 10_000
 RATE = 20_000
 SLOTS_A_SECOND = RATE / SLOT_EVENTS
-# Slots between the start of the service and that of the archive: the service waits five seconds before it heals.
+# Slots between the start of the service and that of the archive: the service waits five seconds before it keeps slots.
 LEAD_SLOTS = 30
+# Slots after the archive's that the stream has reached when the archive appears.
+PASSED_SLOTS = 40
 # Slots that the stream plays after the archive's.
 TAIL_SLOTS = 400
 KEPT_SLOTS = 8
@@ -39,8 +41,10 @@ KEPT_SLOTS = 8
 FULL_EVENTS = 1_000_000
 # Nearly every event changes its account.
 CHANGES = ["--change-share", "0.95", "--close-share", "0.05"]
-# Events of the kept slots from which a rate is told.
+# Of fewer events of kept slots nobody can tell a rate.
 RATE_EVENTS_MIN = 300_000
+HEALED = "the store is healed"
+CAUGHT_UP = "the slots that came during the load are applied"
 LOOK_SECONDS = 0.2
 TARGET_SECONDS = 60
 
@@ -67,7 +71,7 @@ class Heal(Life):
         began = time.monotonic()
         shutil.rmtree(watched, ignore_errors=True)
         os.makedirs(watched)
-        os.link(archive["file"], os.path.join(watched, os.path.basename(archive["file"])))
+        self.appears_at = os.path.join(watched, os.path.basename(archive["file"]))
         shutil.copytree(os.path.join(args.work, f"base-{engine}"), self.store)
         self.archive, self.peak_disk_bytes, self.is_over = archive, 0, threading.Event()
         slots_before = archive["slot"] - base - LEAD_SLOTS
@@ -86,32 +90,31 @@ class Heal(Life):
         watch = threading.Thread(target=self.watch_disk)
         watch.start()
         try:
-            while "the store is healed" not in self.said():
+            time.sleep((LEAD_SLOTS + PASSED_SLOTS) / SLOTS_A_SECOND)
+            os.link(self.archive["file"], self.appears_at)
+            while HEALED not in self.said():
                 self.check_runs()
                 time.sleep(LOOK_SECONDS)
-            healed = time.monotonic()
-            before = self.metric("solkv_events_applied_total")
-            spool = os.path.join(self.store, "spool")
-            while os.path.exists(spool):
+            while CAUGHT_UP not in self.said():
                 self.check_runs()
-                now = self.metric("solkv_events_applied_total")
                 time.sleep(LOOK_SECONDS)
-            seconds = time.monotonic() - healed
             with open(f"/proc/{self.service.pid}/status") as status:
                 peak_kib = int(re.search(r"VmHWM:\s+(\d+)", status.read()).group(1))
         finally:
             self.is_over.set()
             watch.join()
-        compared, applied, done = (self.time_of(words) for words in
-                                   ("compared with a snapshot archive", "the differences are applied", "the store is healed"))
+        found, applied, healed, caught_up = (self.time_of(words) for words in (
+            "compared with a snapshot archive", "the differences are applied", HEALED, CAUGHT_UP))
+        slot = int(re.search(r"slot=(\d+)", self.line_of(CAUGHT_UP)).group(1))
+        events = (slot - self.archive["slot"]) * SLOT_EVENTS
+        check(events >= RATE_EVENTS_MIN, f"too few kept slots to tell a rate: events={events}")
         return {
             "differences": self.metric("solkv_heal_differences"),
-            "compared_s": round(applied - compared, 1),
-            "applied_s": round(done - applied, 1),
-            "healed_s": round(done - compared, 1),
-            "caught_up_events": now - before,
-            # Of fewer events nobody can tell a rate, because the stream brings new ones meanwhile.
-            "caught_up_events_per_s": round((now - before) / seconds) if now - before > RATE_EVENTS_MIN else None,
+            "compared_s": round(applied - found, 1),
+            "applied_s": round(healed - applied, 1),
+            "healed_s": round(healed - found, 1),
+            "caught_up_events": events,
+            "caught_up_events_per_s": round(events / (caught_up - healed)),
             "peak_memory_bytes": peak_kib * 1024,
             "peak_disk_bytes": self.peak_disk_bytes,
         }
@@ -122,8 +125,10 @@ class Heal(Life):
 
     def time_of(self, words):
         """Returns the time of the first line of the log with these words, in seconds."""
-        line = next(line for line in self.said().splitlines() if words in line)
-        return datetime.fromisoformat(line.split()[0].replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(self.line_of(words).split()[0].replace("Z", "+00:00")).timestamp()
+
+    def line_of(self, words):
+        return next(line for line in self.said().splitlines() if words in line)
 
 
 def run(command):
@@ -143,7 +148,7 @@ def usual_rate(args, engine):
     copy, report = os.path.join(args.work, "copy"), os.path.join(args.work, "report.json")
     shutil.copytree(os.path.join(args.work, f"base-{engine}"), copy)
     story = ["--pairs", str(args.pairs), "--seed", "1", "--events", str(FULL_EVENTS), "--events-per-slot", str(SLOT_EVENTS)]
-    run([os.path.join(args.bin, "loadgen"), "live", "--dir", copy, *story, *CHANGES, "--report", report])
+    run([os.path.join(args.bin, "loadgen"), "live", "--dir", copy, "--state", "warm", *story, *CHANGES, "--report", report])
     shutil.rmtree(copy)
     with open(report) as file:
         return json.load(file)["events_per_s"]

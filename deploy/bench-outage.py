@@ -23,6 +23,8 @@ import sys
 import time
 import urllib.request
 
+from cgroup import Group
+
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
 FULL_EVENTS = 1_000_000
@@ -40,31 +42,6 @@ def free_port():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return held.getsockname()[1]
-
-
-class Group:
-    """A cgroup with a memory limit, of the first or the second version."""
-
-    def __init__(self, limit_bytes):
-        self.path = None
-        if limit_bytes is None:
-            return
-        name = f"solkv-outage-{os.getpid()}"
-        first = os.path.isdir("/sys/fs/cgroup/memory")
-        self.path = os.path.join("/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup", name)
-        os.mkdir(self.path)
-        with open(os.path.join(self.path, "memory.limit_in_bytes" if first else "memory.max"), "w") as file:
-            file.write(str(limit_bytes))
-
-    def enter(self):
-        """Moves the calling process into the group."""
-        if self.path:
-            with open(os.path.join(self.path, "cgroup.procs"), "w") as file:
-                file.write(str(os.getpid()))
-
-    def remove(self):
-        if self.path:
-            os.rmdir(self.path)
 
 
 class Service:

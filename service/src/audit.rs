@@ -22,7 +22,7 @@ use solana::ChainCheckpoint;
 use crate::failed::Failed;
 use crate::feed::History;
 use crate::ingest::extract::Extract;
-use crate::run::FEED_DIR;
+use crate::map::FEED_DIR;
 use crate::{out, store};
 use workplace::Workplace;
 

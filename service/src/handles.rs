@@ -1,6 +1,6 @@
 //! Handles to the state of every part of the service, collected once at the start for the pages that show all of it.
 //!
-//! Owns: nothing; each state lies with the code that writes it. Must not: be known to that code: `run` hands each part
+//! Owns: nothing; each state lies with the code that writes it. Must not: be known to that code: `map` hands each part
 //! its own state. Any thread.
 
 use std::sync::Arc;

@@ -20,6 +20,7 @@ mod heal;
 pub mod http;
 pub mod ingest;
 pub mod lookups;
+mod map;
 pub mod metrics;
 pub mod net;
 mod out;

@@ -1,54 +1,42 @@
-//! Runs the service: connects engine, lookups, servers, receiver and ingest-apply, from the start to a clean stop.
+//! Runs the service: connects the map, the servers, the receiver and ingest-apply, from the start to a clean stop.
 //!
-//! Owns: threads and the order in which they stop. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` and `shm-lookup` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's
-//! history), `warm-up` (reads the store in after the opening), and the feed's threads (see [`Workers`]).
+//! Owns: the order in which everything starts and stops, and these threads: `net-N` (tokio: sockets only), `ingest-apply`
+//! (the map's only writer), `overlay` (processed slots, if followed). The threads that read the map are its own. Must not:
+//! read or write a store.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::{Engine, ErrorKind};
-use engine_latency::{Latency, Measured};
-use solana::ChainCheckpoint;
+use engine_api::ErrorKind;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tracing::{error, info, warn};
+use tracing::info;
 
-use crate::admin::{self, Admin};
+use crate::admin;
 use crate::config::{Config, Moment};
 use crate::creation::{self, Shown};
-use crate::dashboard::{Identity, Sampler};
+use crate::dashboard::Identity;
 use crate::failed::Failed;
-use crate::feed::{Feed, FeedWriter, Ring, Workers};
 use crate::handles::Handles;
 use crate::heal::Healer;
 use crate::http::{self, Hosts, HttpState};
-use crate::ingest;
-use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
-use crate::ingest::batch;
 use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{ReceiveConfig, queue_batches};
 use crate::ingest::spooling::Spooling;
-use crate::ingest::subscribe::Commitment;
-use crate::lookups::{self, Lookups};
+use crate::map::{Map, Store};
 use crate::net::limit;
 use crate::net::{Access, Edge, Ports, Tokens};
-use crate::overlay::Overlay;
 use crate::processed;
-use crate::pulse::Pulses;
-use crate::rpc::{self, Door, FeedService, UdsListener};
-use crate::shm::{Doorbell, ShmServer, ShmState};
+use crate::rpc::{self, Door, UdsListener};
 use crate::slots::{Begin, Slots};
 use crate::stop::Stuck;
-use crate::store::{self, WarmUpArg};
+use crate::store;
 use crate::systemd::{self, Sleepers};
-use crate::warmth::WarmUp;
 
 /// Threads of the network edge, so that one can answer while the other reads the stream.
 const NET_THREADS: usize = 2;
@@ -56,9 +44,6 @@ const NET_THREADS: usize = 2;
 /// How long a stop waits for threads after the last request was served. Each thread ends within milliseconds, unless
 /// its device does not answer.
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
-
-/// Directory of the feed's log, in the store's directory next to the engine's.
-pub(crate) const FEED_DIR: &str = "feed";
 
 /// The resources that the configuration names, read and checked.
 pub struct Checked {
@@ -107,76 +92,23 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         info!("stopped");
         return Ok(());
     };
-    let (engine, checkpoint) = open_store(config)?;
-    let begin = runtime.block_on(Begin::of(config, spooling, &checkpoint))?;
-    let overlay = Overlay::new(&checkpoint, config.stream.processed, config.stream.commitment == Commitment::Finalized);
-    let names = config.stream.providers().into_iter().map(|provider| provider::shown(&provider.url));
-    let state = ingest::State::new(checkpoint, overlay, config.readiness).with_providers(names);
-    let state = state.with_heals(config.store.heals());
-    let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
-    handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
-    let pulses = Pulses::default();
+    let store = Store::open(config)?;
+    let begin = runtime.block_on(Begin::of(config, spooling, &store.checkpoint))?;
     // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
     let stops = stops.map_or_else(|| runtime.block_on(async { Stops::take_over() }), Ok)?;
+    let mut map = Map::start(config, store, &shown)?;
+    let healer = Healer::new(config, &map.engine, &shown);
     let front = Front { ports, access: edge.access, stops };
-    let (lookups, lookup_threads) =
-        Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
-            .context("cannot start the lookup threads")?;
-    let warm_up = start_warm_up(config, &engine, &handles, &pulses).context("cannot start the warm-up's thread")?;
-    let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
-    handles.feed = feed;
-    let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
-    let views = Arc::clone(&handles.views);
-    let workers = handles
-        .feed
-        .as_ref()
-        .map(|_| Workers::start(Arc::clone(&engine), views, config.feed.feed_subscribers as usize))
-        .transpose()
-        .context("cannot start the feed's threads")?;
-    let latency = Arc::clone(engine.latency());
-    let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
-        .context("cannot start the sampling thread")?;
-    let (status, snapshots, views) =
-        (handles.status.clone(), Arc::clone(&handles.snapshots), Arc::clone(&handles.views));
-    let admin = Admin::new(&engine, status, snapshots, views);
-    let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), config.feed);
-    let doorbell = shm.as_ref().map(ShmServer::doorbell);
-    let healer = Healer::new(config, &engine, &shown);
-    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell, begin, healer };
-    let http_state = HttpState {
-        latency,
-        handles,
-        history,
-        identity: Arc::new(Identity::of(config)),
-        hosts: Arc::new(Hosts::new(&config.http)),
-    };
-    let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
+    let outcome = runtime.block_on(serve(config, front, &mut map, Sources { begin, healer }));
     let deadline = Instant::now() + JOIN_LIMIT;
-    let workers = workers.map_or(Ok(()), |workers| workers.stop(deadline));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    let joined = [
-        warm_up.map_or(Ok(()), |warm_up| warm_up.join(deadline)),
-        workers,
-        lookup_threads.join(deadline),
-        sampler.join(deadline),
-        shm.map_or(Ok(()), |shm| shm.join(deadline)),
-    ];
-    admin.wait_for_snapshot();
-    close(engine, outcome, joined)
-}
-
-/// Starts the warm-up unless the configuration leaves it out.
-fn start_warm_up(
-    config: &Config,
-    engine: &Arc<Measured>,
-    handles: &Handles,
-    pulses: &Pulses,
-) -> io::Result<Option<WarmUp>> {
-    if config.engine_use.warm_up != WarmUpArg::Auto {
-        return Ok(None);
+    let stuck = map.close(deadline)?;
+    outcome?;
+    if !stuck.is_empty() {
+        return Err(anyhow!("{} limit={JOIN_LIMIT:?}; everything committed is safe", Stuck(stuck)).into());
     }
-    let (figures, lookups) = (Arc::clone(&handles.warmth), Arc::clone(&handles.lookups.figures));
-    WarmUp::start(Arc::clone(engine), figures, lookups, pulses.add("warm-up")).map(Some)
+    info!("stopped");
+    Ok(())
 }
 
 fn network_threads() -> io::Result<Runtime> {
@@ -206,56 +138,6 @@ async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<
     Ok(spooling.map(|spooling| Prepared { ports, spooling: Some(spooling), stops: Some(stops) }))
 }
 
-/// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
-fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Failed> {
-    systemd::status(&format!("opening and recovering the store in {}", config.store.dir.display()));
-    let engine = store::open(config.opening())?;
-    let label = engine.label();
-    let engine = Arc::new(Measured::new(engine, Latency::new(label), "ingest"));
-    let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
-    store::refuse_part(&checkpoint, config.store.heals())?;
-    info!(engine = label, dir = %config.store.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
-    if checkpoint.slot.is_none() && checkpoint.seq > 0 {
-        warn!(
-            "the store was loaded without a slot: the stream is followed from its newest slot on, and changes between the \
-             load and that slot are missing: load it with --slot, or from a snapshot archive"
-        );
-    }
-    let division = config.engine.division();
-    info!(
-        memory_limit_bytes = division.limit.bytes,
-        limit_from =
-            division.limit.cgroup_file.as_ref().map_or("machine".to_owned(), |file| file.display().to_string()),
-        engine_cache_bytes = division.cache_bytes,
-        cache_by = if division.configured { "configured" } else { "default" },
-        rest_bytes = division.rest_bytes,
-        "memory is divided"
-    );
-    for note in engines::notes(&config.store.dir, &config.engine)? {
-        if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
-    }
-    for caution in config.stream.selection().cautions(label) {
-        warn!("{caution}");
-    }
-    Ok((engine, checkpoint))
-}
-
-/// Closes the store after everything else has ended, and names the threads that have not.
-fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 5]) -> Result<(), Failed> {
-    match Arc::try_unwrap(engine) {
-        Ok(engine) => Box::new(engine).close()?,
-        // Every commit is durable already; a close would only make the next open quicker.
-        Err(_) => error!("the store is still in use: not closed"),
-    }
-    outcome?;
-    let stuck: Vec<String> = joined.into_iter().filter_map(Result::err).flat_map(|Stuck(names)| names).collect();
-    if !stuck.is_empty() {
-        return Err(anyhow!("{} limit={JOIN_LIMIT:?}; everything committed is safe", Stuck(stuck)).into());
-    }
-    info!("stopped");
-    Ok(())
-}
-
 /// The listening ports, the access rules, and the signals that stop the service.
 struct Front {
     ports: Ports,
@@ -263,13 +145,8 @@ struct Front {
     stops: Stops,
 }
 
-/// Parts of which the ingest thread is made.
-struct ApplyParts {
-    engine: Arc<Measured>,
-    state: ingest::State,
-    pulses: Pulses,
-    writer: Option<FeedWriter>,
-    doorbell: Option<Doorbell>,
+/// The sources of the first slots and of those that the stream lacks.
+struct Sources {
     begin: Begin,
     healer: Option<Healer>,
 }
@@ -285,18 +162,9 @@ struct Tasks {
 /// The outcome of ingest-apply; an error if it ended without one.
 type Applied = Result<engine_api::Result<()>, oneshot::error::RecvError>;
 
-async fn serve(
-    config: &Config,
-    front: Front,
-    apply: ApplyParts,
-    lookups: Lookups,
-    feed: FeedService,
-    http_state: HttpState,
-    admin: Admin,
-) -> Result<()> {
-    let ApplyParts { engine, state, pulses, writer, doorbell, begin, healer } = apply;
-    let Handles { status, feed: log, net, .. } = http_state.handles.clone();
+async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -> Result<()> {
     let Front { ports, access, mut stops } = front;
+    let Handles { status, feed: log, net, .. } = map.handles.clone();
     let (tcp, http) = ports.listen()?;
     let uds = config.grpc.uds.as_deref().map(|path| UdsListener::bind(path, &config.grpc.uds_access()?)).transpose()?;
     access.reload_at_hangup()?;
@@ -310,22 +178,31 @@ async fn serve(
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
     let door = Door { tcp, uds, access, limits: config.connections };
-    let sleepers = Sleepers { apply: messages.downgrade(), shm: doorbell };
-    let overlay = Arc::clone(&state.overlay);
+    let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
+    let (state, lookups) = (map.state.clone(), map.lookups.clone());
+    let (overlay, feed) = (Arc::clone(&state.overlay), map.feed_service(config));
     let services = rpc::Services { lookups: lookups.clone(), status: status.clone(), overlay, feed, net };
+    let http_state = HttpState {
+        latency: Arc::clone(map.engine.latency()),
+        handles: map.handles.clone(),
+        history: Arc::clone(&map.history),
+        identity: Arc::new(Identity::of(config)),
+        hosts: Arc::new(Hosts::new(&config.http)),
+    };
+    let Sources { begin, healer } = sources;
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
     // A store between two slots answers no lookup.
     let answers = !state.published.is_healing();
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
         http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
-        admin: tokio::spawn(admin::serve(config.store.dir.clone(), admin, until(stopped.clone()))),
+        admin: tokio::spawn(admin::serve(config.store.dir.clone(), map.admin.clone(), until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };
     let followed = state.providers.followed();
     processed::start(receive_config(config, &hangups), &state.overlay, &state.published, followed, stopped.clone())
         .context("cannot start the overlay thread")?;
-    let apply = Apply::new(engine, state, writer, apply_config(config), pulses.add("ingest-apply"), stopped)?;
+    let apply = map.apply(config, stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("ingest-apply".to_owned())
@@ -336,7 +213,7 @@ async fn serve(
         probed.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
     }
     systemd::ready();
-    let watch = tokio::spawn(systemd::watch(status, pulses, sleepers));
+    let watch = tokio::spawn(systemd::watch(status, map.pulses.clone(), sleepers));
     let early = tokio::select! {
         signal = stops.next() => {
             info!(signal, "stopping");
@@ -397,61 +274,6 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
         settings: config.receive,
         // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),
-    }
-}
-
-fn open_feed(config: &Config, checkpoint: &ChainCheckpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {
-    if !config.feed.feed {
-        return Ok(None);
-    }
-    let (dir, durability) = (config.store.dir.join(FEED_DIR), config.engine_use.durability.into());
-    let opened = FeedWriter::open(&dir, checkpoint, durability, config.feed.retention())?;
-    Ok(Some(opened))
-}
-
-/// Starts the thread `shm-lookup`, if the configuration asks for it. With a feed, its clients read the feed's ring.
-fn start_shm(
-    config: &Config,
-    engine: &Arc<Measured>,
-    handles: &Handles,
-    pulses: &Pulses,
-    writer: Option<&mut FeedWriter>,
-) -> Result<Option<ShmServer>> {
-    let Some(path) = &config.shm.shm else { return Ok(None) };
-    let ring = writer.zip(handles.feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
-    let Handles { lookups, status, shm_sessions: sessions, .. } = handles.clone();
-    let state = ShmState { lookups, status, sessions };
-    ShmServer::start(path, &config.shm.access()?, Arc::clone(engine), state, pulses, ring).map(Some)
-}
-
-/// Gives the feed its ring in shared memory, and returns the memfd for readers.
-fn share(writer: &mut FeedWriter, feed: &Feed) -> Result<OwnedFd> {
-    let (ring, memfd) = Ring::create(feed).context("cannot make the feed's ring")?;
-    writer.share(ring);
-    Ok(memfd)
-}
-
-/// Returns the number of lookup threads: that of the settings, or the default for a store of this size.
-fn lookup_thread_count(config: &Config) -> usize {
-    let in_turn = config.engine.engine.descriptor().get_many_waits_in_turn;
-    let default =
-        || lookups::default_threads(in_turn, probe::disk_bytes(&config.store.dir), probe::memory_limit().bytes);
-    config.lookups.lookup_threads.map_or_else(default, |threads| threads as usize)
-}
-
-fn apply_config(config: &Config) -> ApplyConfig {
-    ApplyConfig {
-        batch: batch::Limits::within(
-            probe::memory_limit().bytes,
-            config.engine.engine,
-            config.commit.commit_every.map(|changes| changes as usize),
-        ),
-        commit_interval: config.commit.commit_interval,
-        gap_timeout: config.receive.gap_timeout,
-        full_retry: FULL_RETRY,
-        depth: config.commit.ingest_depth as usize,
-        reads_in_turn: config.engine.engine.descriptor().get_many_waits_in_turn,
-        durability: config.engine_use.durability.into(),
     }
 }
 

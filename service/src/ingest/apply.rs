@@ -163,6 +163,7 @@ impl Apply {
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
             Message::Heal(heal) => self.heal(*heal)?,
+            Message::Renamed(base) => self.rename(base)?,
             Message::Beat => {}
         }
         // The queue is empty, so commit now instead of waiting for a fuller batch.
@@ -298,6 +299,17 @@ impl Apply {
             }
         }
         Ok(())
+    }
+
+    /// Commits another blockhash of the newest slot, whose changes are right as they are.
+    fn rename(&mut self, base: Base) -> Result<()> {
+        self.flush()?;
+        if self.complete.is_none_or(|complete| complete.slot != base.slot) {
+            return Ok(());
+        }
+        self.complete = Some(base);
+        self.assembler.restart(self.complete);
+        self.commit_and_publish(self.up_to(base.slot))
     }
 
     /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and

@@ -239,6 +239,14 @@ impl Assembler {
         (self.held_bytes > self.limits.bytes_max).then(|| self.over_bytes(parent))
     }
 
+    /// Returns the block that the first whole slot names as its parent, where the last slot handed out is another block at
+    /// that slot.
+    pub fn contradicting_parent(&self) -> Option<Base> {
+        let first = self.whole.values().next().filter(|first| !is_child(self.last, first))?;
+        let parent = Base { slot: first.parent_slot, blockhash: first.parent_blockhash };
+        self.last.is_some_and(|last| last.slot == parent.slot).then_some(parent)
+    }
+
     /// Returns the first whole slot whose parent has not come, and that parent's slot. Call it once [`Assembler::next`]
     /// returns `None`.
     pub fn awaits_parent(&self) -> Option<(u64, u64)> {

@@ -8,9 +8,13 @@
 //! where both lanes lack a slot, or where one does and the other's provider fails.
 //!
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
-//! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. Two
-//! lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends, so
-//! nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
+//! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. The
+//! first block's own provider may refute it: the parent of its next block has the other lane's blockhash. Then that
+//! blockhash is the chain's. If both lanes told the same accounts, ingest-apply gives its newest slot that blockhash,
+//! the other provider is trusted again, and the first one is distrusted.
+//!
+//! Two lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends,
+//! so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
 
 mod differing;
 mod lane;
@@ -22,6 +26,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use tracing::error;
 
 use self::differing::{Difference, Differing};
 pub(super) use self::lane::Lane;
@@ -111,6 +116,10 @@ impl Merge {
         if let Some(gap) = self.lanes[at].take(message) {
             self.lack(at, gap);
         }
+        if let Some(parent) = self.lanes[at].take_named_parent() {
+            self.passed.names_parent(self.lanes[at].provider(), parent);
+            self.rename().await?;
+        }
         let mut has_passed = false;
         while let Some((lane, slot)) = self.next_whole() {
             has_passed |= self.place(lane, slot).await?;
@@ -139,6 +148,10 @@ impl Merge {
             Place::Known => {}
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
+                self.passed.contradicted(provider, &slot);
+                if self.rename().await? {
+                    return Ok(false);
+                }
                 let gap = Gap { first_slot: slot.slot, last_slot: slot.slot, detail, contradicts: true };
                 if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
                     self.lack(at, gap);
@@ -188,6 +201,27 @@ impl Merge {
         let accounts = slot.events.len();
         self.differing.note(provider, Difference { slot: slot.slot, accounts, first, accounts_first });
         self.differing.tell(providers);
+    }
+
+    /// Gives the newest slot its right blockhash, if both providers agree that it was passed on with a wrong one. Returns
+    /// whether they do.
+    async fn rename(&mut self) -> Result<bool, Closed> {
+        let Some((base, wrong, right)) = self.passed.renamed() else { return Ok(false) };
+        let providers = &self.state.providers;
+        providers.trust(right);
+        providers.distrust(wrong);
+        error!(
+            slot = base.slot,
+            blockhash = bs58::encode(base.blockhash).into_string(),
+            provider = providers.name(wrong),
+            confirmed_by = providers.name(right),
+            "a provider sent a slot with a wrong blockhash, as its own next block shows: the slot gets the right one, its \
+             accounts are the same, and the provider is asked again after a SIGHUP or a restart"
+        );
+        self.gap = None;
+        self.lanes.iter_mut().for_each(|lane| lane.rename(base));
+        self.send(Message::Renamed(base)).await?;
+        Ok(true)
     }
 
     /// Notes that a lane lacks slots that were not passed on, or contradicts those that were.

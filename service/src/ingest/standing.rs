@@ -83,7 +83,7 @@ impl Standing {
                 false
             }
             Message::Batch(_) | Message::Tick => self.given_up,
-            Message::Gap(_) | Message::Heal(_) | Message::Beat => false,
+            Message::Gap(_) | Message::Heal(_) | Message::Renamed(_) | Message::Beat => false,
         }
     }
 

@@ -24,7 +24,7 @@ use yellowstone_grpc_proto::geyser::{
     SubscribeUpdateGossip,
 };
 
-/// How late each block comes of a server that alters accounts.
+/// How late each block comes of a server that lags or alters accounts.
 const LATE: Duration = Duration::from_millis(300);
 
 /// Misbehaviour of the server from a moment on.
@@ -33,10 +33,14 @@ pub(crate) enum Fault {
     None,
     /// Each block names another blockhash for its parent.
     Lies,
+    /// The next block has another blockhash, on every connection, and the block after it names the right one.
+    LiesOnce,
     /// The next slot never comes, on no connection.
     Withholds,
     /// Each account has another owner, and each block comes late.
     Alters,
+    /// The server sends each block late.
+    Lags,
     /// Nothing comes any more, and no request is answered.
     Stalls,
 }
@@ -54,6 +58,8 @@ struct Way {
     fault: Fault,
     newest_slot: u64,
     withheld_slot: Option<u64>,
+    /// The slot whose blockhash is another one.
+    lied_slot: Option<u64>,
 }
 
 impl Relay {
@@ -62,7 +68,8 @@ impl Relay {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        let way = Arc::new(Mutex::new(Way { fault: Fault::None, newest_slot: 0, withheld_slot: None }));
+        let way =
+            Arc::new(Mutex::new(Way { fault: Fault::None, newest_slot: 0, withheld_slot: None, lied_slot: None }));
         let service = GeyserServer::new(Server { upstream: format!("http://{upstream}"), way: Arc::clone(&way) });
         let incoming = TcpListenerStream::new(listener);
         runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
@@ -109,6 +116,11 @@ impl Way {
         if let (Fault::Lies, Some(UpdateOneof::BlockMeta(meta))) = (self.fault, &mut update.update_oneof) {
             meta.parent_blockhash = bs58::encode([0xee; 32]).into_string();
         }
+        if let (Fault::LiesOnce, Some(UpdateOneof::BlockMeta(meta))) = (self.fault, &mut update.update_oneof)
+            && *self.lied_slot.get_or_insert(slot) == slot
+        {
+            meta.blockhash = bs58::encode([0xee; 32]).into_string();
+        }
         if let (Fault::Alters, Some(UpdateOneof::Account(account))) = (self.fault, &mut update.update_oneof) {
             account.account.iter_mut().flat_map(|account| account.owner.first_mut()).for_each(|byte| *byte ^= 1);
         }
@@ -124,7 +136,7 @@ async fn pass(
         return std::future::pending().await;
     }
     let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
-    if lock(&way).fault == Fault::Alters && update.as_ref().is_ok_and(is_meta) {
+    if matches!(lock(&way).fault, Fault::Alters | Fault::Lags) && update.as_ref().is_ok_and(is_meta) {
         tokio::time::sleep(LATE).await;
     }
     match update {

@@ -265,3 +265,18 @@ fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
     });
     assert!(differing[0] == 0.0 && log.contains("two providers tell different accounts of one block"), "{log}");
 }
+
+#[test]
+fn of_two_at_once_a_wrong_blockhash_of_the_first_is_put_right_by_the_chain() {
+    let (log, differing) = follow_two(|service, one, two| {
+        two.set(Fault::Lags);
+        let slot = service.slot().unwrap();
+        service.wait_for_slot(slot + 5);
+        one.set(Fault::LiesOnce);
+        wait_for_condition(service, 0, "distrusted");
+        wait_for_condition(service, 1, "followed");
+        assert_eq!(service.metric("solkv_gap"), Some(0.0));
+    });
+    assert!(log.contains("a provider sent a slot with a wrong blockhash"), "{log}");
+    assert_eq!(differing, [0.0; 2]);
+}

@@ -21,6 +21,8 @@ pub(crate) struct Lane {
     assembler: Assembler,
     standing: Standing,
     waiting: Waiting,
+    /// Block that the newest contradiction of the lane's own chain names as a parent, until it is taken.
+    named_parent: Option<Base>,
 }
 
 impl Lane {
@@ -31,6 +33,7 @@ impl Lane {
             assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
             standing: Standing::of_lane(state.clone()),
             waiting: Waiting::new(gap_timeout),
+            named_parent: None,
             state,
         }
     }
@@ -43,6 +46,18 @@ impl Lane {
     /// Index of the provider of the newest connection; before the first one, of the most preferred provider.
     pub(super) fn provider(&self) -> usize {
         self.standing.provider().unwrap_or(0)
+    }
+
+    /// Returns the block that the lane's provider named as a parent where the lane holds another block at that slot.
+    pub(super) fn take_named_parent(&mut self) -> Option<Base> {
+        self.named_parent.take()
+    }
+
+    /// Continues after `base`, which is the lane's newest slot with its right blockhash. A lane that has it stays.
+    pub(super) fn rename(&mut self, base: Base) {
+        if self.assembler.last() != Some(base) {
+            self.restart(Some(base));
+        }
     }
 
     /// Whether the lane lacks slots that have not come from anywhere.
@@ -81,8 +96,8 @@ impl Lane {
             }
             Message::Tick => self.check_waiting(),
             Message::Gap(gap) => self.lack(self.assembler.last(), gap),
-            // A lane gets its messages from a receiver alone, which sends neither.
-            Message::Heal(_) | Message::Beat => None,
+            // A lane gets its messages from a receiver alone, which sends none of these.
+            Message::Heal(_) | Message::Renamed(_) | Message::Beat => None,
         }
     }
 
@@ -130,6 +145,7 @@ impl Lane {
             return None;
         }
         if let Err(gap) = self.assembler.push(input) {
+            self.named_parent = self.assembler.contradicting_parent();
             return self.lack(self.assembler.last(), gap);
         }
         None

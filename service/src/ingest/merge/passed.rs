@@ -1,7 +1,11 @@
 //! The slots that a merge has passed on, and the comparison of other slots with them.
 //!
-//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: draw a
-//! conclusion from a difference. Runs on the receivers' task.
+//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: decide which
+//! provider is trusted. Runs on the receivers' task.
+//!
+//! One difference decides itself. The newest block was passed on with a blockhash, its own provider names another one
+//! for the parent of its next block, and the other provider sent the same accounts under that other blockhash. Then the
+//! first blockhash was wrong, and no data were: see [`Passed::renamed`].
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher as _;
@@ -32,6 +36,10 @@ pub(super) struct Passed {
     last: Option<Base>,
     /// Ascending by slot; at most [`REMEMBERED_SLOTS`].
     slots: VecDeque<Slot>,
+    /// Other blockhash of the newest slot that its own provider names.
+    named_by_own: Option<[u8; 32]>,
+    /// Other blockhash of the newest slot, under which the other provider sent the same accounts, and that provider.
+    named_by_other: Option<([u8; 32], usize)>,
     /// It has a new seed in each process, so that nobody can make two contents with one hash.
     hasher: RandomState,
 }
@@ -47,7 +55,13 @@ struct Slot {
 impl Passed {
     /// Begins after `base`, before any slot was passed on.
     pub(super) fn after(base: Option<Base>) -> Self {
-        Self { last: base, slots: VecDeque::new(), hasher: RandomState::default() }
+        Self {
+            last: base,
+            slots: VecDeque::new(),
+            named_by_own: None,
+            named_by_other: None,
+            hasher: RandomState::default(),
+        }
     }
 
     /// The newest slot that was passed on; before the first one, the base.
@@ -85,16 +99,53 @@ impl Passed {
         }
         let (content, events) = (self.content(slot), slot.events.len());
         self.slots.push_back(Slot { base, provider, content, events });
-        self.last = Some(base);
+        self.set_last(Some(base));
+    }
+
+    /// Notes that a provider names this block as the parent of its next one.
+    pub(super) fn names_parent(&mut self, provider: usize, parent: Base) {
+        let newest = self.slots.back().filter(|newest| newest.provider == provider);
+        if newest.is_some_and(|newest| newest.base.slot == parent.slot && newest.base.blockhash != parent.blockhash) {
+            self.named_by_own = Some(parent.blockhash);
+        }
+    }
+
+    /// Notes a slot of a provider that contradicts those that were passed on.
+    pub(super) fn contradicted(&mut self, provider: usize, slot: &WholeSlot) {
+        let content = self.content(slot);
+        let is_other_name = |newest: &Slot| {
+            newest.provider != provider
+                && newest.base.slot == slot.slot
+                && (newest.content, newest.events) == (content, slot.events.len())
+        };
+        if self.slots.back().is_some_and(is_other_name) {
+            self.named_by_other = Some((slot.blockhash, provider));
+        }
+    }
+
+    /// Gives the newest slot its right blockhash, once its own provider and the other one agree on another one than it
+    /// was passed on with. Returns the block with that blockhash, the provider that was wrong, and the other one.
+    pub(super) fn renamed(&mut self) -> Option<(Base, usize, usize)> {
+        let (blockhash, right) = self.named_by_other.filter(|(blockhash, _)| self.named_by_own == Some(*blockhash))?;
+        let newest = self.slots.back_mut()?;
+        newest.base.blockhash = blockhash;
+        let (base, wrong) = (newest.base, newest.provider);
+        self.set_last(Some(base));
+        Some((base, wrong, right))
+    }
+
+    fn set_last(&mut self, last: Option<Base>) {
+        (self.last, self.named_by_own, self.named_by_other) = (last, None, None);
     }
 
     /// Goes back to `slot`. Returns it with its blockhash, as far as that is known.
     pub(super) fn rewind(&mut self, slot: Option<u64>) -> Option<Base> {
         self.slots.retain(|passed| slot.is_some_and(|slot| passed.base.slot <= slot));
         let known = self.slots.back().map(|passed| passed.base).or(self.last);
-        self.last =
+        let last =
             slot.map(|slot| known.filter(|known| known.slot == slot).unwrap_or(Base { slot, blockhash: UNKNOWN }));
-        self.last
+        self.set_last(last);
+        last
     }
 
     fn content(&self, slot: &WholeSlot) -> u64 {
@@ -152,5 +203,51 @@ mod tests {
         assert_eq!(passed.rewind(Some(11)), Some(Base { slot: 11, blockhash: [11; 32] }));
         assert_eq!(passed.place(&slot(12, 12, &[7])), Place::Next);
         assert_eq!(passed.rewind(Some(10)), Some(Base { slot: 10, blockhash: UNKNOWN }));
+    }
+
+    #[test]
+    fn a_blockhash_is_changed_where_its_own_provider_and_the_other_agree_and_the_accounts_are_the_same() {
+        let child_of = |blockhash: u8| Base { slot: 11, blockhash: [blockhash; 32] };
+        let wrong_first = || {
+            let mut passed = Passed::after(Some(Base { slot: 10, blockhash: [10; 32] }));
+            passed.push(&slot(11, 99, &[1, 2]), 0);
+            passed
+        };
+        let other = slot(11, 11, &[2, 1]);
+        let mut passed = wrong_first();
+        passed.contradicted(1, &other);
+        passed.names_parent(0, child_of(11));
+        assert_eq!(passed.renamed(), Some((child_of(11), 0, 1)));
+        assert_eq!((passed.last(), passed.renamed()), (Some(child_of(11)), None), "once");
+        assert_eq!(passed.place(&slot(12, 12, &[])), Place::Next);
+        assert_eq!(passed.place(&other), Place::Known);
+
+        type Case = (&'static str, fn(&mut Passed));
+        let undecided: [Case; 6] = [
+            ("the other one alone", |passed| passed.contradicted(1, &slot(11, 11, &[1, 2]))),
+            ("its own provider alone", |passed| passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] })),
+            ("the other one twice", |passed| {
+                passed.contradicted(1, &slot(11, 11, &[1, 2]));
+                passed.names_parent(1, Base { slot: 11, blockhash: [11; 32] });
+            }),
+            ("two other blockhashes", |passed| {
+                passed.contradicted(1, &slot(11, 11, &[1, 2]));
+                passed.names_parent(0, Base { slot: 11, blockhash: [12; 32] });
+            }),
+            ("other accounts", |passed| {
+                passed.contradicted(1, &slot(11, 11, &[1, 3]));
+                passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] });
+            }),
+            ("an older slot", |passed| {
+                passed.contradicted(1, &slot(11, 11, &[1, 2]));
+                passed.push(&slot(12, 100, &[]), 0);
+                passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] });
+            }),
+        ];
+        for (name, note) in undecided {
+            let mut passed = wrong_first();
+            note(&mut passed);
+            assert_eq!(passed.renamed(), None, "{name}");
+        }
     }
 }

@@ -64,6 +64,10 @@ impl Two {
         while let Ok(message) = self.passed.try_recv() {
             match message {
                 Message::Reconnected { provider } => told.push(format!("provider={provider}")),
+                Message::Renamed(base) => {
+                    assert_eq!(base.blockhash, hash(base.slot));
+                    told.push(format!("renamed={}", base.slot));
+                }
                 Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
                 Message::Batch(inputs) => told.extend(inputs.iter().filter_map(|input| match input {
                     Input::Status { slot, .. } => Some(format!("slot={slot}")),
@@ -167,4 +171,55 @@ async fn lanes_begin_anew_where_a_slot_could_not_be_applied() {
     two.connect(0, 0).await;
     two.slot(0, 12, 1).await;
     assert_eq!(two.told(), ["provider=0", "slot=12"]);
+}
+
+/// The inputs of a slot that names these blockhashes for itself and for its parent.
+fn named(number: u64, own: u8, parent: u8) -> Vec<Input> {
+    let mut inputs = slot(number, 1);
+    inputs.iter_mut().for_each(|input| {
+        if let Input::BlockMeta { blockhash, parent_blockhash, .. } = input {
+            (*blockhash, *parent_blockhash) = ([own; 32], [parent; 32]);
+        }
+    });
+    inputs
+}
+
+#[tokio::test]
+async fn a_blockhash_that_its_own_provider_and_the_other_refute_is_put_right() {
+    for other_is_first in [true, false] {
+        let mut two = Two::new();
+        two.connect(0, 0).await;
+        two.connect(1, 1).await;
+        two.take(0, Message::Batch(named(11, 99, 10))).await;
+        assert_eq!(two.told(), ["provider=0", "slot=11"]);
+        let (own, other) = (Message::Batch(named(12, 12, 11)), Message::Batch(named(11, 11, 10)));
+        if other_is_first {
+            two.take(1, other).await;
+            assert!(two.state.providers.is_distrusted(1), "until the first one's next block");
+            two.take(0, own).await;
+        } else {
+            two.take(0, own).await;
+            two.take(1, other).await;
+        }
+        assert_eq!(two.told(), ["renamed=11"]);
+        assert!(two.state.providers.is_distrusted(0) && !two.state.providers.is_distrusted(1));
+        if other_is_first {
+            two.connect(1, 1).await;
+            two.take(1, Message::Batch(named(11, 11, 10))).await;
+        }
+        two.take(1, Message::Batch(named(12, 12, 11))).await;
+        assert_eq!(two.told(), ["provider=1", "slot=12"]);
+    }
+}
+
+#[tokio::test]
+async fn a_block_of_three_blockhashes_is_not_put_right() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.take(0, Message::Batch(named(11, 99, 10))).await;
+    two.take(0, Message::Batch(named(12, 12, 11))).await;
+    two.take(1, Message::Batch(named(11, 98, 10))).await;
+    assert_eq!(two.told(), ["provider=0", "slot=11"]);
+    assert!(two.state.providers.is_distrusted(0) && two.state.providers.is_distrusted(1), "the third one decides");
 }

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Loads a map of mainnet's size under a memory cap, and follows a stream with it at once.
+
+  deploy/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--hours H] [--out FILE] ENGINE...
+
+ENGINE is an engine with its options, in one word for the shell: "rocksdb --bloom 20". For each one `bootstrap` loads --pairs
+pairs of a seed, whose keys come in random order. The load runs in a cgroup of --cap bytes; --order is the engine's default
+unless it is given. After --hours the load is stopped, and the line says how far it came. As soon as it ends, `loadgen live`
+plays two streams at full speed into a service under the same cap: one as the service comes, and one that looks up one key
+after another (`--ingest-depth 1`), whose latencies are those of single gets.
+
+Samples the disk of the store and of its work directory, and the anonymous memory of the load. Prints a JSON line for each
+engine, which --out appends to a file. Exit code 1: a program failed.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from cgroup import Group
+
+SEED = "1"
+SAMPLE_SECONDS = 0.5
+STREAMS = {"as_it_comes": (1_000_000, []), "one_by_one": (200_000, ["--ingest-depth", "1"])}
+# Figures of a latency series that a line gets.
+LATENCY = ("count", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns")
+
+
+def used_bytes(*paths):
+    """Returns the bytes of the directories' files, which may vanish meanwhile."""
+    total = 0
+    for path in paths:
+        for directory, _, names in os.walk(path):
+            for name in names:
+                try:
+                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+                except FileNotFoundError:
+                    pass
+    return total
+
+
+class Peaks:
+    """The peaks of a load's disk and anonymous memory, and the bytes that it has written."""
+
+    def __init__(self, load, store):
+        self.disk_bytes = self.anonymous_bytes = self.written_bytes = 0
+        self.load, self.store, self.is_over = load, store, threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while not self.is_over.wait(SAMPLE_SECONDS):
+            self.disk_bytes = max(self.disk_bytes, used_bytes(self.store, self.store + ".work"))
+            try:
+                with open(f"/proc/{self.load.pid}/status") as status:
+                    kib = next(line.split()[1] for line in status if line.startswith("RssAnon"))
+                    self.anonymous_bytes = max(self.anonymous_bytes, int(kib) * 1024)
+                with open(f"/proc/{self.load.pid}/io") as io:
+                    self.written_bytes = next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
+            except (OSError, StopIteration):
+                pass
+
+    def stop(self):
+        self.is_over.set()
+        self.thread.join()
+
+
+def load(args, engine, store):
+    """Loads the store, and returns the figures of that."""
+    report = os.path.join(args.work, "load.json")
+    command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", *shlex.split(engine), "--dir", store]
+    command += ["--pairs", str(args.pairs), "--seed", SEED, "--report", report]
+    command += ["--order", args.order] if args.order else []
+    group = Group(args.cap)
+    started = time.monotonic()
+    try:
+        with open(os.path.join(args.work, "load.log"), "w") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
+            )
+            peaks = Peaks(child, store)
+            try:
+                child.wait(args.hours * 3600)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)
+                child.wait()
+            finally:
+                peaks.stop()
+        seconds = time.monotonic() - started
+    finally:
+        group.remove()
+    if not os.path.exists(report):
+        sys.exit(f"the load failed: code={child.returncode}: see {args.work}/load.log")
+    with open(report) as file:
+        told = json.load(file)
+    return {
+        "is_complete": child.returncode == 0,
+        "order": told["order"],
+        "load_s": round(seconds, 1),
+        "loaded_pairs": told["pairs"],
+        "store_bytes": used_bytes(store),
+        "peak_disk_bytes": peaks.disk_bytes,
+        "peak_anonymous_bytes": peaks.anonymous_bytes,
+        "written_bytes": peaks.written_bytes,
+        "latency": series(told["latencies"]),
+    }
+
+
+def live(args, store, events, more):
+    """Plays a stream into a service on the store, and returns the figures of that."""
+    report = os.path.join(args.work, "live.json")
+    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--pairs", str(args.pairs), "--seed", SEED]
+    command += ["--events", str(events), "--cap", str(args.cap), "--state", "cold", "--report", report]
+    done = subprocess.run([*command, "--", *more], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"loadgen live failed: code={done.returncode}\n{done.stdout}{done.stderr}")
+    with open(report) as file:
+        told = json.load(file)
+    return {
+        "events": events,
+        "events_per_s": round(told["events_per_s"]),
+        "peak_memory_bytes": told["usage"]["peak_rss_bytes"],
+        "latency": series(told["latency"]),
+    }
+
+
+def series(latencies):
+    return {one["op"]: {name: round(one[name]) for name in LATENCY} for one in latencies["series"]}
+
+
+def measure(args, engine):
+    shutil.rmtree(args.work, ignore_errors=True)
+    os.makedirs(args.work)
+    store = os.path.join(args.work, "store")
+    row = {"engine": engine, "pairs": args.pairs, "cap_bytes": args.cap, **load(args, engine, store)}
+    if row["is_complete"]:
+        row["live"] = {name: live(args, store, events, more) for name, (events, more) in STREAMS.items()}
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="+", metavar="ENGINE")
+    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
+    parser.add_argument("--work", default="/tmp/solkv-bench-large", help="directory for the stores; removed")
+    parser.add_argument("--pairs", type=int, default=700_000_000)
+    parser.add_argument("--cap", type=int, default=4 << 30, help="memory of the load and of the service, in bytes")
+    parser.add_argument("--order", help="order of the load: sorted or shuffled")
+    parser.add_argument("--hours", type=float, default=3, help="hours after which a load is stopped")
+    parser.add_argument("--out", help="file that the lines are appended to")
+    args = parser.parse_args()
+    for engine in args.engines:
+        row = measure(args, engine)
+        print(json.dumps(row), flush=True)
+        if args.out:
+            os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+            with open(args.out, "a") as file:
+                file.write(json.dumps(row) + "\n")
+    shutil.rmtree(args.work)
+
+
+if __name__ == "__main__":
+    main()
