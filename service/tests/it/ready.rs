@@ -73,7 +73,7 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
     followed.wait_until(true);
 
     // Every slot is applied at once, although each is six seconds old.
-    followed.provider.set(Act::Lags(60));
+    followed.provider.set(Act::Lags);
     followed.wait_until(false);
     let applied = followed.service.slot().unwrap();
     followed.service.wait_for_slot(applied + 20);
