@@ -17,9 +17,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use engines::EngineOptions;
 use loadgen::stream::{Final, Stream, Workload};
-use proto::v1::GetRequest;
 use proto::v1::kv_client::KvClient;
 use proto::v1::subscribe_request::Start;
+use proto::v1::subscribe_response::Kind;
+use proto::v1::{DumpThenTail, GetRequest};
 use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
 use tonic::Code;
@@ -27,7 +28,7 @@ use workload::Pairs;
 use yellowstone_grpc_proto::geyser::GetSlotRequest;
 use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
-use crate::feed::{Follower, Map, UNKNOWN, held};
+use crate::feed::{Follower, Map, UNKNOWN, held, request, subscribe};
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const STORY: &str = "--pairs 4000 --events 40000 --events-per-slot 100 --unknown-share 0.05 --change-share 0.4 \
@@ -183,6 +184,25 @@ fn get(uds: &Path, key: &[u8; 32]) -> Result<Option<Bytes>, tonic::Status> {
     })
 }
 
+/// Asks for a dump, and returns the error that it ends with. None of its pairs may come.
+fn refused_dump(uds: &Path) -> tonic::Status {
+    client_runtime().block_on(async {
+        let mut messages = match subscribe(uds, request(Start::DumpThenTail(DumpThenTail {}))).await {
+            Ok(messages) => messages,
+            Err(refused) => return refused,
+        };
+        loop {
+            match messages.message().await {
+                Ok(message) => {
+                    let kind = message.and_then(|message| message.kind);
+                    assert!(matches!(kind, Some(Kind::Started(_))), "{kind:?}");
+                }
+                Err(refused) => return refused,
+            }
+        }
+    })
+}
+
 /// A client that reads while the store is healed.
 struct Reader;
 
@@ -280,8 +300,9 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
         fs::rename(&run.archives, &away).unwrap();
         let mut service = run.start(&small);
         wait_for_need(&mut service, "cannot list");
-        let refused = get(&run.uds, &Pairs::new(run.workload.seed).key(7)).unwrap_err();
-        assert!(refused.code() == Code::Unavailable && refused.message().contains("snapshot archive"), "{refused:?}");
+        let refused = [get(&run.uds, &Pairs::new(run.workload.seed).key(7)).unwrap_err(), refused_dump(&run.uds)];
+        let says_why = |refused: &tonic::Status| refused.message().contains("to the slot of a snapshot archive");
+        assert!(refused.iter().all(|refused| refused.code() == Code::Unavailable && says_why(refused)), "{refused:?}");
         fs::rename(&away, &run.archives).unwrap();
         wait_for("more differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
         service.kill();
