@@ -50,7 +50,7 @@ pub enum Act {
     Boasts,
     /// Sends every slot as if made at the beginning of 1970
     Ancient,
-    /// Sends each account 150 times, each time in a frame of its own
+    /// Sends each account 150 times, so that there are many small messages
     Small,
     /// Sends only the confirmation of each slot
     Confirms,

@@ -188,9 +188,7 @@ impl Geyser for Server {
                 Source::own(next)
             }
         };
-        // The channel holds one message, so that each message leaves in a frame of its own, as from a server that
-        // flushes each.
-        let (tx, updates) = mpsc::channel(1);
+        let (tx, updates) = mpsc::channel(source.ahead());
         let subscription = {
             let mut world = lock(&self.world);
             world.subscriptions += 1;

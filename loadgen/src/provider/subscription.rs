@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
@@ -26,6 +26,8 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 const REPEAT_EVERY: Duration = Duration::from_millis(100);
 /// How late each block meta is under `alters` and `trails`.
 const META_LATE: Duration = Duration::from_millis(300);
+/// Number of another server's messages that may wait to be sent.
+const AHEAD: usize = 256;
 /// Account updates in a slot of the provider's own chain.
 const UPDATES: u32 = 20;
 
@@ -54,6 +56,15 @@ impl Source {
         let more = more.filter_map(|request| std::future::ready(request.ok()));
         let requests = futures::stream::iter([first]).chain(more);
         Ok(Self::Of(upstream(url).await?.subscribe(requests).await?.into_inner()))
+    }
+
+    /// Number of messages that may wait to be sent. One of the own chain, so that each message leaves in a frame of its
+    /// own, as from a server that flushes each.
+    pub(super) fn ahead(&self) -> usize {
+        match self {
+            Self::Own { .. } => 1,
+            Self::Of(_) => AHEAD,
+        }
     }
 
     /// Waits for the next message. The wait may be given up without a loss.
@@ -141,13 +152,20 @@ impl Subscription {
                 continue;
             }
             let takes = held.is_none() && !act.holds();
-            tokio::select! {
-                next = self.source.next(&self.world), if takes => match next {
-                    Ok(update) => held = Some(update),
-                    Err(status) => break status,
+            // Most messages are there already, and need no timer.
+            let there = if takes { self.source.next(&self.world).now_or_never() } else { None };
+            let next = match there {
+                Some(next) => Some(next),
+                None => tokio::select! {
+                    next = self.source.next(&self.world), if takes => Some(next),
+                    () = self.tx.closed() => return,
+                    () = tokio::time::sleep(STEP) => None,
                 },
-                () = self.tx.closed() => return,
-                () = tokio::time::sleep(STEP) => {}
+            };
+            match next {
+                Some(Ok(update)) => held = Some(update),
+                Some(Err(status)) => break status,
+                None => {}
             }
         };
         // The client may be gone already.

@@ -25,11 +25,11 @@ use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
 use tonic::Code;
 use workload::Pairs;
-use yellowstone_grpc_proto::geyser::GetSlotRequest;
-use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
 use crate::feed::{Follower, Map, UNKNOWN, held, request, subscribe};
-use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
+use crate::support::{
+    BASE_SLOT, Service, client_runtime, columns, digest, end, load, newest_sent, stream, uds_channel, wait_for,
+};
 
 const STORY: &str = "--pairs 4000 --events 40000 --events-per-slot 100 --unknown-share 0.05 --change-share 0.4 \
                      --close-share 0.05 --skip-every 11";
@@ -145,14 +145,9 @@ impl Subscriber {
 
 /// Waits until the stream's server has sent this slot.
 pub(crate) fn wait_for_sent(stream: &Stream, slot: u64) {
-    let url = format!("http://{}", stream.address());
-    client_runtime().block_on(async {
-        let mut server = GeyserClient::connect(url).await.unwrap();
-        // A server without a block yet answers with an error.
-        while server.get_slot(GetSlotRequest::default()).await.map_or(0, |newest| newest.into_inner().slot) < slot {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    });
+    while newest_sent(stream) < slot {
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn write_archive(dir: &Path, block: u64) -> u64 {

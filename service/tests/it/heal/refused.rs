@@ -1,5 +1,6 @@
 //! Archives that must not be used, or not yet, and faults of the disk: they keep no other archive from healing the gap.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -76,9 +77,11 @@ fn a_heal_goes_on_after_a_full_disk() {
 }
 
 /// No thread has answered anything before the heal, so that each of them needs a view that it opened by itself.
+/// Of the engines the first and the last are tried: with a commit for every two changes LMDB and redb take a minute.
 #[test]
 fn idle_lookup_threads_answer_while_differences_are_applied() {
-    for options in columns() {
+    let all = columns();
+    for options in BTreeSet::from([0, all.len() - 1]).into_iter().map(|at| all[at].clone()) {
         let run = Run::new(options);
         run.fall_behind(OUTAGE);
         let mut service = run.start(&["--commit-every", "2", "--lookup-threads", "16"]);
