@@ -36,13 +36,13 @@ pub enum Act {
     Loses,
     /// Withholds the next slot from every connection, for good
     Withholds,
-    /// Names another parent blockhash in every block meta than the chain has
+    /// Gives every block another parent blockhash than the chain has
     Lies,
-    /// Gives the next slot another blockhash than the chain has, on every connection; the slot after it names the right one
+    /// Gives the next slot a wrong blockhash, for good; the slot after it names the right one
     LiesOnce,
-    /// Changes the owner of every account under an unchanged blockhash, and sends every block meta 0.3 s late
+    /// Changes the owner of every account, and sends every block meta 0.3 s late
     Alters,
-    /// Sends another chain with higher slots, whatever is asked for, after it has ended connections
+    /// Ends connections, then sends another chain with higher slots, whatever is asked for
     Foreign,
     /// Sends every block meta 0.3 s late
     Trails,

@@ -1,6 +1,6 @@
 //! The script of the provider: acts and the seconds that each lasts.
 //!
-//! Owns: the script's syntax. Must not: know what an act does.
+//! Owns: the script's syntax. Must not: know the meaning of an act.
 
 use std::str::FromStr;
 

@@ -35,7 +35,7 @@ type Sent = Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>>;
 
 /// The honest messages that a subscription begins with.
 pub(super) enum Source {
-    /// The provider's own chain: the next slot, and what is left of the one before.
+    /// The provider's own chain: the next slot, and the messages that are left of the one before.
     Own { next: u64, messages: VecDeque<SubscribeUpdate> },
     /// The messages of another server, as they come.
     Of(Streaming<SubscribeUpdate>),
@@ -47,7 +47,7 @@ impl Source {
         Self::Own { next, messages: VecDeque::new() }
     }
 
-    /// Subscribes at the server `url` as a client has asked for it.
+    /// Subscribes at the server `url`, as a client has asked for it.
     pub(super) async fn of(
         url: &str,
         first: SubscribeRequest,
