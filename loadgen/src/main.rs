@@ -32,7 +32,7 @@ enum Command {
     #[command(after_help = archive::EXAMPLES)]
     Archive(Box<archive::ArchiveArgs>),
     /// Play a Yellowstone server that misbehaves by a script, and check the readiness that a service reports
-    #[command(after_help = provider::EXAMPLES)]
+    #[command(after_help = provider::help())]
     Provider(Box<provider::ProviderArgs>),
     /// Run the service on a bootstrapped directory against a stream and print its latencies
     #[command(after_help = live::EXAMPLES)]

@@ -40,7 +40,7 @@ use crate::ingest::healing::{Differences, Heal};
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
-use archives::{Found, Search, search};
+use archives::{Found, Search, Sources};
 use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
 use room::Room;
@@ -70,6 +70,8 @@ pub(crate) struct Healer {
     engine: Arc<Measured>,
     shown: Shown,
     refusals: Refusals,
+    /// `None` while they are searched.
+    sources: Option<Sources>,
     /// Index of the provider to begin with.
     provider: usize,
 }
@@ -104,7 +106,8 @@ impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        config.store.heals().then(|| Self { config, engine, shown, refusals: Refusals::default(), provider: 0 })
+        let refusals = Refusals::default();
+        config.store.heals().then(|| Self { config, engine, shown, refusals, sources: None, provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -264,21 +267,26 @@ impl Healer {
 
     /// Searches the sources on the blocking pool. A server that does not answer does not delay a stop.
     async fn search(
-        &self,
+        &mut self,
         wanted: &Wanted,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Search, Stopped> {
-        let (sources, wanted) = (self.config.store.heal_from.clone(), wanted.clone());
+        let mut sources = self.sources.take().unwrap_or_else(|| Sources::new(&self.config.store.heal_from));
+        let wanted = wanted.clone();
         // ORDERING: Relaxed: a statistic.
         let last_slot = self.shown.spool.last_slot.load(Ordering::Relaxed);
         let is_usable = move |found: &Found| found.slot <= last_slot && wanted.takes(found);
-        let mut asked = spawn_blocking(move || search(&sources, is_usable));
+        let mut asked = spawn_blocking(move || (sources.search(is_usable), sources));
         loop {
             tokio::select! {
-                found = &mut asked => {
-                    let panicked = |_| "the search for archives has panicked: this is a bug".to_owned();
-                    return Ok(found.map_err(panicked).unwrap_or_else(|why| Search { failed: vec![why], ..Search::default() }));
+                searched = &mut asked => {
+                    let Ok((search, sources)) = searched else {
+                        let why = "the search for archives has panicked: this is a bug".to_owned();
+                        return Ok(Search { failed: vec![why], ..Search::default() });
+                    };
+                    self.sources = Some(sources);
+                    return Ok(search);
                 }
                 () = until(stopped) => return Err(Stopped),
                 () = sleep(LOOK_EVERY) => tell("waiting for the answer of a server in heal_from".to_owned()),

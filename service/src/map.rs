@@ -51,7 +51,7 @@ pub(crate) struct Store {
 /// A map whose lookups are answered.
 pub(crate) struct Map {
     pub(crate) engine: Arc<Measured>,
-    /// Written by the ingest.
+    /// The state that ingest-apply and the receiver write.
     pub(crate) state: ingest::State,
     /// Handles to the state of every part, for the pages that show it.
     pub(crate) handles: Handles,

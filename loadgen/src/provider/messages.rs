@@ -1,4 +1,4 @@
-//! The messages of the provider's chain, each a pure function of its slot.
+//! The messages of the provider's own chain, each a pure function of its slot.
 //!
 //! Owns: their contents. Must not: decide which are sent, or when.
 
@@ -35,20 +35,11 @@ pub(super) fn account(slot: u64, index: u32, created_unix_ms: u64) -> SubscribeU
 }
 
 pub(super) fn meta(slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
-    meta_after(blockhash(slot - 1), slot, created_unix_ms)
-}
-
-/// Builds the block meta of a slot with a parent that the chain does not have.
-pub(super) fn meta_of_no_chain(slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
-    meta_after(bs58::encode([0xff; 32]).into_string(), slot, created_unix_ms)
-}
-
-fn meta_after(parent_blockhash: String, slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
     let meta = SubscribeUpdateBlockMeta {
         slot,
         blockhash: blockhash(slot),
         parent_slot: slot - 1,
-        parent_blockhash,
+        parent_blockhash: blockhash(slot - 1),
         ..Default::default()
     };
     update(UpdateOneof::BlockMeta(meta), created_unix_ms)

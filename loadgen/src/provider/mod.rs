@@ -1,52 +1,64 @@
 //! `loadgen provider`: a Yellowstone server that misbehaves by a script, and the judge of a service that follows it.
 //!
-//! Owns: the script, the log of both sides, and the rules of judgement. Must not: trust the service's own statements,
-//! because the verdict follows from the messages sent and their times. Threads: `provider` (every socket of the
-//! server); the main thread asks and judges.
+//! Owns: the log of both sides, and the rules of judgement. Must not: trust the service's own statements, because the
+//! verdict follows from the messages sent and their times. Threads: `provider` (every socket of the server); the main
+//! thread asks and judges.
+//!
+//! A provider that passes on another server's messages is one of several that a service follows. Nothing is judged then,
+//! because the others keep the service ready.
 //!
 //! The service is right if all of this holds. It is not ready while the newest slot that it can know of is older than
 //! `--max-lag-ms`. It is ready while that slot is younger. All of its channels say the same. Its reported lag is that
 //! slot's age.
 
+mod act;
 mod messages;
+mod script;
 mod server;
+mod subscription;
 mod witness;
 mod world;
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
+pub use act::Act;
+pub use script::Script;
 pub use server::Provider;
 pub use witness::{Said, Witness};
-pub use world::{Act, Figures};
+pub use world::Figures;
 
 use crate::commands::stop_flag;
 
-/// Text after the options in `loadgen provider --help`.
-pub const EXAMPLES: &str = "\
+/// Returns the text after the options in `loadgen provider --help`.
+pub fn help() -> String {
+    format!("{HEAD}\n\nActs:\n{}\n{EXAMPLES}", act::list())
+}
+
+const HEAD: &str = "\
 Prints `listening=HOST:PORT` once it serves. Then, once a second, asks the service on every channel whether it is ready, \
 and compares the answers with the messages that were sent. Exits with 1 if the service was wrong at any second.
 
-Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts, confirms, metas, repeats, boasts, foreign, \
-ancient, lies; each with its seconds. The script starts over until the time is up.
+With --of it passes on the messages of another server, such as `loadgen stream`, and changes them by the script. So a \
+service can follow several providers of one story, of which some misbehave. Then nothing is asked and compared.
 
+The script is a list of acts, each with its seconds. It starts over until the time is up.";
+
+const EXAMPLES: &str = "\
 Examples:
   solkv-loadgen provider --seconds 1200 --log readiness.jsonl
-  solkv-loadgen provider --seconds 60 --acts pings=20,serves=10,down=20,serves=10 --unit solkv";
+  solkv-loadgen provider --seconds 60 --acts pings=20,serves=10,down=20,serves=10 --unit solkv
+  solkv-loadgen provider --of http://127.0.0.1:10000 --listen 127.0.0.1:10001 --acts serves=20,lies=1000";
 
 /// The default script. Each act is long enough to show: silence is longer than the service's idle timeout, a lost slot
 /// longer than its gap timeout.
 const ACTS: &str = "serves=15,pings=45,serves=15,lags=30,serves=15,small=20,loses=100,serves=15,restarts=20,down=25,\
                     serves=25,refuses=20,serves=50";
-
-/// Number of slots by which the server lags under `lags`.
-const LAGS_SLOTS: u64 = 60;
 
 /// Time allowed between sending a message and the service's committing and reporting it.
 const TOLERANCE_MS: u64 = 2000;
@@ -59,6 +71,13 @@ pub struct ProviderArgs {
     /// Address to serve on; port 0 picks a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
     pub listen: String,
+    /// URL of a server whose messages are passed on, instead of those of a chain of its own
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with_all = ["start_slot", "slot_ms", "http", "grpc", "unit", "max_lag_ms", "log"]
+    )]
+    pub of: Option<String>,
     /// Slot with which the chain begins
     #[arg(long, value_name = "SLOT", default_value_t = 1000)]
     pub start_slot: u64,
@@ -86,58 +105,6 @@ pub struct ProviderArgs {
     /// Write a JSON line a second: the server's act, the service's answers, and whether they were right
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-}
-
-/// Acts of the server, and the seconds that each lasts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Script(Vec<(Act, u64)>);
-
-impl FromStr for Script {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let acts: Result<Vec<_>> = text.split(',').map(step).collect();
-        let acts = acts?;
-        ensure!(acts.iter().map(|(_, seconds)| seconds).sum::<u64>() > 0, "the script takes no time: acts={text:?}");
-        Ok(Self(acts))
-    }
-}
-
-fn step(text: &str) -> Result<(Act, u64)> {
-    let (name, seconds) = text.split_once('=').with_context(|| format!("not ACT=SECONDS: {text:?}"))?;
-    let act = match name.trim() {
-        "serves" => Act::Serves,
-        "pings" => Act::Pings,
-        "down" => Act::Down,
-        "refuses" => Act::Refuses,
-        "lags" => Act::Lags(LAGS_SLOTS),
-        "loses" => Act::Loses,
-        "small" => Act::Small,
-        "restarts" => Act::Restarts,
-        "confirms" => Act::Confirms,
-        "metas" => Act::Metas,
-        "repeats" => Act::Repeats,
-        "boasts" => Act::Boasts,
-        "foreign" => Act::Foreign,
-        "ancient" => Act::Ancient,
-        "lies" => Act::Lies,
-        _ => bail!("no such act: {name:?}; see --help"),
-    };
-    Ok((act, seconds.trim().parse().with_context(|| format!("not a number of seconds: {seconds:?}"))?))
-}
-
-impl Script {
-    /// Returns the act at a second, and whether it begins there.
-    fn at(&self, second: u64) -> (Act, bool) {
-        let mut left = second % self.0.iter().map(|(_, seconds)| seconds).sum::<u64>();
-        for (act, seconds) in &self.0 {
-            if left < *seconds {
-                return (*act, left == 0);
-            }
-            left -= seconds;
-        }
-        (Act::Serves, false)
-    }
 }
 
 /// Judges the service's answers, one second after the other.
@@ -179,47 +146,72 @@ impl Judge {
 /// A service that was wrong at any second or never subscribed; an address in use; a log that cannot be written.
 pub fn run(args: &ProviderArgs) -> Result<()> {
     let stop = stop_flag()?;
-    let mut log = args.log.as_ref().map(File::create).transpose().context("cannot make the log")?;
+    let play = Play { args, stop: &stop, started: Instant::now() };
+    if let Some(of) = &args.of {
+        let provider = Provider::start_of(&args.listen, of)?;
+        println!("listening={}", provider.address());
+        (0..args.seconds).all(|second| play.second(&provider, second));
+        return provider.stop();
+    }
     let provider = Provider::start(&args.listen, args.start_slot, args.slot_ms)?;
     println!("listening={}", provider.address());
-    let mut witness = Witness::new(&args.http, &args.grpc, args.unit.clone())?;
-    let mut judge = Judge { max_lag_ms: args.max_lag_ms, ..Judge::default() };
-    let (started, mut wrong, mut judged) = (Instant::now(), 0, 0);
-    for second in 0..args.seconds {
-        // ORDERING: Relaxed: the flag carries no other data.
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let (act, begins) = args.acts.at(second);
+    play.judged(&provider)?;
+    provider.stop()
+}
+
+/// A run of the script.
+struct Play<'a> {
+    args: &'a ProviderArgs,
+    stop: &'a AtomicBool,
+    started: Instant,
+}
+
+impl Play<'_> {
+    /// Plays one second of the script. Returns false after a signal.
+    fn second(&self, provider: &Provider, second: u64) -> bool {
+        let (act, begins) = self.args.acts.at(second);
         if begins {
             provider.set(act);
             println!("second={second} act={act:?}");
         }
-        std::thread::sleep((started + Duration::from_secs(second + 1)).saturating_duration_since(Instant::now()));
-        let mut asked = || (provider.figures(), witness.ask(), provider.figures());
-        let (mut did, mut said, mut after) = asked();
-        if said.ready().is_none() {
-            // The answers are some milliseconds apart, and readiness may have changed in between.
-            std::thread::sleep(Duration::from_millis(500));
-            (did, said, after) = asked();
-        }
-        // There is nothing to judge before the service has made its first connection.
-        let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &after, &said) };
-        judged += u64::from(did.subscriptions > 0);
-        if let Some(log) = &mut log {
-            let line = serde_json::json!({ "second": second, "did": did, "said": said, "wrong": verdict });
-            writeln!(log, "{line}").context("cannot write the log")?;
-        }
-        if let Some(why) = verdict {
-            wrong += 1;
-            println!("second={second} act={:?} WRONG: {why} {said:?}", did.act);
-        }
+        let end = self.started + Duration::from_secs(second + 1);
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        // ORDERING: Relaxed: the flag carries no other data.
+        !self.stop.load(Ordering::Relaxed)
     }
-    provider.stop()?;
-    println!("judged={judged} wrong={wrong}");
-    ensure!(judged > 0, "the service never subscribed: url=http://{}", args.listen);
-    ensure!(wrong == 0, "the service was wrong about its readiness: seconds={wrong} of={judged}");
-    Ok(())
+
+    /// Plays the script, and asks and judges the service after each second.
+    fn judged(&self, provider: &Provider) -> Result<()> {
+        let args = self.args;
+        let mut log = args.log.as_ref().map(File::create).transpose().context("cannot make the log")?;
+        let mut witness = Witness::new(&args.http, &args.grpc, args.unit.clone())?;
+        let mut judge = Judge { max_lag_ms: args.max_lag_ms, ..Judge::default() };
+        let (mut wrong, mut judged) = (0, 0);
+        for second in (0..args.seconds).take_while(|second| self.second(provider, *second)) {
+            let mut asked = || (provider.figures(), witness.ask(), provider.figures());
+            let (mut did, mut said, mut after) = asked();
+            if said.ready().is_none() {
+                // The answers are some milliseconds apart, and readiness may have changed in between.
+                std::thread::sleep(Duration::from_millis(500));
+                (did, said, after) = asked();
+            }
+            // There is nothing to judge before the service has made its first connection.
+            let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &after, &said) };
+            judged += u64::from(did.subscriptions > 0);
+            if let Some(log) = &mut log {
+                let line = serde_json::json!({ "second": second, "did": did, "said": said, "wrong": verdict });
+                writeln!(log, "{line}").context("cannot write the log")?;
+            }
+            if let Some(why) = verdict {
+                wrong += 1;
+                println!("second={second} act={:?} WRONG: {why} {said:?}", did.act);
+            }
+        }
+        println!("judged={judged} wrong={wrong}");
+        ensure!(judged > 0, "the service never subscribed: url=http://{}", args.listen);
+        ensure!(wrong == 0, "the service was wrong about its readiness: seconds={wrong} of={judged}");
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -253,18 +245,5 @@ mod tests {
         let replayed = |lag_s| judge().judge(&did(85_000, false), &did(30_000, false), &said(false, lag_s));
         assert_eq!([replayed(84.0), replayed(31.0)], [None, None], "a replay between two questions");
         assert!(replayed(20.0).is_some() && replayed(95.0).is_some());
-    }
-
-    #[test]
-    fn a_script_starts_over() {
-        let script: Script = "pings=2,lags=3".parse().unwrap();
-        let acts: Vec<_> = (0..7).map(|second| script.at(second)).collect();
-        let (pings, lags) = (Act::Pings, Act::Lags(LAGS_SLOTS));
-        let expected =
-            [(pings, true), (pings, false), (lags, true), (lags, false), (lags, false), (pings, true), (pings, false)];
-        assert_eq!(acts, expected);
-        for wrong in ["", "pings", "sings=3", "pings=x", "pings=0"] {
-            assert!(wrong.parse::<Script>().is_err(), "{wrong}");
-        }
     }
 }

@@ -50,8 +50,17 @@ pub(crate) struct Shared {
     /// Index of the event at which the next connection is cut. It is counted on the chain and not on connections,
     /// because a replay must not bring the cut forward. Otherwise a small period would never let a follower get on.
     pub(crate) next_cut: AtomicU64,
+    /// Slot whose block meta has another blockhash than the chain.
+    pub(crate) lies_at: Option<u64>,
     /// Number of account updates sent to all subscribers.
     pub(crate) sent_events: AtomicU64,
+}
+
+impl Shared {
+    /// Returns the blockhash that the block's meta has.
+    fn told_hash(&self, block: &Block) -> [u8; 32] {
+        if self.lies_at == Some(block.slot) { block.hash.map(|byte| !byte) } else { block.hash }
+    }
 }
 
 /// The response stream of one subscriber.
@@ -219,9 +228,9 @@ impl Feed {
     fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
         const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
         const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
-        if let Some(Replayed { block, finalized }) = self.replay.next() {
+        if let Some(Replayed { block, finalized, created_at }) = self.replay.next() {
             let statuses = if finalized { FINAL } else { CONFIRMED };
-            self.begin_content(block, Timestamp::from(SystemTime::now()), statuses, false);
+            self.begin_content(block, created_at, statuses, false);
             return Ok(true);
         }
         let Some(place) = &mut self.place else { return Ok(false) };
@@ -285,7 +294,13 @@ impl Feed {
                 self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
             }
             if !self.filter.blocks_meta().is_empty() {
-                wire::block_meta(out, self.filter.blocks_meta(), block, sending.created_at);
+                wire::block_meta(
+                    out,
+                    self.filter.blocks_meta(),
+                    block,
+                    self.shared.told_hash(block),
+                    sending.created_at,
+                );
             }
         }
         let mut names = Vec::new();

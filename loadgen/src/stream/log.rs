@@ -71,13 +71,22 @@ pub(crate) struct Replayed {
     pub(crate) block: Arc<Block>,
     /// Whether it is final, and not only confirmed.
     pub(crate) finalized: bool,
+    /// Time at which it was confirmed, which its messages have in a replay as well.
+    pub(crate) created_at: Timestamp,
+}
+
+/// A confirmed block that is kept for replay, and the time at which it was confirmed.
+#[derive(Debug)]
+struct Stored {
+    block: Arc<Block>,
+    created_at: Timestamp,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     entries: VecDeque<Entry>,
     first: u64,
-    stored: VecDeque<Arc<Block>>,
+    stored: VecDeque<Stored>,
     blockhashes: VecDeque<Arc<Block>>,
     unconfirmed: VecDeque<Arc<Block>>,
     unfinal: VecDeque<Arc<Block>>,
@@ -105,7 +114,8 @@ impl Log {
             tip: Tip { processed: base.clone(), confirmed: base.clone(), finalized: base.clone() },
             ..Inner::default()
         };
-        inner.stored.extend(base.filter(|_| replay_slots > 0));
+        let created_at = Timestamp::from(SystemTime::now());
+        inner.stored.extend(base.filter(|_| replay_slots > 0).map(|block| Stored { block, created_at }));
         Self { inner: Mutex::new(inner), moved: Condvar::new(), head, replay_slots, confirm_after }
     }
 
@@ -269,9 +279,10 @@ impl Log {
             let text = format!("broadcast from {from} is not available, last available: {first}");
             return Err(Status::out_of_range(text));
         }
-        let replayed = |block: &Arc<Block>| Replayed {
+        let replayed = |Stored { block, created_at }: &Stored| Replayed {
             block: Arc::clone(block),
             finalized: !inner.unfinal.iter().any(|unfinal| unfinal.slot == block.slot),
+            created_at: *created_at,
         };
         let reached = inner.stored.iter().map(replayed);
         let mut reached: Vec<Replayed> =
@@ -291,7 +302,7 @@ impl Log {
         if inner.tip.confirmed.as_ref().is_none_or(|tip| tip.slot < block.slot) {
             inner.tip.confirmed = Some(Arc::clone(&block));
         }
-        inner.stored.push_back(Arc::clone(&block));
+        inner.stored.push_back(Stored { block: Arc::clone(&block), created_at });
         inner.unfinal.push_back(block);
         if inner.unfinal.len() > FINAL_AFTER_SLOTS {
             finalize_oldest(inner, created_at);
@@ -319,7 +330,7 @@ impl Log {
 }
 
 fn first_stored(inner: &Inner) -> Option<u64> {
-    inner.stored.iter().map(|block| block.slot).min()
+    inner.stored.iter().map(|stored| stored.block.slot).min()
 }
 
 fn finalize_oldest(inner: &mut Inner, created_at: Timestamp) {

@@ -78,6 +78,7 @@ impl Stream {
             confirms_later: delivery.confirm_after > 0,
             disconnect_every: delivery.disconnect_every,
             next_cut: AtomicU64::new(chain.events() + delivery.disconnect_every),
+            lies_at: delivery.lies_at,
             sent_events: AtomicU64::new(0),
         });
         let (shutdown, stopped) = oneshot::channel();

@@ -102,6 +102,10 @@ pub struct Delivery {
     /// Fault: a from_slot replay starts up to three slots earlier than asked
     #[arg(long)]
     pub duplicates: bool,
+    /// Fault: the block meta of this slot has a blockhash that is not the chain's, in a replay as well; the next slot
+    /// names the right one for its parent
+    #[arg(long, value_name = "SLOT")]
+    pub lies_at: Option<u64>,
 }
 
 /// The options of `loadgen stream`, for callers that start a stream themselves.

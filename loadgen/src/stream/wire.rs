@@ -80,11 +80,11 @@ pub(crate) fn account(
     put_bytes(out, 11, created_at);
 }
 
-/// Appends the block meta of `block`.
-pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, created_at: Timestamp) {
+/// Appends the block meta of `block`, with the blockhash `hash`.
+pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, hash: [u8; 32], created_at: Timestamp) {
     let meta = SubscribeUpdateBlockMeta {
         slot: block.slot,
-        blockhash: block.hash_base58(),
+        blockhash: bs58::encode(hash).into_string(),
         parent_slot: block.parent_slot,
         parent_blockhash: bs58::encode(block.parent_hash).into_string(),
         block_height: Some(BlockHeight { block_height: block.height }),

@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use crate::model::{Model, connect, drain, follow, start, subscription};
 use futures::{SinkExt, StreamExt};
+use prost_types::Timestamp;
+use solkv_loadgen::stream::Stream;
 use tonic::Code;
 use yellowstone_grpc_client::GeyserGrpcClient;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
     CommitmentLevel, SlotStatus, SubscribeRequest, SubscribeRequestFilterEntry, SubscribeRequestPing,
+    SubscribeUpdateBlockMeta,
 };
 
 const LINE: &str = "--pairs 100 --events 2000 --events-per-slot 50 --replay-slots 10";
 
 /// Returns the status that ends a subscription.
-async fn refusal(stream: &solkv_loadgen::stream::Stream, request: SubscribeRequest) -> (Code, String) {
+async fn refusal(stream: &Stream, request: SubscribeRequest) -> (Code, String) {
     let mut client = connect(stream).await;
     let mut updates = client.subscribe_once(request).await.unwrap();
     loop {
@@ -43,6 +46,41 @@ async fn the_replay_window_is_bounded_and_says_so() {
     let mut updates = client.subscribe_once(subscription(Some(first))).await.unwrap();
     drain(&stream, &mut again, &mut updates, end.slot).await;
     assert_eq!(again.order, (first..=end.slot).collect::<Vec<_>>());
+    stream.stop().unwrap();
+}
+
+/// Returns the block metas up to slot `last`, each with the time of its creation.
+async fn metas(stream: &Stream, from_slot: Option<u64>, last: u64) -> Vec<(SubscribeUpdateBlockMeta, Timestamp)> {
+    let mut client = connect(stream).await;
+    let mut updates = client.subscribe_once(subscription(from_slot)).await.unwrap();
+    let mut metas = Vec::new();
+    while metas.last().is_none_or(|(meta, _): &(SubscribeUpdateBlockMeta, _)| meta.slot < last) {
+        let update = updates.next().await.unwrap().unwrap();
+        if let Some(UpdateOneof::BlockMeta(meta)) = update.update_oneof {
+            metas.push((meta, update.created_at.unwrap()));
+        }
+    }
+    metas
+}
+
+/// A follower measures its lag by these times: a slot is not younger because it is sent again.
+#[tokio::test]
+async fn a_slot_that_is_sent_again_has_the_time_at_which_it_was_made() {
+    let (stream, _) = start(LINE);
+    let first = metas(&stream, None, 1039).await;
+    let again = metas(&stream, Some(1030), 1039).await;
+    assert_eq!(again, first[30..]);
+    stream.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_lie_is_the_blockhash_of_one_slot_whenever_it_is_sent() {
+    let (stream, _) = start(&format!("{LINE} --lies-at 1035"));
+    for from_slot in [None, Some(1030)] {
+        let metas = metas(&stream, from_slot, 1039).await;
+        let wrong = metas.windows(2).filter(|pair| pair[0].0.blockhash != pair[1].0.parent_blockhash);
+        assert!(wrong.map(|pair| pair[0].0.slot).eq([1035]), "{metas:?}");
+    }
     stream.stop().unwrap();
 }
 

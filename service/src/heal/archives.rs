@@ -1,15 +1,21 @@
 //! The snapshot archives that a gap can be closed from.
 //!
 //! Owns: the search in directories and at validators, and which full archive an incremental one adds to. Must not: read
-//! an archive. Runs on the blocking pool.
+//! an archive. Runs on the blocking pool; each question to a server has a thread of its own.
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::SystemTime;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow};
-use solana::archive::{Archive, Name, is_url};
+use solana::archive::{Archive, Name, is_url, shown_url};
+
+/// How long a search waits for servers. An answer that comes later counts in the next search.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+
+/// How often the answers of servers are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Paths at which a validator's RPC redirects to its newest archives.
 const NEWEST_FULL: &str = "snapshot.tar.bz2";
@@ -97,26 +103,72 @@ pub(super) struct Search {
     pub(super) failed: Vec<String>,
 }
 
-/// Looks for archives in the directories among the sources, and asks the servers if `is_usable` takes none of these. The
-/// servers are asked side by side, because each one may take minutes to answer.
-pub(super) fn search(sources: &[String], is_usable: impl Fn(&Found) -> bool) -> Search {
-    let (urls, dirs): (Vec<&String>, Vec<&String>) = sources.iter().partition(|source| is_url(source));
-    let mut asked: Vec<_> = dirs.iter().map(|dir| in_directory(Path::new(dir))).collect();
-    let here: Vec<_> = asked.iter().flatten().flatten().cloned().collect();
-    if !paired(&here).iter().any(is_usable) {
-        thread::scope(|scope| {
-            let servers: Vec<_> = urls.iter().map(|url| scope.spawn(|| at_url(url))).collect();
-            let panicked = |_| Err(anyhow!("the search for archives has panicked: this is a bug"));
-            asked.extend(servers.into_iter().map(|server| server.join().unwrap_or_else(panicked)));
-        });
+/// The places in which archives are searched, and the questions to servers that are not answered yet.
+#[derive(Debug)]
+pub(super) struct Sources {
+    dirs: Vec<String>,
+    servers: Vec<Server>,
+}
+
+/// A server, which is asked by one thread at a time, because it may take minutes to answer.
+#[derive(Debug)]
+struct Server {
+    url: String,
+    asked: Option<JoinHandle<Asked>>,
+}
+
+/// The archives that a source has.
+type Asked = Result<Vec<Listed>>;
+
+impl Sources {
+    /// Sorts the sources into directories and servers.
+    pub(super) fn new(sources: &[String]) -> Self {
+        let (urls, dirs): (Vec<String>, Vec<String>) = sources.iter().cloned().partition(|source| is_url(source));
+        Self { dirs, servers: urls.into_iter().map(|url| Server { url, asked: None }).collect() }
     }
-    let failed = asked.iter().filter_map(|asked| asked.as_ref().err()).map(|error| format!("{error:#}")).collect();
-    let all: Vec<_> = asked.into_iter().flatten().flatten().collect();
-    Search { found: paired(&all), failed }
+
+    /// Looks for archives in the directories, and asks the servers if `is_usable` takes none of these. A server that does
+    /// not answer delays neither the others nor the next search.
+    pub(super) fn search(&mut self, is_usable: impl Fn(&Found) -> bool) -> Search {
+        let mut asked: Vec<_> = self.dirs.iter().map(|dir| in_directory(Path::new(dir))).collect();
+        let here: Vec<_> = asked.iter().flatten().flatten().cloned().collect();
+        if !paired(&here).iter().any(is_usable) {
+            self.servers.iter_mut().for_each(Server::ask);
+            let until = Instant::now() + ANSWER_WAIT;
+            while Instant::now() < until && !self.servers.iter().all(Server::has_answered) {
+                thread::sleep(LOOK_EVERY);
+            }
+            asked.extend(self.servers.iter_mut().map(Server::answer));
+        }
+        let failed = asked.iter().filter_map(|asked| asked.as_ref().err()).map(|error| format!("{error:#}")).collect();
+        let all: Vec<_> = asked.into_iter().flatten().flatten().collect();
+        Search { found: paired(&all), failed }
+    }
+}
+
+impl Server {
+    /// Asks, unless the question before is not answered yet.
+    fn ask(&mut self) {
+        let url = self.url.clone();
+        self.asked.get_or_insert_with(|| thread::spawn(move || at_url(&url)));
+    }
+
+    fn has_answered(&self) -> bool {
+        self.asked.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Returns the answer, or says that there is none yet.
+    fn answer(&mut self) -> Asked {
+        let panicked = |_| Err(anyhow!("the search for archives has panicked: this is a bug"));
+        match self.asked.take_if(|asked| asked.is_finished()) {
+            Some(asked) => asked.join().unwrap_or_else(panicked),
+            None => Err(anyhow!("the server has not answered yet: heal_from={}", shown_url(&self.url))),
+        }
+    }
 }
 
 /// Returns the archives in a directory. Other names, such as those of unfinished archives, are left out.
-pub(super) fn in_directory(dir: &Path) -> Result<Vec<Listed>> {
+pub(super) fn in_directory(dir: &Path) -> Asked {
     let list = || -> std::io::Result<_> {
         let mut found = Vec::new();
         for entry in fs::read_dir(dir)? {
@@ -136,7 +188,7 @@ pub(super) fn in_directory(dir: &Path) -> Result<Vec<Listed>> {
 }
 
 /// Returns the archive at a URL, or the newest ones of the validator whose RPC it is.
-fn at_url(url: &str) -> Result<Vec<Listed>> {
+fn at_url(url: &str) -> Asked {
     let listed = |name, location: &str| Listed { name, location: location.to_owned(), state: None };
     let path = url.split(['?', '#']).next().unwrap_or_default();
     if let Some(Ok(name)) = path.rsplit('/').next().and_then(Name::parse) {
@@ -145,7 +197,8 @@ fn at_url(url: &str) -> Result<Vec<Listed>> {
     let query = &url[path.len()..];
     let named = |newest: &str| -> Result<Option<Listed>> {
         let archive = Archive::open(&format!("{}/{newest}{query}", path.trim_end_matches('/')))?;
-        Ok(archive.name().map(|name| listed(name.clone(), archive.shown())))
+        // A server may lead to a URL that is of use only with its query.
+        Ok(archive.name().map(|name| listed(name.clone(), archive.location())))
     };
     let full = named(NEWEST_FULL)?.with_context(|| {
         let shown = path.rsplit('@').next().unwrap_or_default();
@@ -186,6 +239,10 @@ mod tests {
 
     const HASH: &str = "EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ";
 
+    fn search(sources: &[String]) -> Search {
+        Sources::new(sources).search(|_| false)
+    }
+
     #[test]
     fn whole_archives_are_found_and_paired_with_their_base() {
         let temp = tempfile::tempdir().unwrap();
@@ -198,7 +255,7 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let missing = path("missing".to_owned());
-        let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()], |_| false);
+        let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()]);
         let expected = [
             (40, alone(15, &on_none)),
             (30, alone(10, &on_old)),
@@ -245,7 +302,7 @@ mod tests {
     #[test]
     fn a_validator_names_its_newest_archives_by_redirection() {
         let url = validator(4);
-        let Search { found, failed } = search(&[format!("{url}/")], |_| false);
+        let Search { found, failed } = search(&[format!("{url}/")]);
         let at = |name: String| format!("{url}/{name}.tar.zst");
         let full = at(format!("snapshot-10-{HASH}"));
         let incremental = at(format!("incremental-snapshot-10-30-{HASH}"));
@@ -258,9 +315,29 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_comes_late_counts_in_a_later_search_and_delays_no_other_source() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let late = format!("http://user:secret@{}/", listener.local_addr().unwrap());
+        let mut sources = Sources::new(&[late, validator(16)]);
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let Search { found, failed } = sources.search(|_| false);
+            assert!((ANSWER_WAIT..2 * ANSWER_WAIT).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+            assert_eq!((found.len(), failed.len()), (3, 1), "{failed:?}");
+            assert!(failed[0].starts_with("the server has not answered yet: heal_from=http://127."), "{failed:?}");
+        }
+        // The one question of both searches is answered now.
+        let (question, _) = listener.accept().unwrap();
+        drop(question);
+        let Search { failed, .. } = sources.search(|_| false);
+        assert!(failed.len() == 1 && !failed[0].contains("not answered yet"), "{failed:?}");
+        assert!(!failed[0].contains("secret"), "{failed:?}");
+    }
+
+    #[test]
     fn the_url_of_an_archive_needs_no_server_to_be_named() {
         let url = format!("https://user:secret@host/snapshot-10-{HASH}.tar.zst?token=secret");
-        let Search { found, failed } = search(std::slice::from_ref(&url), |_| false);
+        let Search { found, failed } = search(std::slice::from_ref(&url));
         assert_eq!((found.len(), found[0].slot, failed.len()), (1, 10, 0));
         assert_eq!(found[0].archives, Archives::Full(url));
     }

@@ -17,19 +17,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use engines::EngineOptions;
 use loadgen::stream::{Final, Stream, Workload};
-use proto::v1::GetRequest;
 use proto::v1::kv_client::KvClient;
 use proto::v1::subscribe_request::Start;
+use proto::v1::subscribe_response::Kind;
+use proto::v1::{DumpThenTail, GetRequest};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
 use tonic::Code;
 use workload::Pairs;
-use yellowstone_grpc_proto::geyser::GetSlotRequest;
-use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
-use crate::feed::{Follower, Map, UNKNOWN, held};
-use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
+use crate::feed::{Follower, Map, UNKNOWN, held, request, subscribe};
+use crate::support::{
+    BASE_SLOT, Service, client_runtime, columns, digest, end, load, newest_sent, stream, uds_channel, wait_for,
+};
 
 const STORY: &str = "--pairs 4000 --events 40000 --events-per-slot 100 --unknown-share 0.05 --change-share 0.4 \
                      --close-share 0.05 --skip-every 11";
@@ -145,14 +146,9 @@ impl Subscriber {
 
 /// Waits until the stream's server has sent this slot.
 pub(crate) fn wait_for_sent(stream: &Stream, slot: u64) {
-    let url = format!("http://{}", stream.address());
-    client_runtime().block_on(async {
-        let mut server = GeyserClient::connect(url).await.unwrap();
-        // A server without a block yet answers with an error.
-        while server.get_slot(GetSlotRequest::default()).await.map_or(0, |newest| newest.into_inner().slot) < slot {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    });
+    while newest_sent(stream) < slot {
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn write_archive(dir: &Path, block: u64) -> u64 {
@@ -181,6 +177,25 @@ fn get(uds: &Path, key: &[u8; 32]) -> Result<Option<Bytes>, tonic::Status> {
         let channel = uds_channel(uds).await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
         let request = GetRequest { key: Bytes::copy_from_slice(key), ..GetRequest::default() };
         Ok(KvClient::new(channel).get(request).await?.into_inner().value)
+    })
+}
+
+/// Asks for a dump, and returns the error that it ends with. None of its pairs may come.
+fn refused_dump(uds: &Path) -> tonic::Status {
+    client_runtime().block_on(async {
+        let mut messages = match subscribe(uds, request(Start::DumpThenTail(DumpThenTail {}))).await {
+            Ok(messages) => messages,
+            Err(refused) => return refused,
+        };
+        loop {
+            match messages.message().await {
+                Ok(message) => {
+                    let kind = message.and_then(|message| message.kind);
+                    assert!(matches!(kind, Some(Kind::Started(_))), "{kind:?}");
+                }
+                Err(refused) => return refused,
+            }
+        }
     })
 }
 
@@ -286,8 +301,9 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
         fs::rename(&run.archives, &away).unwrap();
         let mut service = run.start(&small);
         wait_for_need(&mut service, "cannot list");
-        let refused = get(&run.uds, &Pairs::new(run.workload.seed).key(7)).unwrap_err();
-        assert!(refused.code() == Code::Unavailable && refused.message().contains("snapshot archive"), "{refused:?}");
+        let refused = [get(&run.uds, &Pairs::new(run.workload.seed).key(7)).unwrap_err(), refused_dump(&run.uds)];
+        let says_why = |refused: &tonic::Status| refused.message().contains("to the slot of a snapshot archive");
+        assert!(refused.iter().all(|refused| refused.code() == Code::Unavailable && says_why(refused)), "{refused:?}");
         fs::rename(&away, &run.archives).unwrap();
         wait_for("more differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
         service.kill();

@@ -24,7 +24,6 @@ mod metrics;
 mod overload;
 mod provider;
 mod ready;
-mod relay;
 mod ring;
 mod scripted;
 mod secure;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use loadgen::provider::{Act, Provider, Said, Witness};
 
-use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
+use crate::heal::wait_for_sent;
+use crate::support::{BASE_SLOT, Service, columns, load, newest_sent, stream, wait_for};
 
 /// A service that follows a provider with a slot every 100 ms, from a store at the chain's beginning.
 struct Followed {
@@ -73,7 +74,7 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
     followed.wait_until(true);
 
     // Every slot is applied at once, although each is six seconds old.
-    followed.provider.set(Act::Lags(60));
+    followed.provider.set(Act::Lags);
     followed.wait_until(false);
     let applied = followed.service.slot().unwrap();
     followed.service.wait_for_slot(applied + 20);
@@ -132,6 +133,32 @@ fn slots_that_are_not_of_the_chain_do_not_end_readiness_for_good() {
     followed.wait_until(true);
     assert!(followed.service.metric("solkv_newest_slot").unwrap() < 1e6);
     followed.end();
+}
+
+/// The slots of an outage come at once. Each of them is a commit, so that the service is seen among them.
+#[test]
+fn slots_that_are_sent_again_after_an_outage_are_as_old_as_they_are() {
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, options) = (temp.path().join("store"), columns().remove(0));
+    // A hundred slots a second.
+    let (stream, workload) =
+        stream("--pairs 500 --events 100000 --events-per-slot 20 --rate 2000 --replay-slots 100000");
+    load(&dir, &options, &workload);
+    let geyser = format!("http://{}", stream.address());
+    let more = ["--max-lag-ms", "1000", "--max-lag-slots", "200000", "--commit-every", "1"];
+    let mut service = Service::start(&dir, &options, &geyser, &more);
+    let left = service.wait_for_slot(BASE_SLOT + 10);
+    assert!(service.terminate().success());
+    wait_for_sent(&stream, left + 600);
+    let mut service = Service::start(&dir, &options, &geyser, &more);
+    let slot = wait_for("readiness", || {
+        let status: serde_json::Value = serde_json::from_str(&service.get("/status.json")?.1).ok()?;
+        status.pointer("/checkpoint/slot")?.as_u64().filter(|_| status["ready"] == true)
+    });
+    let newest = newest_sent(&stream);
+    assert!(newest < slot + 300, "ready three seconds late: slot={slot} newest={newest}");
+    assert!(service.terminate().success());
+    stream.stop().unwrap();
 }
 
 #[test]

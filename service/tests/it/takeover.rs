@@ -11,7 +11,6 @@ use loadgen::provider::{Act, Provider};
 use loadgen::stream::{Stream, Workload};
 use serde_json::Value;
 
-use crate::relay::{Fault, Relay};
 use crate::support::{BASE_SLOT, Service, Signal, columns, digest, end, load, stream, wait_for};
 
 const SLOT_MS: u64 = 100;
@@ -202,23 +201,24 @@ fn the_map_is_whole_after_a_provider_is_killed_or_withholds_a_slot() {
     }
 }
 
-/// Follows two relays of one stream at once, which misbehave as `spoil` says after the first slots. Compares the store
+/// Follows two providers of one stream at once, which misbehave as `spoil` says after the first slots. Compares the store
 /// with the stream, and returns the log and the slots for which each of the two sent other accounts.
-fn follow_two(spoil: impl FnOnce(&mut Service, &Relay, &Relay)) -> (String, [f64; 2]) {
+fn follow_two(spoil: impl FnOnce(&mut Service, &Provider, &Provider)) -> (String, [f64; 2]) {
     let temp = tempfile::tempdir().unwrap();
     let (dir, options) = (temp.path().join("store"), columns().remove(0));
     let (stream, workload) = stream(LINE);
     load(&dir, &options, &workload);
-    let [one, two] = [(); 2].map(|()| Relay::start(stream.address()));
-    let more = ["--geyser", &two.url(), "--geyser-at-once", "2", "--gap-timeout", "700ms", "--idle-timeout", "1s"];
-    let mut service = Service::start(&dir, &options, &one.url(), &more);
+    let of = url(stream.address());
+    let [one, two] = [(); 2].map(|()| Provider::start_of("127.0.0.1:0", &of).unwrap());
+    let urls = [&one, &two].map(|provider| url(provider.address()));
+    let more = ["--geyser", &urls[1], "--geyser-at-once", "2", "--gap-timeout", "700ms", "--idle-timeout", "1s"];
+    let mut service = Service::start(&dir, &options, &urls[0], &more);
     service.wait_for_slot(BASE_SLOT + 10);
     spoil(&mut service, &one, &two);
     let end = end(&stream);
     service.wait_for_slot(end.slot);
-    let mut of = |name: &str| {
-        [&one, &two].map(|relay| service.metric(&format!("{name}{{provider=\"{}\"}}", relay.url())).unwrap())
-    };
+    let mut of =
+        |name: &str| [&urls[0], &urls[1]].map(|url| service.metric(&format!("{name}{{provider=\"{url}\"}}")).unwrap());
     let firsts: f64 = of("solkv_provider_slots_first_total").iter().sum();
     let differing = of("solkv_provider_slots_differing_total");
     assert_eq!(Some(firsts), service.metric("solkv_slots_applied_total"), "each slot was first once");
@@ -231,14 +231,14 @@ fn follow_two(spoil: impl FnOnce(&mut Service, &Relay, &Relay)) -> (String, [f64
 #[test]
 fn of_two_at_once_each_may_lack_a_slot_and_one_may_end() {
     let (log, differing) = follow_two(|service, one, two| {
-        one.set(Fault::Withholds);
+        one.set(Act::Withholds);
         let slot = service.slot().unwrap();
         service.wait_for_slot(slot + 10);
-        two.set(Fault::Withholds);
+        two.set(Act::Withholds);
         let slot = service.slot().unwrap();
         service.wait_for_slot(slot + 10);
         assert_eq!(service.metric("solkv_provider_takeovers_total"), Some(0.0));
-        two.set(Fault::Stalls);
+        two.set(Act::Stalls);
     });
     assert_eq!(differing, [0.0; 2]);
     assert!(!log.contains("gap:"), "a slot that the other one brings is no gap: {log}");
@@ -247,7 +247,7 @@ fn of_two_at_once_each_may_lack_a_slot_and_one_may_end() {
 #[test]
 fn of_two_at_once_one_that_lies_is_distrusted_and_the_other_followed() {
     let (log, _) = follow_two(|service, _, two| {
-        two.set(Fault::Lies);
+        two.set(Act::Lies);
         wait_for_condition(service, 1, "distrusted");
         wait_for_condition(service, 0, "followed");
     });
@@ -257,11 +257,11 @@ fn of_two_at_once_one_that_lies_is_distrusted_and_the_other_followed() {
 #[test]
 fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
     let (log, differing) = follow_two(|service, one, two| {
-        two.set(Fault::Alters);
-        let differing = format!("solkv_provider_slots_differing_total{{provider=\"{}\"}}", two.url());
+        two.set(Act::Alters);
+        let differing = format!("solkv_provider_slots_differing_total{{provider=\"{}\"}}", url(two.address()));
         wait_for("a slot that differs", || service.metric(&differing).filter(|slots| *slots > 0.0));
         assert_eq!(service.metric("solkv_gap"), Some(0.0));
-        one.set(Fault::None);
+        one.set(Act::Serves);
     });
     assert!(differing[0] == 0.0 && log.contains("two providers tell different accounts of one block"), "{log}");
 }
@@ -269,10 +269,10 @@ fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
 #[test]
 fn of_two_at_once_a_wrong_blockhash_of_the_first_is_put_right_by_the_chain() {
     let (log, differing) = follow_two(|service, one, two| {
-        two.set(Fault::Lags);
+        two.set(Act::Trails);
         let slot = service.slot().unwrap();
         service.wait_for_slot(slot + 5);
-        one.set(Fault::LiesOnce);
+        one.set(Act::LiesOnce);
         wait_for_condition(service, 0, "distrusted");
         wait_for_condition(service, 1, "followed");
         assert_eq!(service.metric("solkv_gap"), Some(0.0));

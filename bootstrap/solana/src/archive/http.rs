@@ -246,6 +246,11 @@ impl Download {
         }
     }
 
+    /// Returns the URL after all redirections, with its secrets.
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Returns the failures since the last byte, which are kept up to date.
     pub(super) fn failures(&self) -> Arc<Failures> {
         Arc::clone(&self.failures)

@@ -21,6 +21,8 @@ pub(super) struct Input {
     pub(super) name: Option<Name>,
     /// The location without a URL's user, password and query.
     pub(super) shown: String,
+    /// The location after all redirections, with these.
+    pub(super) location: String,
     /// Number of the archive's packed bytes, where it is known.
     pub(super) packed_bytes: Option<u64>,
     /// A server's failures since its last byte.
@@ -46,6 +48,7 @@ impl Input {
                 source,
                 name: None,
                 shown: "standard input".to_owned(),
+                location: location.to_owned(),
                 packed_bytes: None,
                 failures: Arc::default(),
             });
@@ -69,9 +72,9 @@ impl Input {
         // A server may lead from a fixed name to that of its newest archive.
         let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));
         let name = names.into_iter().flatten().next().transpose()?;
-        let failures = opened.bytes.failures();
+        let (failures, location) = (opened.bytes.failures(), opened.bytes.url().to_owned());
         let source = Source::Stream(Box::new(opened.bytes));
-        Ok(Self { source, name, shown: opened.shown, packed_bytes: opened.length, failures })
+        Ok(Self { source, name, shown: opened.shown, location, packed_bytes: opened.length, failures })
     }
 
     fn open_path(path: &Path) -> Result<Self, Error> {
@@ -86,6 +89,7 @@ impl Input {
             return Ok(Self {
                 source: Source::Directory(path.to_owned()),
                 name,
+                location: shown.clone(),
                 shown,
                 packed_bytes,
                 failures: Arc::default(),
@@ -94,6 +98,7 @@ impl Input {
         let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse).transpose()?;
         let file = File::open(path).map_err(failed)?;
         let packed_bytes = metadata.is_file().then_some(metadata.len());
-        Ok(Self { source: Source::Stream(Box::new(file)), name, shown, packed_bytes, failures: Arc::default() })
+        let (source, location) = (Source::Stream(Box::new(file)), shown.clone());
+        Ok(Self { source, name, shown, location, packed_bytes, failures: Arc::default() })
     }
 }

@@ -153,7 +153,8 @@ impl Archive {
     /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes show the packing.
     pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
         let source = Source::Stream(Box::new(bytes));
-        let input = Input { source, name, shown: shown.to_owned(), packed_bytes: None, failures: Arc::default() };
+        let (shown, location) = (shown.to_owned(), shown.to_owned());
+        let input = Input { source, name, shown, location, packed_bytes: None, failures: Arc::default() };
         Self { input, limits: Limits::default() }
     }
 
@@ -171,6 +172,12 @@ impl Archive {
     /// Returns the location for messages: that of a URL after all redirections, without user, password and query.
     pub fn shown(&self) -> &str {
         &self.input.shown
+    }
+
+    /// Returns the location at which the archive can be opened again: that of a URL after all redirections, with user,
+    /// password and query. It must not be shown.
+    pub fn location(&self) -> &str {
+        &self.input.location
     }
 
     /// Returns the number of bytes that will be read, where it is known: of a plain file, a directory, and most URLs.

@@ -1,8 +1,9 @@
 //! Heals during which a provider goes wrong while its slots are kept: map and subscriber stay exact, by a second provider
 //! or by newer slots.
 
+use loadgen::provider::{Act, Provider};
+
 use super::{Run, STORY, Subscriber, wait_for_need};
-use crate::relay::{Fault, Relay};
 use crate::support::{BASE_SLOT, Service, columns, wait_for};
 
 /// The server keeps four seconds of slots, and sends for twenty. A provider is left within less than those four.
@@ -14,18 +15,24 @@ const OUTAGE: u64 = 110;
 /// Number of slots that the spool takes after the takeover before the archive comes.
 const SLOTS_AFTER: f64 = 10.0;
 
+/// Starts a provider of the run's stream.
+fn provider(run: &Run) -> Provider {
+    Provider::start_of("127.0.0.1:0", &format!("http://{}", run.stream.address())).unwrap()
+}
+
 /// Starts a service that follows `first`, and then the providers of `more`.
-fn start(run: &Run, first: &Relay, more: &[&str]) -> Service {
+fn start(run: &Run, first: &Provider, more: &[&str]) -> Service {
     let always = ["--uds", run.uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
     let heal = ["--heal-from", run.archives.to_str().unwrap()];
-    Service::start(&run.dir, &run.options, &first.url(), &[&always[..], &heal, &TIMEOUTS, more].concat())
+    let geyser = format!("http://{}", first.address());
+    Service::start(&run.dir, &run.options, &geyser, &[&always[..], &heal, &TIMEOUTS, more].concat())
 }
 
 /// Heals with a first provider that `spoil` makes useless in the middle of the spool, which the log shows by `words`. After
 /// the heal the second one is followed on: it would have dropped the slots while the first one is waited for.
-fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
+fn heal_beside(spoil: impl FnOnce(Provider) -> Option<Provider>, words: &str) {
     let run = Run::with(columns().remove(0), DELIVERY);
-    let first = Relay::start(run.stream.address());
+    let first = provider(&run);
     let subscriber = Subscriber::start(run.follower(3));
     run.fall_behind(OUTAGE);
     let second = format!("http://{}", run.stream.address());
@@ -48,17 +55,17 @@ fn heal_beside(spoil: impl FnOnce(Relay) -> Option<Relay>, words: &str) {
     drop(spoilt);
 }
 
-fn with(fault: Fault) -> impl FnOnce(Relay) -> Option<Relay> {
-    move |relay| {
-        relay.set(fault);
-        Some(relay)
+fn with(act: Act) -> impl FnOnce(Provider) -> Option<Provider> {
+    move |provider| {
+        provider.set(act);
+        Some(provider)
     }
 }
 
 #[test]
 fn a_provider_that_ends_during_a_heal_is_left() {
-    let end = |relay| {
-        drop(relay);
+    let end = |provider| {
+        drop(provider);
         None
     };
     heal_beside(end, "stream ended: ");
@@ -66,27 +73,27 @@ fn a_provider_that_ends_during_a_heal_is_left() {
 
 #[test]
 fn a_provider_that_lies_during_a_heal_is_left() {
-    heal_beside(with(Fault::Lies), "the provider contradicts the applied chain: another one takes over");
+    heal_beside(with(Act::Lies), "the provider contradicts the applied chain: another one takes over");
 }
 
 #[test]
 fn a_provider_that_withholds_a_slot_during_a_heal_is_left() {
-    heal_beside(with(Fault::Withholds), "over gap_timeout=");
+    heal_beside(with(Act::Withholds), "over gap_timeout=");
 }
 
 #[test]
 fn a_provider_that_stalls_during_a_heal_is_left() {
-    heal_beside(with(Fault::Stalls), "stream ended: the server answers, but sent no slot");
+    heal_beside(with(Act::Stalls), "stream ended: the server answers, but sent no slot");
 }
 
 #[test]
 fn kept_slots_with_a_gap_that_stays_are_dropped_for_the_newest() {
     let run = Run::with(columns().remove(0), "--rate 1300 --replay-slots 40");
     run.fall_behind(60);
-    let only = Relay::start(run.stream.address());
+    let only = provider(&run);
     let mut service = start(&run, &only, &[]);
     let (first, _) = wait_for_need(&mut service, "there is none");
-    only.set(Fault::Withholds);
+    only.set(Act::Withholds);
     let dropped = "the kept slots have a gap of their own: they are dropped";
     wait_for("the end of the first spool", || service.log().contains(dropped).then_some(()));
     let needed = wait_for("a later slot", || {
