@@ -13,6 +13,7 @@ mod archives;
 mod choice;
 mod comparison;
 mod room;
+mod search;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ use engine_latency::Measured;
 use solana::ChainCheckpoint;
 use solana::archive::is_url;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{block_in_place, spawn_blocking};
+use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
@@ -44,6 +45,7 @@ use archives::{Found, Search, Sources};
 use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
 use room::Room;
+use search::Failing;
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -72,6 +74,7 @@ pub(crate) struct Healer {
     refusals: Refusals,
     /// `None` while they are searched.
     sources: Option<Sources>,
+    failing: Failing,
     /// Index of the provider to begin with.
     provider: usize,
 }
@@ -106,8 +109,8 @@ impl Healer {
     /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
-        let refusals = Refusals::default();
-        config.store.heals().then(|| Self { config, engine, shown, refusals, sources: None, provider: 0 })
+        let (refusals, failing) = Default::default();
+        config.store.heals().then(|| Self { config, engine, shown, refusals, sources: None, failing, provider: 0 })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -230,6 +233,7 @@ impl Healer {
         };
         let wanted = self.refusals.wanted(first, &state.published.checkpoint());
         let search = self.search(&wanted, tell, stopped).await?;
+        self.failing.note(&search, state.published.slot().unwrap_or(0), &state.healing);
         let (found, to) = match self.choose(&wanted, &search, spooling, state) {
             Ok(chosen) => chosen,
             Err(Lack::Ahead(slot)) if spool.stopped().is_some() => {
@@ -261,35 +265,6 @@ impl Healer {
             Err(failed) => {
                 self.refuse(&found, &failed, state);
                 Ok(Step::Waits)
-            }
-        }
-    }
-
-    /// Searches the sources on the blocking pool. A server that does not answer does not delay a stop.
-    async fn search(
-        &mut self,
-        wanted: &Wanted,
-        tell: &impl Fn(String),
-        stopped: &mut watch::Receiver<bool>,
-    ) -> Result<Search, Stopped> {
-        let mut sources = self.sources.take().unwrap_or_else(|| Sources::new(&self.config.store.heal_from));
-        let wanted = wanted.clone();
-        // ORDERING: Relaxed: a statistic.
-        let last_slot = self.shown.spool.last_slot.load(Ordering::Relaxed);
-        let is_usable = move |found: &Found| found.slot <= last_slot && wanted.takes(found);
-        let mut asked = spawn_blocking(move || (sources.search(is_usable), sources));
-        loop {
-            tokio::select! {
-                searched = &mut asked => {
-                    let Ok((search, sources)) = searched else {
-                        let why = "the search for archives has panicked: this is a bug".to_owned();
-                        return Ok(Search { failed: vec![why], ..Search::default() });
-                    };
-                    self.sources = Some(sources);
-                    return Ok(search);
-                }
-                () = until(stopped) => return Err(Stopped),
-                () = sleep(LOOK_EVERY) => tell("waiting for the answer of a server in heal_from".to_owned()),
             }
         }
     }

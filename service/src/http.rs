@@ -308,7 +308,10 @@ mod tests {
         assert_eq!(status["load"], load);
         let spool = json!({ "under_way": false, "bytes": 0, "slots": 0, "last_slot": null, "stopped": null });
         assert_eq!(status["spool"], spool);
-        let heal = json!({ "under_way": false, "differences": 0, "applied": 0, "healed": 0, "failures": 0 });
+        let heal = json!({
+            "under_way": false, "differences": 0, "applied": 0, "healed": 0, "failures": 0, "sources_failing": 0,
+            "newest_archive_slot": null,
+        });
         assert_eq!(status["heal"], heal);
         let (_, body) = fetch(address, "/histograms.json").await;
         let report: export::Report = serde_json::from_str(&body).unwrap();

@@ -71,7 +71,7 @@ impl Slots {
                 (Begin::Follow(replay), healer) => {
                     tokio::select! {
                         () = follow(replay, &stream, &messages, &state, &stopped) => return,
-                        () = needed(healer.as_ref(), &state) => Begin::Heal(None),
+                        () = needed(healer.as_mut(), &state) => Begin::Heal(None),
                     }
                 }
                 // Without a healer no start begins with a heal, and no gap leads to one.
@@ -81,10 +81,13 @@ impl Slots {
     }
 }
 
-/// Returns once a gap has to be healed; never without a healer.
-async fn needed(healer: Option<&Healer>, state: &State) {
+/// Returns once a gap has to be healed; never without a healer. The sources of archives are watched meanwhile.
+async fn needed(healer: Option<&mut Healer>, state: &State) {
     match healer {
-        Some(_) => Healer::needed(state).await,
+        Some(healer) => tokio::select! {
+            () = Healer::needed(state) => {}
+            () = healer.watch(state) => {}
+        },
         None => std::future::pending().await,
     }
 }

@@ -101,6 +101,9 @@ impl Found {
 pub(super) struct Search {
     pub(super) found: Vec<Found>,
     pub(super) failed: Vec<String>,
+    /// The sources that have answered or failed, as the configuration names them, with the reasons of the failures. A
+    /// server that has not answered yet is not among them.
+    pub(super) answers: Vec<(String, Result<(), String>)>,
 }
 
 /// The places in which archives are searched, and the questions to servers that are not answered yet.
@@ -130,19 +133,44 @@ impl Sources {
     /// Looks for archives in the directories, and asks the servers if `is_usable` takes none of these. A server that does
     /// not answer delays neither the others nor the next search.
     pub(super) fn search(&mut self, is_usable: impl Fn(&Found) -> bool) -> Search {
-        let mut asked: Vec<_> = self.dirs.iter().map(|dir| in_directory(Path::new(dir))).collect();
-        let here: Vec<_> = asked.iter().flatten().flatten().cloned().collect();
+        let mut asked: Vec<_> = self.dirs.iter().map(|dir| (dir, Some(in_directory(Path::new(dir))))).collect();
+        let here: Vec<_> =
+            asked.iter().filter_map(|(_, listed)| listed.as_ref()?.as_ref().ok()).flatten().cloned().collect();
         if !paired(&here).iter().any(is_usable) {
             self.servers.iter_mut().for_each(Server::ask);
             let until = Instant::now() + ANSWER_WAIT;
             while Instant::now() < until && !self.servers.iter().all(Server::has_answered) {
                 thread::sleep(LOOK_EVERY);
             }
-            asked.extend(self.servers.iter_mut().map(Server::answer));
+            asked.extend(self.servers.iter_mut().map(|server| {
+                let answer = server.answer();
+                (&server.url, answer)
+            }));
         }
-        let failed = asked.iter().filter_map(|asked| asked.as_ref().err()).map(|error| format!("{error:#}")).collect();
-        let all: Vec<_> = asked.into_iter().flatten().flatten().collect();
-        Search { found: paired(&all), failed }
+        Search::of(asked)
+    }
+}
+
+impl Search {
+    /// Sorts the answers of sources. A server has none yet if it was not quick enough.
+    fn of<'a>(asked: impl IntoIterator<Item = (&'a String, Option<Asked>)>) -> Self {
+        let (mut all, mut failed, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+        for (source, answer) in asked {
+            let answer = match answer {
+                Some(Ok(listed)) => {
+                    all.extend(listed);
+                    Ok(())
+                }
+                Some(Err(error)) => Err(format!("{error:#}")),
+                None => {
+                    failed.push(format!("the server has not answered yet: heal_from={}", shown_url(source)));
+                    continue;
+                }
+            };
+            failed.extend(answer.clone().err());
+            answers.push((source.clone(), answer));
+        }
+        Self { found: paired(&all), failed, answers }
     }
 }
 
@@ -157,13 +185,11 @@ impl Server {
         self.asked.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Returns the answer, or says that there is none yet.
-    fn answer(&mut self) -> Asked {
+    /// Returns the answer, if there is one yet.
+    fn answer(&mut self) -> Option<Asked> {
         let panicked = |_| Err(anyhow!("the search for archives has panicked: this is a bug"));
-        match self.asked.take_if(|asked| asked.is_finished()) {
-            Some(asked) => asked.join().unwrap_or_else(panicked),
-            None => Err(anyhow!("the server has not answered yet: heal_from={}", shown_url(&self.url))),
-        }
+        let asked = self.asked.take_if(|asked| asked.is_finished())?;
+        Some(asked.join().unwrap_or_else(panicked))
     }
 }
 
@@ -255,7 +281,7 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let missing = path("missing".to_owned());
-        let Search { found, failed } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()]);
+        let Search { found, failed, .. } = search(&[temp.path().to_str().unwrap().to_owned(), missing.clone()]);
         let expected = [
             (40, alone(15, &on_none)),
             (30, alone(10, &on_old)),
@@ -302,7 +328,7 @@ mod tests {
     #[test]
     fn a_validator_names_its_newest_archives_by_redirection() {
         let url = validator(4);
-        let Search { found, failed } = search(&[format!("{url}/")]);
+        let Search { found, failed, answers } = search(&[format!("{url}/")]);
         let at = |name: String| format!("{url}/{name}.tar.zst");
         let full = at(format!("snapshot-10-{HASH}"));
         let incremental = at(format!("incremental-snapshot-10-30-{HASH}"));
@@ -312,6 +338,7 @@ mod tests {
             (10, Archives::Full(full)),
         ];
         assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives, state: None }), "{failed:?}");
+        assert_eq!(answers, [(format!("{url}/"), Ok(()))]);
     }
 
     #[test]
@@ -321,10 +348,11 @@ mod tests {
         let mut sources = Sources::new(&[late, validator(16)]);
         for _ in 0..2 {
             let begun = Instant::now();
-            let Search { found, failed } = sources.search(|_| false);
+            let Search { found, failed, answers } = sources.search(|_| false);
             assert!((ANSWER_WAIT..2 * ANSWER_WAIT).contains(&begun.elapsed()), "{:?}", begun.elapsed());
             assert_eq!((found.len(), failed.len()), (3, 1), "{failed:?}");
             assert!(failed[0].starts_with("the server has not answered yet: heal_from=http://127."), "{failed:?}");
+            assert_eq!(answers.len(), 1, "the late one has neither answered nor failed: {answers:?}");
         }
         // The one question of both searches is answered now.
         let (question, _) = listener.accept().unwrap();
@@ -337,7 +365,7 @@ mod tests {
     #[test]
     fn the_url_of_an_archive_needs_no_server_to_be_named() {
         let url = format!("https://user:secret@host/snapshot-10-{HASH}.tar.zst?token=secret");
-        let Search { found, failed } = search(std::slice::from_ref(&url));
+        let Search { found, failed, .. } = search(std::slice::from_ref(&url));
         assert_eq!((found.len(), found[0].slot, failed.len()), (1, 10, 0));
         assert_eq!(found[0].archives, Archives::Full(url));
     }

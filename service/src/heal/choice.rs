@@ -72,7 +72,7 @@ impl Refusals {
     /// Says why none of the archives can be used now.
     pub(super) fn lack(&self, wanted: &Wanted, search: &Search) -> String {
         let Wanted { slot: needed, store_slot, .. } = *wanted;
-        let Search { found, failed } = search;
+        let Search { found, failed, .. } = search;
         let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
         match found.first().map(|found| found.slot) {
             Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_newest_archives_come_first_and_the_one_that_was_begun_with_before_them() {
-        let search = Search { found: [99, 40, 30, 20].map(full).into(), failed: Vec::new() };
+        let search = Search { found: [99, 40, 30, 20].map(full).into(), ..Search::default() };
         let slots = |wanted: &Wanted| wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>();
         let mut refusals = Refusals::default();
         let ready = at(10, MapPhase::Ready);
@@ -161,7 +161,7 @@ mod tests {
         let whole = write("a whole one, at last");
         let wanted = refusals.wanted(5, &at(5, MapPhase::Ready));
         assert!(wanted.takes(&whole) && refusals.0.len() == 1);
-        let search = Search { found: vec![whole], failed: Vec::new() };
+        let search = Search { found: vec![whole], ..Search::default() };
         assert!(!refusals.lack(&wanted, &search).contains("cut short"), "that was another state");
     }
 }

@@ -27,7 +27,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 const HAS_OLD: u8 = 1;
 const HAS_NEW: u8 = 2;
 
-/// Figures of healing since the start. Writers: the task that heals, and ingest-apply for `applied`.
+/// Figures of healing since the start. Writers: the task that heals and watches the sources, and ingest-apply for `applied`.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Number of heals that ended well.
@@ -38,6 +38,10 @@ pub struct Figures {
     pub differences: AtomicU64,
     /// Number of these that were applied.
     pub applied: AtomicU64,
+    /// Number of sources that could not be asked for archives.
+    pub sources_failing: AtomicU64,
+    /// Slot of the newest archive that the store could use, of the newest search that found one; 0 before the first.
+    pub newest_archive_slot: AtomicU64,
 }
 
 /// Work for ingest-apply: the differences, and the channel that tells their end.
@@ -154,7 +158,15 @@ impl Figures {
             "applied": of(&self.applied),
             "healed": of(&self.healed),
             "failures": of(&self.failed),
+            "sources_failing": of(&self.sources_failing),
+            "newest_archive_slot": self.newest_archive_slot(),
         })
+    }
+
+    /// Returns the slot of the newest archive that the store could use; `None` before the first.
+    pub(crate) fn newest_archive_slot(&self) -> Option<u64> {
+        // ORDERING: Relaxed: a statistic.
+        Some(self.newest_archive_slot.load(Ordering::Relaxed)).filter(|slot| *slot > 0)
     }
 
     pub(super) fn applied(&self, changes: usize) {

@@ -179,6 +179,7 @@ const WITH_FEED: When = When::If("feed = true");
 const WITH_PROCESSED: When = When::If("processed = true");
 const SAMPLED: When = When::If("the kernel provides it");
 const IN_CGROUP: When = When::If("the process is in a memory cgroup");
+const ARCHIVE_FOUND: When = When::If("an archive has been found in heal_from since the start");
 const SNAPSHOT_MADE: When = When::If("a snapshot has been made since the start");
 
 catalogue! {
@@ -268,6 +269,10 @@ catalogue! {
         HEALS Counter Count [] ALWAYS, "solkv_heals_total", "Gaps that were closed from snapshot archives";
         HEAL_FAILURES Counter Count [] ALWAYS, "solkv_heal_failures_total",
             "Attempts to heal with an archive that could not be used";
+        HEAL_SOURCES_FAILING Gauge Count [] ALWAYS, "solkv_heal_sources_failing",
+            "Sources in heal_from that could not be asked for archives; they are asked every ten minutes, and during a heal";
+        HEAL_NEWEST_ARCHIVE_SLOT Gauge Slot [] ARCHIVE_FOUND, "solkv_heal_newest_archive_slot",
+            "Slot of the newest archive that the store could be healed from; it stays while no search finds one";
     }
     Latency {
         OP_LATENCY Histogram Seconds ["engine", OPS, SOURCES, "le"] ALWAYS,

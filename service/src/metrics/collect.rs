@@ -132,7 +132,9 @@ impl Families {
         out.one(&c::HEAL_DIFFERENCES, read(&healing.differences) as f64)?;
         out.one(&c::HEAL_APPLIED, read(&healing.applied) as f64)?;
         out.one(&c::HEALS, read(&healing.healed) as f64)?;
-        out.one(&c::HEAL_FAILURES, read(&healing.failed) as f64)
+        out.one(&c::HEAL_FAILURES, read(&healing.failed) as f64)?;
+        out.one(&c::HEAL_SOURCES_FAILING, read(&healing.sources_failing) as f64)?;
+        out.maybe(&c::HEAL_NEWEST_ARCHIVE_SLOT, healing.newest_archive_slot().map(|slot| slot as f64))
     }
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {

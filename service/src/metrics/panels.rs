@@ -112,6 +112,9 @@ panels! {
         curve "Heals" "none":
             "increase(solkv_heals_total{@}[$__rate_interval])" => "{{instance}} healed",
             "increase(solkv_heal_failures_total{@}[$__rate_interval])" => "{{instance}} archive not usable";
+        curve "Sources of archives that fail" "none": "solkv_heal_sources_failing{@}" => "{{instance}}";
+        curve "Newest archive behind the store, in slots" "none":
+            "solkv_checkpoint_slot{@} - solkv_heal_newest_archive_slot{@}" => "{{instance}}";
     }
     Latency {
         curve "Negative read" "s":

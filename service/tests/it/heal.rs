@@ -6,6 +6,7 @@ mod incremental;
 mod refused;
 mod too_large;
 mod url;
+mod watched;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -273,7 +274,10 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         let differences = service.metric(differences).unwrap();
         assert!(differences > 1000.0 && service.metric(applied) == Some(differences), "{differences}");
         let count = differences as u64;
-        let heal = json!({ "under_way": false, "differences": count, "applied": count, "healed": 1, "failures": 0 });
+        let heal = json!({
+            "under_way": false, "differences": count, "applied": count, "healed": 1, "failures": 0, "sources_failing": 0,
+            "newest_archive_slot": slot,
+        });
         assert_eq!(service.status()["heal"], heal);
         run.finish_with(service, &end, subscriber);
     }

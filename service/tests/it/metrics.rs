@@ -18,6 +18,9 @@ const WHOLE: &str = "--pairs 2000 --events 100000000 --events-per-slot 200 --rat
 const GAP: &str =
     "--pairs 2000 --events 15000 --events-per-slot 500 --change-share 0.5 --gap-at 1020 --replay-slots 1000";
 
+/// Name of an archive that is found and never read.
+const ARCHIVE: &str = "snapshot-999-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar.zst";
+
 /// Family that is missing on a machine whose memory cgroups are not mounted.
 const OF_THE_MACHINE: &str = "solkv_memory_bytes";
 
@@ -122,7 +125,13 @@ fn a_scrape_is_the_catalogue_both_ways() {
     let (whole, gap) = (temp.path().join("whole"), temp.path().join("gap"));
     let (stream_whole, workload) = stream(WHOLE);
     load(&whole, &options, &workload);
-    let mut service = Service::start(&whole, &options, &format!("http://{}", stream_whole.address()), &["--processed"]);
+    let geyser = format!("http://{}", stream_whole.address());
+    let archives = temp.path().join("archives");
+    std::fs::create_dir(&archives).unwrap();
+    std::fs::write(archives.join(ARCHIVE), "").unwrap();
+    let more = ["--processed", "--heal-from", archives.to_str().unwrap()];
+    let mut service = Service::start(&whole, &options, &geyser, &more);
+    wait_for("the search for archives", || service.metric("solkv_heal_newest_archive_slot"));
     wait_for("finalized and processed slots", || {
         service.metric("solkv_finalized_slot").and(service.metric("solkv_processed_slot"))
     });
