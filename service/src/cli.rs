@@ -184,6 +184,9 @@ fn check(config: &Config) -> Result<(), Failed> {
         let token = if of.token_file.is_some() { "given" } else { "none" };
         let name = if providers.len() == 1 { String::new() } else { format!(" of {}", provider::shown(&of.url)) };
         out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
+        if let Some(caution) = of.caution() {
+            out::print(&format!("# warning: {caution}\n"))?;
+        }
     }
     out::print(&format!("# access: {}\n", edge.access))?;
     if config.store.create

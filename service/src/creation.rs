@@ -336,7 +336,7 @@ fn pace(read_bytes: u64, all_bytes: u64, begun: Instant) -> String {
     if a_second == 0 || read_bytes >= all_bytes {
         return String::new();
     }
-    let left = Duration::from_secs((all_bytes - read_bytes) / a_second);
+    let left = Duration::from_secs((all_bytes - read_bytes).div_ceil(a_second));
     format!(", {}/s, {left:?} left", ByteSize::b(a_second))
 }
 

@@ -14,6 +14,7 @@ mod choice;
 mod comparison;
 mod room;
 mod search;
+mod stale;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,7 @@ use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
 use room::Room;
 use search::Failing;
+use stale::{Growth, far_before};
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -88,6 +90,8 @@ enum Step {
     OtherChain,
     /// The spool has stopped before the slot of every archive that can be used.
     Spent,
+    /// The kept slots are far ahead of this other provider's newest one, so that no archive may ever reach them.
+    FarAhead(usize),
 }
 
 /// Reason why no archive can be used now.
@@ -144,6 +148,7 @@ impl Healer {
     ) -> Result<Option<Replay>, Stopped> {
         let tell = |text: String| state.readiness.set_phase(Phase::Healing(text));
         let mut broken_since: Option<Instant> = None;
+        let mut growth = Growth::begin();
         info!(slot = state.published.slot(), "healing begins: the store goes to the slot of a snapshot archive");
         loop {
             // A spool that lacks slots itself cannot be joined by the archives that come now.
@@ -153,6 +158,11 @@ impl Healer {
             if let Some(broken) = spooling.take_if(|_| is_lasting) {
                 warn!("the kept slots have a gap of their own: they are dropped, and the newest slots are kept");
                 broken.discard().await;
+            }
+            if let Some(stale) = spooling.take_if(|_| growth.has_ended(&self.shown.spool)) {
+                warn!("nobody brings the slots after the kept ones: they are dropped, and the newest slots are kept");
+                growth = Growth::begin();
+                stale.discard().await;
             }
             let begun = spooling.take().map_or_else(|| self.begin_spool(stream), Ok);
             match begun {
@@ -170,6 +180,15 @@ impl Healer {
                             provider = state.providers.name(self.provider),
                             "the archive and the kept slots are of two chains: the slots of the next provider are kept, and \
                              only an archive that agrees with them is used"
+                        );
+                        spool.discard().await;
+                    }
+                    Step::FarAhead(other) => {
+                        self.provider = other;
+                        warn!(
+                            provider = state.providers.name(other),
+                            "the kept slots are far ahead of another provider's newest one, and no archive reaches them: the \
+                             slots of that provider are kept, and only an archive that agrees with them is used"
                         );
                         spool.discard().await;
                     }
@@ -247,7 +266,10 @@ impl Healer {
             }
             Err(Lack::None) => {
                 tell(self.refusals.lack(&wanted, &search));
-                return Ok(Step::Waits);
+                let store_slot = state.published.slot().unwrap_or(0);
+                let others = (0..).take(self.config.stream.geyser.len()).filter(|at| *at != followed(spooling));
+                let newest_slots = others.filter_map(|at| Some((at, state.providers.newest_slot(at)?)));
+                return Ok(far_before(first, store_slot, newest_slots).map_or(Step::Waits, Step::FarAhead));
             }
         };
         let from = **state.published.checkpoint();

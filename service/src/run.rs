@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::admin;
 use crate::config::{Config, Moment};
@@ -80,7 +80,10 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     // The load of a store and the comparison of a heal have lines of their own.
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     // All refusals come before the store is touched.
-    let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
+    let Checked { edge, providers } = Checked::of(config, Moment::Start)?;
+    for caution in providers.iter().filter_map(provider::Settings::caution) {
+        warn!("{caution}");
+    }
     edge.addresses.warn(config.net(), &edge.access);
     for (key, access) in [("uds_group", config.grpc.uds_access()?), ("shm_group", config.shm.access()?)] {
         access.group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;

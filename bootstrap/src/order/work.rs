@@ -28,7 +28,7 @@ const LOCK: &str = "LOCK";
 const MADE: &str = "the spill of a load, in a directory that was made for it\n";
 const FOUND: &str = "the spill of a load\n";
 /// Version of the manifest and the runs.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Bytes that any file system can make a hole of, as long as its blocks are not larger than a page.
 const PAGE_BYTES: usize = 4096;
 

@@ -204,14 +204,16 @@ impl Archives {
     }
 
     /// Passes every version of every account on to `take`, from the one with this number on. A version's number in its
-    /// record is that of [`Numbers`]. The archives are read from their start in any case.
+    /// record is that of [`Numbers`], which no order of reading changes, because no slot is in both archives. The archives
+    /// are read from their start in any case, the incremental one first: a validator removes it within minutes, and the
+    /// full one takes longer than that.
     ///
     /// # Errors
     /// Everything that makes an archive unreadable or dubious, naming archive, entry and offset; errors of `take`.
     pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Told> {
         let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
-        let mut blockhash = [0; 32];
-        for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown) {
+        let mut newest_blockhash = None;
+        for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown).rev() {
             let mut failed = None;
             let mut taken = |version: &Version<'_>| {
                 let place = numbers.of(version)?;
@@ -255,10 +257,10 @@ impl Archives {
                      be noticed: archive={shown}"
                 );
             }
-            blockhash = summary.blockhash;
+            newest_blockhash.get_or_insert(summary.blockhash);
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
-        Ok(Told { files: numbers.files(), blockhash })
+        Ok(Told { files: numbers.files(), blockhash: newest_blockhash.unwrap_or_default() })
     }
 }
 

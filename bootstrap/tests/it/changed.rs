@@ -173,10 +173,13 @@ fn a_spill_keeps_the_slot_of_a_file() {
 #[test]
 fn an_incremental_archive_is_not_left_out_of_a_load_that_was_begun_with_it() {
     let home = tempfile::tempdir().unwrap();
-    let (archive, store) = (write_archive(home.path(), SLOT, &versions(63)), home.path().join("store"));
-    let name = archive.file_name().unwrap().to_str().unwrap().replace("snapshot-200-", "incremental-snapshot-200-205-");
-    let incremental = home.path().join(name);
-    fs::write(&incremental, [0xff; 4096]).unwrap();
+    let (whole, store) = (write_archive(home.path(), SLOT, &versions(63)), home.path().join("store"));
+    let named =
+        |name: &str| home.path().join(whole.file_name().unwrap().to_str().unwrap().replace("snapshot-200-", name));
+    let (archive, incremental) = (named("snapshot-50-"), named("incremental-snapshot-50-200-"));
+    // The incremental one is read first.
+    fs::rename(&whole, &incremental).unwrap();
+    fs::write(&archive, [0xff; 4096]).unwrap();
     let load = ["--dir", str(&store), "--sort-memory", "1MiB", "--input", str(&archive)];
     let both = [&load[..], &["--incremental", str(&incremental)]].concat();
     let said = fails(1, &[&both[..], &["--extract", "token-owner"]].concat());

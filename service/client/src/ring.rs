@@ -260,7 +260,8 @@ impl Matcher {
 }
 
 fn fell_behind(next_seq: u64, oldest_seq: u64) -> Error {
-    let way = "read on over unix:///PATH or http://HOST:PORT with Start::From, and come back here";
+    let way = "read on over unix:///PATH or http://HOST:PORT with Start::From, or with a dump if the log does not hold it \
+               either, and come back here";
     Error::new(
         ErrorKind::FellBehind,
         format!("shared memory no longer holds it: next_seq={next_seq} oldest_seq={oldest_seq}; {way}"),

@@ -4,12 +4,13 @@
 //! an archive. Runs on the blocking pool; each question to a server has a thread of its own.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context as _, Result, anyhow};
-use solana::archive::{Archive, Name, is_url, shown_url};
+use anyhow::{Context as _, Result, anyhow, bail};
+use solana::archive::{Archive, Error, Name, is_url, shown_url};
 
 /// How long a search waits for servers. An answer that comes later counts in the next search.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -87,7 +88,7 @@ impl Found {
     }
 
     /// How much is read of archives of one slot: less first.
-    fn cost(&self) -> u8 {
+    pub(super) fn cost(&self) -> u8 {
         match self.archives {
             Archives::Incremental { .. } => 0,
             Archives::Full(_) => 1,
@@ -226,13 +227,24 @@ fn at_url(url: &str) -> Asked {
         // A server may lead to a URL that is of use only with its query.
         Ok(archive.name().map(|name| listed(name.clone(), archive.location())))
     };
-    let full = named(NEWEST_FULL)?.with_context(|| {
-        let shown = path.rsplit('@').next().unwrap_or_default();
-        format!("the server names no archive of a slot: heal_from={shown} path=/{NEWEST_FULL}")
-    })?;
-    // A validator that has just written a full archive has no incremental one.
+    let full = match named(NEWEST_FULL) {
+        Err(failed) if !is_not_found(&failed) => return Err(failed),
+        asked => asked,
+    };
+    // A validator that has just written a full archive has no incremental one, and a server may have only incremental ones.
     let incremental = named(NEWEST_INCREMENTAL).ok().flatten();
-    Ok(std::iter::once(full).chain(incremental).collect())
+    let found: Vec<_> = full.as_ref().ok().cloned().flatten().into_iter().chain(incremental).collect();
+    if found.is_empty() {
+        full?;
+        let shown = path.rsplit('@').next().unwrap_or_default();
+        bail!("the server names no archive of a slot: heal_from={shown} path=/{NEWEST_FULL}");
+    }
+    Ok(found)
+}
+
+/// Whether a server has answered that it does not have an archive.
+fn is_not_found(failed: &anyhow::Error) -> bool {
+    matches!(failed.downcast_ref(), Some(Error::Open { source, .. }) if source.kind() == ErrorKind::NotFound)
 }
 
 /// Returns the ways to use archives: each one by itself, and incremental ones on top of the full ones that they add to.
@@ -313,7 +325,7 @@ mod tests {
                 let lines: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
                 let head = match lines[0].split(' ').nth(1).unwrap() {
                     "/snapshot.tar.bz2" => format!("303 See Other\r\nlocation: /snapshot-10-{HASH}.tar.zst"),
-                    "/incremental-snapshot.tar.bz2" => {
+                    "/incremental-snapshot.tar.bz2" | "/without-full/incremental-snapshot.tar.bz2" => {
                         format!("303 See Other\r\nlocation: /incremental-snapshot-10-30-{HASH}.tar.zst")
                     }
                     path if path.ends_with(".tar.zst") => "200 OK".to_owned(),
@@ -339,6 +351,14 @@ mod tests {
         ];
         assert_eq!(found, expected.map(|(slot, archives)| Found { slot, archives, state: None }), "{failed:?}");
         assert_eq!(answers, [(format!("{url}/"), Ok(()))]);
+    }
+
+    #[test]
+    fn a_server_without_a_full_archive_is_asked_for_the_incremental_one() {
+        let url = validator(3);
+        let Search { found, failed, .. } = search(&[format!("{url}/without-full")]);
+        let incremental = format!("{url}/incremental-snapshot-10-30-{HASH}.tar.zst");
+        assert_eq!(found, [Found { slot: 30, archives: alone(10, &incremental), state: None }], "{failed:?}");
     }
 
     #[test]

@@ -105,11 +105,13 @@ impl Wanted {
     }
 
     /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
-    /// as its beginning, if that archive is still there; otherwise a newer archive is better.
+    /// as its beginning, if that archive is still there. Otherwise the one of which less is read is better, because the kept
+    /// slots bring everything after it: a full archive alone, for example, because its source may remove an incremental one
+    /// meanwhile. Of two of a kind the newer one is better.
     pub(super) fn candidates(&self, search: &Search) -> Vec<Found> {
         let mut usable: Vec<Found> = search.found.iter().filter(|found| self.takes(found)).cloned().collect();
         // A stable sort: the newest stays first among the others.
-        usable.sort_by_key(|found| found.slot != self.healed_to);
+        usable.sort_by_key(|found| (found.slot != self.healed_to, found.cost()));
         usable
     }
 }
@@ -140,6 +142,22 @@ mod tests {
         let wanted = refusals.wanted(30, &ready);
         assert_eq!(slots(&wanted), [99, 30], "a refused archive rests");
         assert!(refusals.lack(&wanted, &search).contains("archive_slot=40: cut short (tried again in "));
+    }
+
+    #[test]
+    fn of_archives_that_the_kept_slots_follow_the_one_with_less_to_read_is_taken() {
+        let of = |slot, archives| Found { slot, archives, state: None };
+        let (newer, older) = ("/nowhere/60".to_owned(), "/nowhere/50".to_owned());
+        let both = of(60, Archives::Both { full: "/nowhere/40".to_owned(), incremental: newer });
+        let alone = of(50, Archives::Incremental { base: 40, incremental: older });
+        let search = Search { found: vec![both, alone, full(40)], ..Search::default() };
+        let slots = |first, store| {
+            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready));
+            wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>()
+        };
+        assert_eq!(slots(30, 20), [40, 60]);
+        assert_eq!(slots(41, 40), [50, 60]);
+        assert_eq!(slots(55, 20), [60]);
     }
 
     #[test]

@@ -152,7 +152,9 @@ impl Merge {
                 if self.rename().await? {
                     return Ok(false);
                 }
-                let gap = Gap { first_slot: slot.slot, last_slot: slot.slot, detail, contradicts: true };
+                // The contradiction of an applied slot lasts until the next one is applied.
+                let first_slot = self.passed.last().map_or(slot.slot, |last| slot.slot.max(last.slot + 1));
+                let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
                 if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
                     self.lack(at, gap);
                 }
@@ -260,12 +262,17 @@ impl Merge {
     /// Shows the stream as the lanes see it.
     fn mirror(&self) {
         let (readiness, providers) = (&self.state.readiness, &self.state.providers);
-        let trusted = self.lanes.iter().filter(|lane| !providers.is_distrusted(lane.provider()));
-        let newest = trusted.filter_map(|lane| lane.state().readiness.newest_slot()).max();
+        let is_distrusted = |lane: &&Lane| providers.is_distrusted(lane.provider());
+        let trusted = || self.lanes.iter().filter(|lane| !is_distrusted(lane));
+        // Slots that join nothing count only if no lane has others.
+        let joined = trusted().filter_map(Lane::newest_joined_slot).max();
+        let newest = joined.or_else(|| trusted().filter_map(|lane| lane.state().readiness.newest_slot()).max());
         readiness.set_newest_slot(newest.unwrap_or(0));
-        let troubles: Option<Vec<_>> = self.lanes.iter().map(|lane| lane.state().readiness.trouble()).collect();
-        match troubles.as_deref() {
-            Some([why, ..]) => readiness.set_trouble(why),
+        let troubles: Vec<_> = self.lanes.iter().map(|lane| (lane, lane.state().readiness.trouble())).collect();
+        // A lane whose provider is distrusted brings nothing, and has no trouble of its own.
+        let is_all = troubles.iter().all(|(lane, trouble)| trouble.is_some() || is_distrusted(lane));
+        match troubles.iter().find_map(|(_, trouble)| trouble.as_ref()) {
+            Some(why) if is_all => readiness.set_trouble(why),
             _ => readiness.clear_trouble(),
         }
     }

@@ -4,6 +4,7 @@
 //! be shown. Must not: print or log a secret. A URL may be a secret itself: some providers put a key into its path, so
 //! only scheme, host and port are shown. Threads: a receiver's task; files are read on the blocking pool.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -205,6 +206,20 @@ impl Settings {
         self.endpoint(&secrets)?;
         self.token(&secrets)?;
         Ok(())
+    }
+
+    /// Returns a caution, as a sentence, if the token would cross a network unencrypted.
+    pub fn caution(&self) -> Option<String> {
+        let url: Uri = self.url.parse().ok()?;
+        let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+        let is_here = host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+        let is_shown = self.token_file.is_some() && url.scheme_str() == Some("http") && !is_here;
+        is_shown.then(|| {
+            format!(
+                "the token crosses the network unencrypted: geyser={}: use https:// if the server has it",
+                shown(&self.url)
+            )
+        })
     }
 
     fn read(&self) -> Result<Secrets> {
@@ -412,6 +427,25 @@ mod tests {
         ] {
             assert_eq!(shown(url), expected);
         }
+    }
+
+    #[test]
+    fn a_token_that_crosses_a_network_unencrypted_is_warned_of() {
+        let of = |url: &str, token: Option<&str>| Settings {
+            url: url.to_owned(),
+            token_file: token.map(PathBuf::from),
+            token_header: "x-token".to_owned(),
+            ca: None,
+            cert: None,
+            key: None,
+            compression: Compression::default(),
+        };
+        let caution = of("http://h.example:1/s3cret", Some("/t")).caution().unwrap();
+        assert!(caution.contains("geyser=http://h.example:1/...") && !caution.contains("s3cret"), "{caution}");
+        for url in ["https://h.example:1", "http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"] {
+            assert_eq!(of(url, Some("/t")).caution(), None, "{url}");
+        }
+        assert_eq!(of("http://h.example:1", None).caution(), None);
     }
 
     #[test]

@@ -96,7 +96,8 @@ pub struct Report {
     pub name: String,
     #[serde(serialize_with = "by_name")]
     pub condition: Condition,
-    /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown.
+    /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown, and of a
+    /// distrusted one, which is not asked.
     pub lag_slots: Option<u64>,
     /// Slots that it brought whole before the other provider that is followed at once.
     pub slots_first: u64,
@@ -159,7 +160,10 @@ impl Providers {
         let report = |(index, provider): (usize, &Provider)| Report {
             name: provider.name.clone(),
             condition: self.condition(index),
-            lag_slots: self.newest_slot(index).map(|slot| tip.unwrap_or(slot).saturating_sub(slot)),
+            lag_slots: self
+                .newest_slot(index)
+                .filter(|_| !self.is_shown_distrusted(index))
+                .map(|slot| tip.unwrap_or(slot).saturating_sub(slot)),
             slots_first: provider.slots_first.load(Ordering::Relaxed),
             slots_differing: provider.slots_differing.load(Ordering::Relaxed),
             errors: provider.errors.load(Ordering::Relaxed),
@@ -168,7 +172,7 @@ impl Providers {
         self.all.iter().enumerate().map(report).collect()
     }
 
-    pub(super) fn newest_slot(&self, index: usize) -> Option<u64> {
+    pub(crate) fn newest_slot(&self, index: usize) -> Option<u64> {
         let slot = self.all.get(index)?.newest_slot.load(Ordering::Relaxed);
         Some(slot).filter(|slot| *slot > 0)
     }

@@ -466,6 +466,7 @@ fn status_failed(answer: &Response<Body>) -> Failed {
     let text = format!("the server refuses: status={status}{way_out}");
     // Time-outs, limits of rate, and errors of the server's own pass.
     match (status, retry_after(answer.headers())) {
+        (404 | 410, _) => Failed::ForGood(io::Error::new(io::ErrorKind::NotFound, text)),
         (429 | 503, Some(pause)) => Failed::ForNow(pause, io::Error::other(text)),
         (408 | 425 | 429 | 500.., _) => for_now(text),
         _ => for_good(text),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
-use crate::ingest::assemble::{Assembler, Input, Limits};
+use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, Input, Limits};
 use crate::ingest::receive::Message;
 use crate::ingest::standing::Standing;
 use crate::ingest::waiting::Waiting;
@@ -58,6 +58,14 @@ impl Lane {
         if self.assembler.last() != Some(base) {
             self.restart(Some(base));
         }
+    }
+
+    /// The newest slot that the lane's provider is known to have, unless it is so far ahead of the lane's own slots that it
+    /// may be of another chain.
+    pub(super) fn newest_joined_slot(&self) -> Option<u64> {
+        let newest = self.state.readiness.newest_slot()?;
+        let last = self.assembler.last().map_or(newest, |last| last.slot);
+        (newest <= last.saturating_add(DEFAULT_SLOTS_MAX as u64)).then_some(newest)
     }
 
     /// Whether the lane lacks slots that have not come from anywhere.

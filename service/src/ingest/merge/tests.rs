@@ -223,3 +223,35 @@ async fn a_block_of_three_blockhashes_is_not_put_right() {
     assert_eq!(two.told(), ["provider=0", "slot=11"]);
     assert!(two.state.providers.is_distrusted(0) && two.state.providers.is_distrusted(1), "the third one decides");
 }
+
+#[tokio::test]
+async fn slots_of_one_provider_that_join_nothing_are_not_the_newest_ones() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(1, 11, 1).await;
+    let newest = |two: &Two, slots: [u64; 2]| {
+        two.merge.lanes.iter().zip(slots).for_each(|(lane, slot)| lane.state().readiness.set_newest_slot(slot));
+        two.merge.mirror();
+        two.state.readiness.newest_slot()
+    };
+    assert_eq!(newest(&two, [1_000_000, 12]), Some(12));
+    assert_eq!(newest(&two, [13, 12]), Some(13));
+    assert_eq!(newest(&two, [1_000_000, 1_000_000]), Some(1_000_000), "nobody has others");
+}
+
+#[tokio::test]
+async fn a_contradiction_is_shown_while_the_first_provider_is_away() {
+    let mut two = Two::new();
+    two.state.readiness.set_phase(crate::chain::Phase::CatchingUp);
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.take(0, Message::Batch(named(11, 99, 10))).await;
+    two.take(1, Message::Batch(named(11, 11, 10))).await;
+    two.merge.lanes[0].state().readiness.set_trouble("cannot connect");
+    two.merge.mirror();
+    let verdict = two.state.readiness.verdict();
+    assert!(verdict.gap.is_some_and(|gap| gap.contradicts && gap.first_slot == 12), "{:?}", verdict.not_ready);
+    two.state.readiness.contradiction_is_over(11);
+    assert!(two.state.readiness.verdict().gap.is_some(), "slot 11 was applied before");
+}

@@ -129,3 +129,22 @@ fn a_first_provider_of_another_chain_is_left_for_one_that_agrees_with_the_archiv
     run.finish(service, &end);
     other.stop().unwrap();
 }
+
+/// The first provider's slots are so far ahead that no archive ever reaches them.
+#[test]
+fn kept_slots_far_ahead_of_another_provider_are_left_for_those_of_that_one() {
+    let run = Run::with(columns().remove(0), DELIVERY);
+    let first = provider(&run);
+    run.fall_behind(OUTAGE);
+    first.set(Act::Foreign);
+    let mut service = start(&run, &first, &["--geyser", &format!("http://{}", run.stream.address())]);
+    wait_for("the turn", || service.log().contains("far ahead of another provider's newest one").then_some(()));
+    let needed = wait_for("a slot of the chain", || {
+        Some(wait_for_need(&mut service, "there is none").0).filter(|needed| *needed < BASE_SLOT + 1_000_000)
+    });
+    let slot = run.archive(needed - BASE_SLOT);
+    service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+    run.finish(service, &end);
+}
