@@ -25,6 +25,7 @@ import threading
 import time
 from datetime import datetime
 
+from bench_kit import tell, used_bytes
 from torture_life import Failed, Life, check, write_archives
 
 SLOT_EVENTS = 10_000
@@ -47,18 +48,6 @@ HEALED = "the store is healed"
 CAUGHT_UP = "the slots that came during the load are applied"
 LOOK_SECONDS = 0.2
 TARGET_SECONDS = 60
-
-
-def used_bytes(path):
-    """Returns the bytes of a directory's files, which may vanish meanwhile."""
-    total = 0
-    for directory, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.stat(os.path.join(directory, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass
-    return total
 
 
 class Heal(Life):
@@ -194,11 +183,7 @@ def main():
                 row = measure(args, engine, kind, archive, base["slot"], story)
                 row["usual_events_per_s"] = round(usual)
                 row["is_within_target"] = row["healed_s"] < TARGET_SECONDS
-                print(json.dumps(row), flush=True)
-                if args.out:
-                    os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
-                    with open(args.out, "a") as file:
-                        file.write(json.dumps(row) + "\n")
+                tell(row, args.out)
             shutil.rmtree(os.path.join(args.work, f"base-{engine}"))
     except Failed as failed:
         sys.exit(f"FAILED: {failed}\nleft in {args.work}")

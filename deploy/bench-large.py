@@ -24,26 +24,13 @@ import sys
 import threading
 import time
 
-from cgroup import Group
+from bench_kit import Group, tell, used_bytes
 
 SEED = "1"
 SAMPLE_SECONDS = 0.5
 STREAMS = {"as_it_comes": (1_000_000, []), "one_by_one": (200_000, ["--ingest-depth", "1"])}
 # Figures of a latency series that a line gets.
 LATENCY = ("count", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns")
-
-
-def used_bytes(*paths):
-    """Returns the bytes of the directories' files, which may vanish meanwhile."""
-    total = 0
-    for path in paths:
-        for directory, _, names in os.walk(path):
-            for name in names:
-                try:
-                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-                except FileNotFoundError:
-                    pass
-    return total
 
 
 class Peaks:
@@ -158,11 +145,7 @@ def main():
     args = parser.parse_args()
     for engine in args.engines:
         row = measure(args, engine)
-        print(json.dumps(row), flush=True)
-        if args.out:
-            os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
-            with open(args.out, "a") as file:
-                file.write(json.dumps(row) + "\n")
+        tell(row, args.out)
     shutil.rmtree(args.work)
 
 

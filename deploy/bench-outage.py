@@ -23,7 +23,7 @@ import sys
 import time
 import urllib.request
 
-from cgroup import Group
+from bench_kit import Group, tell
 
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
@@ -182,11 +182,7 @@ def main():
     args = parser.parse_args()
     for engine in args.engines:
         row = measure(args, engine)
-        print(json.dumps(row), flush=True)
-        if args.out:
-            os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
-            with open(args.out, "a") as file:
-                file.write(json.dumps(row) + "\n")
+        tell(row, args.out)
     shutil.rmtree(args.work)
 
 

@@ -27,6 +27,8 @@ import subprocess
 import sys
 import time
 
+from bench_kit import used_bytes
+
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.1
 EXTRACT = "token-owner"
@@ -95,24 +97,13 @@ class Load:
             self.resident_bytes = max(self.resident_bytes, kilobytes(fields.get("VmHWM")))
         except OSError:
             pass
-        self.disk_bytes = max(self.disk_bytes, disk_bytes(self.store) + disk_bytes(self.store + ".work"))
+        self.disk_bytes = max(self.disk_bytes, used_bytes(self.store, self.store + ".work"))
         if self.reading_seconds is None and os.path.exists(os.path.join(self.store, "bootstrap.toml")):
             self.reading_seconds = passed
 
 
 def kilobytes(field):
     return int(field.split()[0]) * 1024 if field else 0
-
-
-def disk_bytes(path):
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass
-    return total
 
 
 def size_bytes(text):

@@ -1,0 +1,51 @@
+"""Parts of several benchmarks: a memory limit for a program, the bytes of directories, and the lines of results."""
+
+import json
+import os
+
+
+class Group:
+    """A cgroup of the first or the second version with a memory limit, or none without `limit_bytes`. Making one needs permission."""
+
+    def __init__(self, limit_bytes):
+        self.path = None
+        if limit_bytes is None:
+            return
+        name = f"solkv-{os.getpid()}"
+        first = os.path.isdir("/sys/fs/cgroup/memory")
+        self.path = os.path.join("/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup", name)
+        os.mkdir(self.path)
+        with open(os.path.join(self.path, "memory.limit_in_bytes" if first else "memory.max"), "w") as file:
+            file.write(str(limit_bytes))
+
+    def enter(self):
+        """Moves the calling process into the group."""
+        if self.path:
+            with open(os.path.join(self.path, "cgroup.procs"), "w") as file:
+                file.write(str(os.getpid()))
+
+    def remove(self):
+        if self.path:
+            os.rmdir(self.path)
+
+
+def used_bytes(*paths):
+    """Returns the bytes of the directories' files, which may vanish meanwhile."""
+    total = 0
+    for path in paths:
+        for directory, _, names in os.walk(path):
+            for name in names:
+                try:
+                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+                except FileNotFoundError:
+                    pass
+    return total
+
+
+def tell(row, out):
+    """Prints a line of results, and appends it to the file `out` if there is one."""
+    print(json.dumps(row), flush=True)
+    if out:
+        os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+        with open(out, "a") as file:
+            file.write(json.dumps(row) + "\n")
