@@ -120,15 +120,16 @@ impl Column {
         self.kind() == EngineKind::Strata
     }
 
-    /// Whether the number of pairs is exact once the store has settled.
-    pub(crate) fn counts_pairs(self) -> bool {
-        self.kind() == EngineKind::Strata
+    /// Whether the number of pairs of a settled store with these figures is exact: strata's is, unless a merge has left
+    /// out a segment that it could not read, and with it the runs above.
+    pub(crate) fn counts_pairs(self, stats: &Stats) -> bool {
+        self.kind() == EngineKind::Strata && figure(stats, "unreadable_segments") == 0
     }
 
     /// Whether settling a store with these figures merges deltas into a base in several groups: strata alone does, if
     /// it has more segments than runs.
     pub(crate) fn merges_groups(self, stats: &Stats) -> bool {
-        let figure = |name| stats.details.iter().find(|(found, _)| *found == name).map_or(0, |(_, value)| *value);
+        let figure = |name| figure(stats, name);
         figure("delta_records") > 0 && figure("base_records") > 0 && figure("segments") > figure("delta_runs") + 1
     }
 
@@ -153,4 +154,9 @@ impl std::fmt::Display for Column {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.as_str())
     }
+}
+
+/// Returns an engine's own figure of this name, 0 if it has none.
+fn figure(stats: &Stats, name: &str) -> u64 {
+    stats.details.iter().find(|(found, _)| *found == name).map_or(0, |(_, value)| *value)
 }

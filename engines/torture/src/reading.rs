@@ -151,8 +151,9 @@ fn settle(engine: &dyn Engine, model: &Model, rng: &mut Rng) -> Check {
     say(format_args!("settling {}", if model.column.merges_groups(&engine.stats()?) { "groups" } else { "all" }));
     engine.settle()?;
     say("settled");
-    let counted = engine.stats()?.pairs_estimate;
-    if model.column.counts_pairs() && counted != model.pairs {
+    let stats = engine.stats()?;
+    let counted = stats.pairs_estimate;
+    if model.column.counts_pairs(&stats) && counted != model.pairs {
         return wrong(format!("settled, and pairs_estimate={counted} expected={}", model.pairs));
     }
     model.check_gets(&mut *engine.reader()?, rng, GETS)
