@@ -178,8 +178,11 @@ impl Search {
 impl Server {
     /// Asks, unless the question before is not answered yet.
     fn ask(&mut self) {
-        let url = self.url.clone();
-        self.asked.get_or_insert_with(|| thread::spawn(move || at_url(&url)));
+        if self.asked.is_none() {
+            let url = self.url.clone();
+            // Without a thread the server counts as one that has not answered yet, and the next search asks it.
+            self.asked = thread::Builder::new().name("heal-ask".to_owned()).spawn(move || at_url(&url)).ok();
+        }
     }
 
     fn has_answered(&self) -> bool {
