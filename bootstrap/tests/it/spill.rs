@@ -97,8 +97,8 @@ fn a_damaged_spill_is_refused_by_name_and_made_again() {
         let damages = [
             ("emptied", cut(0)),
             ("cut anywhere", cut(run.1.len() / 2)),
-            ("cut behind a block", cut(40 + block)),
-            ("cut behind a record", cut(run.1.len() - 72)),
+            ("cut after a block", cut(40 + block)),
+            ("cut after a record", cut(run.1.len() - 72)),
             // In the last block, because the failed load may have given the first ones back.
             ("a bit", flipped(run.1.len() - block + 100)),
             ("a bit of the last checksum", flipped(run.1.len() - 1)),

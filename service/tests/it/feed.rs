@@ -251,7 +251,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
             midway += u64::from(reached < last_slot);
             service.kill();
         }
-        assert!(midway > KILLS / 2, "kills behind the last slot prove nothing: midway={midway}");
+        assert!(midway > KILLS / 2, "kills after the last slot prove nothing: midway={midway}");
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
         service.wait_for_slot(end.slot);

@@ -22,7 +22,7 @@ fn a_missing_slot_makes_it_not_ready_and_is_named() {
         assert_eq!(service.metric("solkv_gap_last_slot"), Some(1020.0));
         assert_eq!(service.metric("solkv_ready"), Some(0.0));
         assert_eq!(service.get("/healthz").unwrap().0, 200, "alive all the same");
-        assert_eq!(service.slot(), Some(1019), "nothing behind the gap is applied");
+        assert_eq!(service.slot(), Some(1019), "nothing after the gap is applied");
         let gap = end(&stream).gap.unwrap();
         assert!(service.terminate().success());
         assert_eq!(digest(&dir, &options), gap.digest);

@@ -222,7 +222,7 @@ impl Footer {
             return Err(format!("id={} batch={}", self.info.id, self.origin.batch));
         }
         if first > last {
-            return Err("the first key is behind the last".to_owned());
+            return Err("the first key is after the last".to_owned());
         }
         let planes = self.planes.iter().enumerate();
         let expected = planes.map(|(n, plane)| (plane, plane_bytes(n, records) as u64));

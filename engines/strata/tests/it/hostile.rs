@@ -93,7 +93,7 @@ fn pairs_that_spell_a_later_record_do_not_make_a_store_refuse_to_open() {
     }
     let left = used_twice(dir.path(), engine, &first);
     let batch = (1u64 << 60).to_le_bytes();
-    assert!(left.windows(8).any(|bytes| bytes == batch), "the forged records are behind the batch");
+    assert!(left.windows(8).any(|bytes| bytes == batch), "the forged records come after the batch");
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
     assert_eq!(engine.checkpoint().unwrap(), at(4));
 }

@@ -354,7 +354,7 @@ fn a_damaged_wal_is_cut_where_it_is_damaged() {
     assert_said(&repaired.findings, &["WAL is damaged"]);
     assert_said(&repaired.lost, &["batches from 5 on"]);
     assert_sound(dir.path(), &wanted, 4);
-    assert!(dir.path().join("000000000001.wal.set-aside").exists(), "what is behind the damage can be looked at");
+    assert!(dir.path().join("000000000001.wal.set-aside").exists(), "the records after the damage can be looked at");
 }
 
 #[test]

@@ -303,7 +303,7 @@ impl Oracle {
 
     fn next_block(&mut self) {
         assert!(self.rest.is_empty(), "slot={} was left with changes to make: {:?}", self.block().slot, self.rest);
-        let block = self.chain.blocks().nth(self.begun).expect("a block behind the last one was applied");
+        let block = self.chain.blocks().nth(self.begun).expect("a block after the last one was applied");
         for write in block.last_writes() {
             if self.map.get(&write.key) != write.value.as_ref() {
                 self.rest.insert(write.key, write.value);
