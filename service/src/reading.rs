@@ -36,9 +36,9 @@ use solana::ChainCheckpoint;
 
 use crate::chain::{Base, Commitment};
 use crate::figure::count;
-use crate::overlay::Overlay;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
+use crate::overlay::{Known, Overlay};
 use crate::published::{Published, between_slots, is_between_slots};
 use crate::slow::SlowLog;
 
@@ -228,10 +228,9 @@ impl<'e> Reading<'e> {
     fn beside(&mut self, keys: &[Key], commitment: Commitment) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let clock = self.engine.latency().clock();
         let start = clock.raw();
-        let mut known: Vec<Option<Option<Value>>> = vec![None; keys.len()];
+        let mut known = vec![Known::Nothing; keys.len()];
         let slot = self.overlaid(keys, &mut known, commitment)?;
-        let missing: Vec<Key> =
-            keys.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(key, _)| *key).collect();
+        let missing = unknown(keys, &known);
         let mut rest = vec![None; missing.len()];
         self.spent = Spent { overlay_ns: clock.delta_as_nanos(start, clock.raw()), read_ns: 0 };
         if let Some(snapshot) = &mut self.snapshot {
@@ -245,7 +244,7 @@ impl<'e> Reading<'e> {
             self.spent.read_ns = read_ns;
         }
         let mut rest = rest.into_iter();
-        let value = known.into_iter().map(|known| known.unwrap_or_else(|| rest.next().flatten())).collect();
+        let value = known.into_iter().map(|known| known.value_or(|| rest.next().flatten())).collect();
         Ok(Answer { value, slot })
     }
 
@@ -254,7 +253,7 @@ impl<'e> Reading<'e> {
     fn overlaid(
         &mut self,
         keys: &[Key],
-        known: &mut [Option<Option<Value>>],
+        known: &mut [Known],
         commitment: Commitment,
     ) -> Result<Option<u64>, LookupError> {
         match commitment {
@@ -265,7 +264,7 @@ impl<'e> Reading<'e> {
 
     /// Fills `known` with the writes of the banks on top of the snapshot. Returns the slot of the newest of these
     /// banks.
-    fn processed(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
+    fn processed(&mut self, keys: &[Key], known: &mut [Known]) -> Result<Option<u64>, LookupError> {
         let processed = self.overlay.processed().ok_or(LookupError::NotFollowed)?;
         // The answer is right only with these three in this order: see the head of the file.
         let view = processed.view();
@@ -282,7 +281,7 @@ impl<'e> Reading<'e> {
     }
 
     /// Fills `known` with the old values of keys that changed after the finalized slot. Returns that slot.
-    fn finalized(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
+    fn finalized(&mut self, keys: &[Key], known: &mut [Known]) -> Result<Option<u64>, LookupError> {
         let overlay = self.overlay;
         // The lock is held while the snapshot moves: see the head of the file.
         let undo = overlay.undo().map(Undo::read);
@@ -340,4 +339,9 @@ impl<'e> Reading<'e> {
         }
         Ok(self.snapshot.insert(snapshot))
     }
+}
+
+/// Returns those of `keys` that the overlay does not know.
+fn unknown(keys: &[Key], known: &[Known]) -> Vec<Key> {
+    keys.iter().zip(known).filter(|(_, known)| matches!(known, Known::Nothing)).map(|(key, _)| *key).collect()
 }

@@ -112,11 +112,20 @@ struct Slot {
     banks: Vec<Bank>,
 }
 
+/// The connection that a bank came on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Origin {
+    /// A connection that has ended, or an id that the server uses for another bank now. No more messages are about this
+    /// bank.
+    #[default]
+    Earlier,
+    /// The present connection, and the bank's id there, if the server sends ids.
+    Present(Option<u64>),
+}
+
 #[derive(Debug, Default)]
 struct Bank {
-    /// `Some` on the connection that sent the bank: its id there, if the server sends ids. `None` after that
-    /// connection.
-    live: Option<Option<u64>>,
+    origin: Origin,
     begun: bool,
     meta: Option<Meta>,
     processed: bool,
@@ -286,7 +295,7 @@ impl Banks {
         for held in self.slots.values_mut() {
             held.begun = false;
             held.banks.retain_mut(|bank| {
-                bank.live = None;
+                bank.origin = Origin::Earlier;
                 if bank.order == 0 {
                     self.banks -= 1;
                     self.bytes -= bank.bytes();
@@ -303,7 +312,7 @@ impl Banks {
     fn begun(&mut self, slot: u64) {
         let held = self.slots.entry(slot).or_default();
         held.begun = true;
-        held.banks.iter_mut().filter(|bank| bank.live == Some(None)).for_each(|bank| bank.begun = true);
+        held.banks.iter_mut().filter(|bank| bank.origin == Origin::Present(None)).for_each(|bank| bank.begun = true);
     }
 
     fn account(&mut self, slot: u64, bank: Option<u64>, event: Event) -> bool {
@@ -334,7 +343,7 @@ impl Banks {
         if held.meta.is_some_and(|known| known.base != meta.base) {
             // The id is in use for another bank now. The held bank keeps its data, and the start of the new one is
             // unknown.
-            held.live = None;
+            held.origin = Origin::Earlier;
             at = self.bank_at(slot, bank);
             self.bank_mut(slot, at).begun = false;
         }
@@ -363,10 +372,11 @@ impl Banks {
             held.begun = false;
         }
         let mut dropped = 0;
-        for held in held.banks.iter_mut().filter(|held| bank.is_none() || held.live == Some(bank)) {
+        for held in held.banks.iter_mut().filter(|held| bank.is_none() || held.origin == Origin::Present(bank)) {
             self.bytes -= held.bytes();
             dropped += u64::from(!held.dead);
-            *held = Bank { live: held.live.filter(|_| bank.is_some()), dead: true, ..Bank::default() };
+            let origin = if bank.is_some() { held.origin } else { Origin::Earlier };
+            *held = Bank { origin, dead: true, ..Bank::default() };
             self.bytes += held.bytes();
         }
         self.dropped.dead += dropped;
@@ -409,11 +419,11 @@ impl Banks {
             return Some(self.bank_at(slot, bank));
         }
         let live = |held: &Slot| {
-            let mut live = (0..held.banks.len()).filter(|at| held.banks[*at].live.is_some());
+            let mut live = (0..held.banks.len()).filter(|at| held.banks[*at].origin != Origin::Earlier);
             live.next().filter(|_| live.next().is_none())
         };
         match self.slots.get(&slot) {
-            Some(held) if held.banks.iter().any(|bank| bank.live.is_some()) => live(held),
+            Some(held) if held.banks.iter().any(|bank| bank.origin != Origin::Earlier) => live(held),
             _ => Some(self.bank_at(slot, None)),
         }
     }
@@ -421,8 +431,8 @@ impl Banks {
     /// Returns the place of a bank of this connection, which is created if there is none.
     fn bank_at(&mut self, slot: u64, bank: Option<u64>) -> usize {
         let held = self.slots.entry(slot).or_default();
-        held.banks.iter().position(|held| held.live == Some(bank)).unwrap_or_else(|| {
-            let made = Bank { live: Some(bank), begun: held.begun, ..Bank::default() };
+        held.banks.iter().position(|held| held.origin == Origin::Present(bank)).unwrap_or_else(|| {
+            let made = Bank { origin: Origin::Present(bank), begun: held.begun, ..Bank::default() };
             self.banks += 1;
             self.bytes += made.bytes();
             held.banks.push(made);

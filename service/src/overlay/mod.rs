@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use engine_api::Value;
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
@@ -30,6 +31,25 @@ use crate::published::Published;
 use banks::{Banks, Dropped, Seen};
 use undo::{CHANGES_MAX, Change, Undo};
 use view::View;
+
+/// Answer of an overlay about one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// The overlay has no write of the key, so the engine has its value.
+    Nothing,
+    /// The key's value at the commitment of the overlay. `None`: the key is absent.
+    Value(Option<Value>),
+}
+
+impl Known {
+    /// Returns the overlay's value, or the engine's where the overlay has none.
+    pub(crate) fn value_or(self, of_engine: impl FnOnce() -> Option<Value>) -> Option<Value> {
+        match self {
+            Self::Nothing => of_engine(),
+            Self::Value(value) => value,
+        }
+    }
+}
 
 /// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and the threads that
 /// answer lookups.

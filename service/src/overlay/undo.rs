@@ -23,6 +23,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
+use super::Known;
 use crate::chain::KeyMap;
 
 /// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags by 32 slots, so there is room
@@ -144,10 +145,10 @@ impl Reading<'_> {
         self.0.finalized.filter(|slot| self.0.known_from.is_some_and(|known| *slot >= known))
     }
 
-    /// Returns the value that `key` had at the finalized slot, if it was changed since. The inner `None` means that the
-    /// key was absent.
-    pub fn old_value(&self, key: &Key) -> Option<Option<Value>> {
-        self.0.by_key.get(key)?.first().map(|(_, old)| *old)
+    /// Returns the value that `key` had at the finalized slot, if it was changed since.
+    pub fn old_value(&self, key: &Key) -> Known {
+        let first = self.0.by_key.get(key).and_then(|changes| changes.first());
+        first.map_or(Known::Nothing, |(_, old)| Known::Value(*old))
     }
 }
 
@@ -223,11 +224,12 @@ mod tests {
         undo.record([(12, A, Some([9; 32]))].into_iter());
         undo.published(Some(12));
         assert_eq!(undo.changes(), 3, "what is recorded again is there already");
-        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(10), Some(Some([1; 32]))));
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(10), Known::Value(Some([1; 32]))));
         finalize(&undo, 11);
-        assert_eq!((undo.read().old_value(&A), undo.read().old_value(&B)), (Some(Some([2; 32])), Some(None)));
+        assert_eq!(undo.read().old_value(&A), Known::Value(Some([2; 32])));
+        assert_eq!(undo.read().old_value(&B), Known::Value(None));
         finalize(&undo, 12);
-        assert_eq!((undo.read().slot(), undo.read().old_value(&A), undo.changes()), (Some(12), None, 0));
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A), undo.changes()), (Some(12), Known::Nothing, 0));
     }
 
     #[test]
@@ -253,6 +255,6 @@ mod tests {
         undo.published(Some(13));
         assert_eq!((undo.read().slot(), undo.changes()), (None, 1));
         finalize(&undo, 12);
-        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(12), Some(None)));
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(12), Known::Value(None)));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use engine_api::{Key, Value};
 
+use super::Known;
 use crate::chain::Base;
 
 /// Placeholder for an unknown blockhash, which a store loaded from outside a stream has.
@@ -59,10 +60,10 @@ impl View {
     }
 }
 
-/// Returns the newest write of `key` in `blocks`, which begin with the tip. `Some(None)` means that the account was
-/// closed.
-pub fn newest_write(blocks: &[Block], key: &Key) -> Option<Option<Value>> {
-    blocks.iter().find_map(|block| block.writes.get(key).map(|(value, _)| *value))
+/// Returns the newest write of `key` in `blocks`, which begin with the tip.
+pub fn newest_write(blocks: &[Block], key: &Key) -> Known {
+    let newest = blocks.iter().find_map(|block| block.writes.get(key));
+    newest.map_or(Known::Nothing, |(value, _)| Known::Value(*value))
 }
 
 /// Whether `base` is the parent that a child names. An unknown blockhash of `base` matches any.

@@ -11,9 +11,10 @@
 use engine_api::{Key, Reader as _, Value};
 use engine_latency::Measured;
 
-use super::{LookupError, LookupState, Reading, Spent};
+use super::{LookupError, LookupState, Reading, Spent, unknown};
 use crate::chain::Commitment;
 use crate::figure::count;
+use crate::overlay::Known;
 
 /// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and
 /// about 1 ms from a flash drive, which keeps 64 reads in flight.
@@ -27,7 +28,7 @@ pub(crate) struct BatchReading<'e> {
     /// Values of the keys; complete once [`BatchReading::piece`] has returned true.
     pub(crate) values: Vec<Option<Value>>,
     /// Values known from the overlay, one for each key; empty at confirmed, which has no overlay.
-    known: Vec<Option<Option<Value>>>,
+    known: Vec<Known>,
     /// Number of keys whose values are read. `None` when no batch is under way.
     done: Option<usize>,
     slot: Option<u64>,
@@ -64,7 +65,7 @@ impl<'e> BatchReading<'e> {
             Commitment::Processed | Commitment::Finalized => {
                 let clock = reading.engine.latency().clock();
                 let start = clock.raw();
-                self.known.resize(self.keys.len(), None);
+                self.known.resize(self.keys.len(), Known::Nothing);
                 let slot = reading.overlaid(&self.keys, &mut self.known, commitment)?;
                 self.spent.overlay_ns = clock.delta_as_nanos(start, clock.raw());
                 slot
@@ -145,15 +146,15 @@ fn read(
 fn read_unknown(
     reader: &mut engine_latency::MeasuredReader<'_>,
     keys: &[Key],
-    known: &[Option<Option<Value>>],
+    known: &[Known],
     values: &mut [Option<Value>],
 ) -> engine_api::Result<bool> {
-    let missing: Vec<Key> = keys.iter().zip(known).filter(|(_, known)| known.is_none()).map(|(key, _)| *key).collect();
+    let missing = unknown(keys, known);
     let mut rest = vec![None; missing.len()];
     let asked = read(reader, &missing, &mut rest)?;
     let mut rest = rest.into_iter();
     for (value, known) in values.iter_mut().zip(known) {
-        *value = known.unwrap_or_else(|| rest.next().flatten());
+        *value = known.value_or(|| rest.next().flatten());
     }
     Ok(asked)
 }
