@@ -20,8 +20,8 @@ use crate::progress::Progress;
 use crate::sample::Sampler;
 use crate::signal::Stop;
 
-/// Every so many commits one is synced while the others are buffered. This bounds the work that a load repeats after an
-/// OS crash.
+/// One commit in this many is synced, and the others are buffered. This bounds the work that a load repeats after an OS
+/// crash.
 const SYNC_EVERY_COMMITS: u64 = 100;
 
 /// The state of a load that writes its pairs into the engine.

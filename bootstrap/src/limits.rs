@@ -24,8 +24,8 @@ pub(crate) const SPILLED_RECORD_BYTES: u64 = RECORD_BYTES as u64 + 1;
 
 /// Number of buffers of the external sort: one is filled while another is sorted and a third is written.
 pub(crate) const SORT_BUFFERS: usize = 3;
-/// Bytes that the buffers of the sort take together for each record that fits into one of them. The orders of two
-/// buffers, the one being sorted and the one being written, take eight bytes a record in addition.
+/// Bytes of memory that the sort needs for each record of a buffer: room for the record in every buffer, and eight
+/// bytes for its place in the sorted order of each of two buffers, the one being sorted and the one being written.
 pub(crate) const SORT_RECORD_BYTES: usize = SORT_BUFFERS * RECORD_BYTES + 2 * size_of::<u64>();
 
 /// Largest number of parts in which a spill is given back to the file system. One part exists twice on the disk, and
@@ -34,8 +34,8 @@ pub(crate) const GIVEN_BACK_PARTS: u64 = 64;
 /// Smallest number of chunks in which a spilled source is loaded in sorted order. Chunks must be small because the disk
 /// holds the newest one twice, but more of them would cost more flushes.
 pub(crate) const BULK_PARTS: u64 = 32;
-/// If there are too many runs, one in this number of them is merged at a time, because the disk holds the merged
-/// records twice. With smaller parts, records would be merged again and again.
+/// If there are too many runs, 1/COMBINED_PARTS of them are merged at a time, because the disk holds the records twice
+/// during the merge. With smaller parts, records would be merged again and again.
 pub(crate) const COMBINED_PARTS: usize = 8;
 
 /// Pairs that every source hands on at a time.
@@ -250,8 +250,8 @@ pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
     }
 }
 
-/// Returns the largest number of bytes of pairs that are in the store and whose records are not given back yet: one of
-/// [`GIVEN_BACK_PARTS`] and one chunk of [`BULK_PARTS`].
+/// Returns the largest number of bytes that the disk holds twice, as pairs in the store and as records in the spill:
+/// one of [`GIVEN_BACK_PARTS`], which is given back only as a whole, and one chunk of [`BULK_PARTS`].
 pub(crate) fn twice_bytes(store_bytes: u64) -> u64 {
     store_bytes / GIVEN_BACK_PARTS + store_bytes / BULK_PARTS
 }

@@ -1,8 +1,8 @@
 //! Closes a gap that no server can close: brings the store to the slot of a snapshot archive by the differences alone.
 //!
-//! Owns: when a gap counts as such, the choice of an archive, and the order of spool, comparison, differences and
-//! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the
-//! archive and compares it with the store, together with bootstrap's threads; the spool has its own.
+//! Owns: how long a gap has to last before it is healed, the choice of an archive, and the order of spool, comparison,
+//! differences and replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits;
+//! `heal` sorts the archive and compares it with the store, together with bootstrap's threads; the spool has its own.
 //!
 //! The stream comes first, as in a load: its slots are kept from the newest one on, so that an archive of that slot or a
 //! later one joins them without a hole. Nobody writes to the store while it is compared. All of an archive is read
@@ -52,7 +52,7 @@ use stale::{Growth, far_before};
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
 
-/// How long a gap has to last. Another provider takes over within less.
+/// How long a gap has to last before it is healed. Another provider would take over in less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the phase and the progress are looked at.
@@ -64,7 +64,7 @@ const SEARCH_EVERY: Duration = Duration::from_secs(2);
 /// How long a stop waits for the comparison to end.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 
-/// The end of a heal because the service stops.
+/// Error of a heal that ends because the service stops.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
@@ -74,21 +74,21 @@ pub(crate) struct Healer {
     engine: Arc<Measured>,
     shown: Shown,
     refusals: Refusals,
-    /// `None` while they are searched.
+    /// Sources of archives; `None` while the blocking pool searches them.
     sources: Option<Sources>,
     failing: Failing,
     /// Index of the provider to begin with.
     provider: usize,
 }
 
-/// Outcome of one look at the archives.
+/// Outcome of one search for an archive, and of the comparison with it.
 enum Step {
     /// No archive can be used now.
     Waits,
     Compared(Box<Compared>),
     /// The archive's block is another one than that of the kept slots.
     OtherChain,
-    /// The spool has stopped before the slot of every archive that can be used.
+    /// The spool takes no more slots, and every archive that can be used is newer than its last one.
     Spent,
     /// The kept slots are far ahead of this other provider's newest one, so that no archive may ever reach them.
     FarAhead(usize),
@@ -96,12 +96,12 @@ enum Step {
 
 /// Reason why no archive can be used now.
 enum Lack {
-    /// The least slot of the archives whose slots the stream has not reached.
+    /// Every archive that could be used is ahead of the stream. This is the lowest of their slots.
     Ahead(u64),
     None,
 }
 
-/// Differences that were found, and the states that they lie between.
+/// Differences that were found, the state of the store before them, and its state after them.
 struct Compared {
     from: ChainCheckpoint,
     to: Base,
@@ -118,7 +118,7 @@ impl Healer {
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
-    /// store is for a person to judge.
+    /// store is not healed, because a person has to judge it.
     pub(crate) async fn needed(state: &State) {
         let mut since = None;
         loop {
@@ -151,7 +151,7 @@ impl Healer {
         let mut growth = Growth::begin();
         info!(slot = state.published.slot(), "healing begins: the store goes to the slot of a snapshot archive");
         loop {
-            // A spool that lacks slots itself cannot be joined by the archives that come now.
+            // A spool with a gap of its own ends there, so no archive that comes now can join it.
             let is_broken = spooling.as_ref().is_some_and(|spool| spool.state().readiness.verdict().gap.is_some());
             broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
             let is_lasting = broken_since.is_some_and(|since| since.elapsed() >= PATIENCE);
@@ -192,7 +192,8 @@ impl Healer {
                         );
                         spool.discard().await;
                     }
-                    // Nothing would tell that an archive is of the stream's chain.
+                    // The spool lacks the slot of each archive, so nothing shows whether an archive is of the stream's
+                    // chain.
                     Step::Spent => {
                         warn!(
                             "the kept slots end before every archive: they are dropped, and the newest slots are kept"
@@ -215,7 +216,8 @@ impl Healer {
         self.provider
     }
 
-    /// Keeps the stream from its next slot on. A spool that the store could not be brought to is removed.
+    /// Keeps the stream from its next slot on. Removes an earlier spool, because the store could not be brought to its
+    /// slots.
     fn begin_spool(&self, stream: &ReceiveConfig) -> Result<Spooling> {
         let dir = spool::dir_of(&self.config.store.dir);
         if spool::look(&dir)?.is_some() {
@@ -350,7 +352,8 @@ impl Healer {
                 }
                 () = until(stopped) => {
                     stop.ask();
-                    // A comparison that waits for the archive's bytes ends with the process.
+                    // A comparison that is waiting for bytes of the archive cannot stop in time: it ends with the
+                    // process.
                     timeout(STOP_GRACE, has_ended).await.ok();
                     return Err(Stopped);
                 }

@@ -1,6 +1,6 @@
 //! Measures the parser of accounts files from memory: cargo run --release -p solkv-solana --example append_vec
 //!
-//! Owns: the file that is parsed, records as most of mainnet's are: token accounts, of 304 bytes with their header.
+//! Owns: the parsed file. Its records are token accounts, as most of mainnet's are, of 304 bytes with their header.
 //! Must not: touch a disk. One thread.
 
 use std::hint::black_box;
@@ -10,13 +10,14 @@ use solkv_solana::Extract;
 use solkv_solana::archive::append_vec::{AppendVec, HEADER_BYTES};
 use solkv_solana::extract::TOKEN_PROGRAM;
 
-/// Records of the file: with 304 bytes each more than the caches hold, but little enough for any machine.
+/// Number of records in the file. At 304 bytes each they exceed the processor's caches, and fit into the memory of any
+/// machine.
 const RECORDS: usize = 1 << 20;
 
 /// Bytes pushed at a time, as when an archive is read.
 const SLICE_BYTES: usize = 1 << 20;
 
-/// Runs, of which the first ones warm up the memory.
+/// Number of runs. The first ones warm up the memory.
 const RUNS: usize = 7;
 
 fn main() {

@@ -20,8 +20,7 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// Opens the runs where their first needed records are, and checks each of them before it returns the first record
-    /// of any.
+    /// Opens each run at the first record that is still needed, and checks all of them before any record is returned.
     ///
     /// # Errors
     /// A run that is missing or damaged, named with the way out; I/O errors of reading.

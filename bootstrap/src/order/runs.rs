@@ -15,12 +15,12 @@ use crate::identity::Content;
 use crate::limits::SPILLED_RECORD_BYTES;
 use crate::source::{Place, Record, Told};
 
-/// Records on their way to a run, with the manifest's entries for the time when they are durable.
+/// Records on their way to a run, with the entries that the manifest gets once they are durable.
 pub(super) struct Batch<R> {
     pub(super) records: R,
     pub(super) place: Place,
     pub(super) content: Content,
-    /// Present with the source's last records: the facts that the source has told at its end.
+    /// Facts that are known only at the end of the source. Present with its last records.
     pub(super) end: Option<Told>,
 }
 
@@ -93,8 +93,9 @@ fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<(
     manifest.runs.push(run.flush()?);
     manifest.records = content.records();
     manifest.place = place;
-    // In one step: records after the last border are in no chain, so a spill that holds them has to be complete, and a
-    // complete spill is not read again for the facts that the source tells at its end.
+    // One write of the manifest names the last run, the spill's completeness and the facts from the end of the source.
+    // The last run may end between two borders, where no chain of digests ends, so only a complete spill may have it.
+    // And a complete spill is never read again for the facts.
     let complete = end.is_some();
     manifest.complete = complete;
     manifest.told = end.unwrap_or_default();

@@ -77,8 +77,8 @@ impl fmt::Display for Changed {
 
 impl std::error::Error for Changed {}
 
-/// Where the records are that were read. `None`: in the manifest's runs. `Some`: in this buffer in order, which holds
-/// all of them.
+/// Place of the records that were read. `Some`: all of them are in this buffer, in order. `None`: they are in the
+/// manifest's runs.
 type Left = Option<(Content, Vec<Record>, Told)>;
 
 impl Spill<'_> {
@@ -252,7 +252,7 @@ impl Spill<'_> {
             let (content, left) = (collector.content.clone(), collector.left());
             drop(collector);
             let written = writer.join().map_err(|_| anyhow!("the writing thread panicked"));
-            // Checked before the manifest is used, which would lack the batches of a sorter that has panicked.
+            // Check this before using the manifest: after a panic of the sorter it lacks batches.
             sorter.join().map_err(|_| anyhow!("the sorting thread panicked"))?;
             // Return the writing thread's error first, because it caused the collector's.
             let manifest = written??;
@@ -287,7 +287,7 @@ impl Spill<'_> {
     /// Starts a spill without records.
     fn nothing(&self) -> Begun {
         let (now, words) = (SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos()), self.source);
-        // A number unlike that of any other spill, of another source or of this one at another time.
+        // A number that no other spill has, neither one of another source nor an earlier one of this source.
         let spill = engines::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
         let manifest = Manifest::new(spill, words.to_string(), words.format(), self.order, self.seed());
         Begun { manifest, compare: false }

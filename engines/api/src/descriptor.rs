@@ -56,10 +56,10 @@ pub struct Repair {
     pub remember_lost: fn(&Path, &str) -> Result<()>,
 }
 
-/// Commits with [`Durability::Buffered`](crate::Durability::Buffered) that a power loss spares.
+/// Acknowledged commits with [`Durability::Buffered`](crate::Durability::Buffered) that survive a power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffered {
-    /// Every acknowledged commit is spared.
+    /// Every acknowledged commit survives a power loss.
     All,
     /// All but the newest one, which may be missing, whole.
     AllButNewest,
@@ -122,7 +122,8 @@ pub struct Descriptor {
     pub loads_sorted: bool,
     /// Name of the file without which there is no store.
     pub main_file: &'static str,
-    /// Endings of other files of which one is enough for a store, because the engine itself reports which are missing.
+    /// Endings of other files. A directory with any such file counts as a store even without the main file, because the
+    /// engine itself reports the missing ones.
     pub part_endings: &'static [&'static str],
     /// Ending of the files with the newest batches; `None` if there are no separate files for them.
     pub log_ending: Option<&'static str>,
@@ -130,14 +131,14 @@ pub struct Descriptor {
     pub checks_reads: bool,
     /// Whether a scrub compares the stored data with checksums.
     pub has_checksums: bool,
-    /// Buffered commits that a power loss spares.
+    /// Buffered commits that survive a power loss.
     pub buffered: Buffered,
     /// Functions that repair a store; `None` if the engine cannot.
     pub repair: Option<Repair>,
     /// Returns notes for an operator about the store in a directory, which may be missing.
     pub notes: fn(&Path, &Settings) -> Vec<Note>,
-    /// Makes the process name the store if a memory fault in it ends the process. The process then ends with this exit
-    /// code, or by the signal if there is none.
+    /// Prepares the process for a memory fault in a store: before the fault ends the process, stderr names the store.
+    /// The argument is the exit code of such an end; with `None` the signal ends the process.
     pub explain_faults: Option<fn(Option<u8>)>,
     /// Returns the bytes that a store leaves free on its disk.
     pub reserve_bytes: fn(&Settings) -> u64,

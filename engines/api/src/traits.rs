@@ -59,8 +59,8 @@ pub trait Engine: Send + Sync {
     }
 
     /// Reads everything that is stored, checks it as far as the engine's format allows, and returns the number of
-    /// pairs. Takes as long as reading the whole store. No reader or writer may be open meanwhile, because the data
-    /// that they hold would be left out.
+    /// pairs. Takes as long as reading the whole store. No reader or writer may be open meanwhile, because the scrub
+    /// would leave out the data that they hold.
     ///
     /// The default is [`scrub_by_scan`]. That is all an engine can check if its reads verify checksums themselves.
     ///

@@ -45,7 +45,7 @@ pub fn enter<S: Store>(find: impl Fn(&str) -> Option<S>) {
 
 /// Sends one line to the supervisor.
 pub(crate) fn say(line: impl std::fmt::Display) {
-    // The line break before it ends a line that the test harness has begun to print.
+    // The first line break ends a line that the test harness may have begun to print.
     let mut out = std::io::stdout().lock();
     write!(out, "\n@{line}\n").and_then(|()| out.flush()).expect("the supervisor reads until the end");
 }

@@ -48,7 +48,7 @@ pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
     let device = match Tmpfs::mount(&dir.path().join("device")) {
         Ok(device) => device,
-        // Without a device of its own a test must not fill one. A limit on file sizes causes the same error.
+        // A test must not fill a device that it shares. A limit on file sizes causes the same error.
         Err(reason) => {
             println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
             return with_limited_files(store, dir.path());

@@ -45,6 +45,8 @@ impl Poison {
         self.poisoned.store(true, Ordering::Release);
     }
 
+    /// Checks that no write has failed.
+    ///
     /// # Errors
     /// `Reopen` after [`Poison::set`].
     pub fn check(&self) -> Result<()> {

@@ -120,7 +120,7 @@ pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
 }
 
 /// Returns the snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`. Values are in ns.
-/// The log's informative maximum is in ms, as in the Java original.
+/// Only the maximum that each line states for readers is in ms, as in the Java original.
 pub fn hlog(snapshot: &Snapshot) -> Vec<u8> {
     const REASON: &str = "a vector takes every write and the histograms are within their own bounds";
     let mut out = Vec::new();

@@ -36,7 +36,7 @@ pub enum Op {
     /// Time of a `get_many` divided by its keys, recorded for each of them that is absent. It is an average, not a
     /// wait: every key had its answer only when the whole call had ended, and [`Op::GetMany`] records that time.
     ReadNegativePerItem,
-    /// The same for each key of a `get_many` that is present.
+    /// Time of a `get_many` divided by its keys, recorded for each of them that is present.
     ReadPositivePerItem,
     /// One put into, or one delete from, the open transaction.
     Write,
@@ -45,8 +45,8 @@ pub enum Op {
     /// Time of a commit divided by the number of events in its batch. Recorded once for each commit whose batch had an
     /// event.
     CommitPerItem,
-    /// One call of `get_many`, whatever the number of its keys. The caller waits this long for each of them. The
-    /// service makes one call for each piece of a batch.
+    /// One call of `get_many`, whatever the number of its keys. The caller has no value before the call ends, so it
+    /// waits this long for each key. The service makes one call for each piece of a batch.
     GetMany,
     /// One whole scan. The time that the caller's visitor takes is included.
     Scan,

@@ -214,7 +214,8 @@ impl LmdbEngine {
         let io = |e: std::io::Error| Error::io(format!("{WHAT}: file={} reason={e}", file.display()), e);
         match copy(lmdb_sys::MDB_CP_COMPACT) {
             Ok(()) => {}
-            // The compacting copy refuses a file that has lost track of a page. The plain copy takes the page along.
+            // The compacting copy refuses a file with a page that neither a table nor the list of free pages names. The
+            // plain copy copies that page as well.
             Err(lmdb::Error::Incompatible) => {
                 fs::remove_file(&file).map_err(io)?;
                 copy(0).map_err(|e| error::lmdb(WHAT, e))?;

@@ -5,7 +5,8 @@
 //! thread that opens the store.
 //!
 //! LMDB does not write a page that one transaction has both allocated and freed, so a sound file may end before its
-//! last page. For such a file the pages that its tables name are checked.
+//! last page. So if the file is too short for its last page, this checks only that it has every page that its tables
+//! name.
 
 use std::fs::File;
 use std::io::{self, ErrorKind as Io};

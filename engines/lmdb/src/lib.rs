@@ -39,10 +39,10 @@
 //! ## Tried
 //!
 //! `make bench-settings` measures each setting by turns with the defaults: programs on LMDB's own interface
-//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-*.toml`. Medians of three or
-//! five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
-//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Times are ratios of times
-//! and rates are ratios of rates.
+//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-*.toml`. Medians of three
+//! or five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
+//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Each effect is a
+//! ratio to the default: a time divided by the default's time, or a rate divided by the default's rate.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|
@@ -54,7 +54,7 @@
 //! | `MDB_NOMEMINIT` | commit 1.02 (0.86 to 1.05); rate of a sorted load 1.07 (1.00 to 1.09), shuffled 0.99 (0.91 to 1.04) | no: pages would hold pieces of the process's memory |
 //! | `MDB_WRITEMAP` | commit 1.58 (1.53 to 1.83) | no: slower, a full disk ends the process by SIGBUS, and a stray write lands in the store |
 //! | `MDB_NOSYNC` for a load, with or without batches in key order | rate of a shuffled load 2.53 (2.39 to 2.72), in key order 2.83 (2.78 to 3.14); of a sorted one in batches of 10,000: 1.27 (1.26 to 1.32) | no: a killed load would have to begin again, because LMDB cannot tell a half-written store from a whole one. A sorted load, the default, is 57 times as fast as a shuffled one, and flushes once for a million pairs |
-//! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79) | no: as the two above |
+//! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79) | no: for the reasons in the two rows above |
 //! | readahead for every store (`readahead=true`) | file in memory's size, nothing of it read yet: time of a present get 0.09 (0.07 to 0.11), absent 0.06 (0.05 to 0.08), rate of a scan 9.0 (8.5 to 9.4). 20M pairs under a cap of 18%: gets 15,000 to 116 a second, of zipfian keys 33,800 to 126; rate of a scan 1.42 | only while the file takes less than three quarters of the memory |
 //!
 //! Nobody has measured these here: huge pages for the map of a file that fits into memory (`MADV_HUGEPAGE`, which

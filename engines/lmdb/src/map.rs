@@ -12,8 +12,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::{LmdbOptions, error};
 
-/// Denominator of the share of the map that must stay free: growth is tried below it, within the two bounds that
-/// follow.
+/// The map is to grow when less than 1/HEADROOM_SHARE of it is free. The two bounds that follow limit that headroom.
 const HEADROOM_SHARE: u64 = 8;
 /// Smallest headroom: twice the bytes that a commit of 1000 random keys writes, which copies each leaf on its path.
 const HEADROOM_BYTES_MIN: u64 = 16 << 20;

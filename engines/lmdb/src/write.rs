@@ -17,7 +17,8 @@ pub(crate) struct LmdbTxn<'e> {
     txn: RwTransaction<'e>,
     /// Changes of a batch that is sorted; `None` marks a key to delete. Empty if batches are not sorted.
     held: BTreeMap<Key, Option<Value>>,
-    // Dropped after `txn`, in this order: only when it has ended may the map move and the next writer begin.
+    // Rust drops these two after `txn`, in this order. The map may move, and the next writer may begin, only once `txn`
+    // has ended.
     _map: MapGuard<'e>,
     _writer: MutexGuard<'e, ()>,
 }

@@ -54,7 +54,8 @@ mod tests {
         }
     }
 
-    /// Prints whether threads that begin later have heaps of their own. The harness has started one before, with a heap.
+    /// Prints whether threads that begin later have heaps of their own. The harness has already started one thread,
+    /// which has a heap.
     #[test]
     #[ignore = "the test above runs it in a process of its own"]
     fn a_process_with_threads() {

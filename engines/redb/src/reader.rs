@@ -73,7 +73,7 @@ impl Reader for RedbReader<'_> {
         };
         match catch_unwind(AssertUnwindSafe(scan)) {
             Ok(scanned) => scanned,
-            // A panic of the visitor is the caller's own.
+            // The visitor panicked, not redb: pass the panic on to the caller.
             Err(panic) if visiting => resume_unwind(panic),
             Err(panic) => Err(damaged(WHAT, &*panic)),
         }

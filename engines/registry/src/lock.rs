@@ -136,7 +136,7 @@ fn is_named(path: &Path, file: &File) -> bool {
 /// Returns the pid in a lock file, or `unknown` if there is none.
 pub(crate) fn pid(file: &mut File) -> String {
     let mut pid = String::new();
-    // Without a readable pid the message has to do with the directory alone.
+    // If the pid cannot be read, the message names only the directory.
     let _ = file.read_to_string(&mut pid);
     match pid.trim_matches(['\0', '\n']) {
         "" => "unknown".to_owned(),

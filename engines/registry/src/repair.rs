@@ -26,7 +26,7 @@ use crate::store::{DATA, no_store};
 pub fn repair(dir: &Path) -> Result<Repaired> {
     let Some(known) = marker::read(dir)? else { return Err(no_store(dir)) };
     if standing::names(dir)?.is_empty() {
-        // There is nothing to repair, and a repair would make an empty store.
+        // Without files a repair would make an empty store, so refuse as an opening does.
         standing::check_files(dir, &known)?;
     }
     let _lock = DirLock::take(dir)?;
@@ -34,7 +34,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     let data = dir.join(DATA);
     let repair = known.engine.descriptor().repair.ok_or_else(|| no_repair(known.engine, &data))?;
     let mut repaired = (repair.run)(&data)?;
-    // The log may hold more than the files that a repair relies on.
+    // An opening also replays the log, which may hold newer batches than the repair reports.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
     repaired.checkpoint = read_only::open_engine(&data, &options)?.checkpoint()?;

@@ -7,7 +7,8 @@
 //! RocksDB takes the first record that is not whole for the manifest's end, because a crash can cut the newest one. A
 //! manifest that the device has damaged looks the same, and the opening then removes every file that the lost records
 //! named. The flushed length tells the two cases apart: up to it all records have to be whole. RocksDB removes a log
-//! only after it has reported the flush. So the length is recorded before the log's pairs are in sorted files alone.
+//! only after it has reported the flush. So the length is recorded while the log still has the pairs, before sorted
+//! files are their only copy.
 
 use std::ffi::c_void;
 use std::fs::{self, File};

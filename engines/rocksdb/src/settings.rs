@@ -42,11 +42,11 @@ const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
 pub(crate) const FILE_BYTES_A_PAIR: u64 = 76;
 /// Bytes of RocksDB's index per pair, times 100.
 pub(crate) const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
-/// Eighths of the cache that pinned filters and index may take. Under a cap of 128 MB, a cache of 80 MB that the pinned
-/// filters and index of 50M pairs fill made gets fastest: every setting that left more of the cache to data blocks was
-/// slower.
+/// Eighths of the cache that pinned filters and index may take. Measured with 50M pairs under a cap of 128 MB: gets
+/// were fastest when the pinned filters and index filled the cache of 80 MB. Every setting that left more of the cache
+/// to data blocks was slower.
 pub(crate) const PINNED_EIGHTHS: u64 = 7;
-/// From this many open files on RocksDB may keep all files open: with files of 64 MiB they hold 4 TB.
+/// If the process may open this many files, RocksDB keeps all of its files open: with 64 MiB each, so many hold 4 TB.
 const OPEN_FILES_ENOUGH: u64 = 1 << 16;
 
 /// Returns RocksDB's options for the store in `dir`. Sorted files for loads are written with the same options.
@@ -119,7 +119,8 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_p
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(cache);
     if let Some(bits) = options.bloom_bits {
-        // Level 0: files of a flush have Bloom filters, which are made in a quarter of the time.
+        // Files of level 0, which flushes write, get Bloom filters, because these are built in a quarter of the time.
+        // Deeper levels get Ribbon filters.
         table.set_hybrid_ribbon_filter(f64::from(bits), 0);
         table.set_whole_key_filtering(true);
     }

@@ -3,9 +3,9 @@
 //! pairs, 64 MiB and a directory in the system's directory for temporary files, which is removed in the end.
 //!
 //! Prints pairs a second, durations of single commits, the greatest number of delta runs and merge debt, memory and
-//! disk, and write amplification. A second thread measures gets of absent keys by the clock meanwhile: it asks all the
-//! time, but sleeps for most of it. Then the store settles. The program uses nothing that an older strata lacks, so a
-//! copy of this file measures an earlier commit as well.
+//! disk, and write amplification. Meanwhile a second thread measures gets of absent keys: a few gets in a row, then a
+//! pause, until the load ends. Then the store settles. The program uses nothing that an older strata lacks, so a copy
+//! of this file measures an earlier commit as well.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

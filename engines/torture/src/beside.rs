@@ -16,7 +16,8 @@ pub(crate) const MANY_PAIRS: u64 = 100_000;
 /// an error sets the flag that `work` checks, and ends.
 ///
 /// # Errors
-/// Beside the result of `work`: a wrong answer before an error of the engine, whichever thread met it.
+/// The second value, in addition to the result of `work`. If one thread got a wrong answer and another an error of the
+/// engine, the wrong answer is returned.
 pub(crate) fn beside<T>(
     engine: &dyn Engine,
     model: &Model,
@@ -66,7 +67,7 @@ fn watch(engine: &dyn Engine, mut model: Model, stop: &AtomicBool, mut rng: Rng)
         }
         model.advance_to(seq);
         if let Some(chunk) = model.plan.chunk_of(seq + 1) {
-            // It may be loading at this moment.
+            // The writer may be loading this chunk now, so any of its pairs may be there.
             model.cut(chunk);
         }
         for _ in 0..rng.below(4) {

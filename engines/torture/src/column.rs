@@ -19,9 +19,9 @@ const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";
 pub enum Column {
     /// RocksDB with its own defaults, without filters.
     Rocksdb,
-    /// The same with a Bloom filter of 20 bits a key.
+    /// RocksDB with its defaults and a Bloom filter of 20 bits a key.
     RocksdbBloom,
-    /// Its tuned profile with the smallest memtables: several logs are alive at any time, and files come and go.
+    /// RocksDB's tuned profile with the smallest memtables: several logs are alive at any time, and files come and go.
     RocksdbTuned,
     Lmdb,
     Redb,
@@ -29,7 +29,8 @@ pub enum Column {
     /// strata with memtables and segments of a few thousand records, so that a base has many segments, which merges
     /// replace in groups; and with more data than the others, some of it with keys that share their first bytes.
     StrataSmall,
-    /// The same on a simulated device in the memory of the supervisor, which loses power and flips bits.
+    /// strata with such small files on a device that the supervisor simulates in its memory. It loses power and flips
+    /// bits.
     StrataDevice,
 }
 
@@ -70,7 +71,7 @@ impl Column {
     /// Opens the store in `dir`, or creates it.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Any error of opening the engine.
     pub(crate) fn open(self, dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
         #[cfg(feature = "strata")]
         if self == Self::StrataSmall {

@@ -31,7 +31,7 @@ const DISK_BYTES: u64 = 2 << 30;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Interval at which the supervisor checks whether to stop.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Number of batches of an agent that nobody ends.
+/// Number of batches after which an agent ends by itself, if nothing has ended it before.
 const BATCHES_MAX: u64 = 400;
 /// Number of batches of the last agent, which closes the store.
 const LAST_BATCHES: u64 = 5;
@@ -298,7 +298,7 @@ impl Life {
         } else {
             *self.totals.kills.entry(doing).or_default() += 1;
         }
-        // The signal comes first: an operation that the trap holds must not be answered while the program still runs.
+        // Kill the agent before the disk releases the operation that it holds, so that the agent never sees the answer.
         agent.kill();
         if let Some(disk) = self.disk() {
             disk.release();

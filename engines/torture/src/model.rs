@@ -90,7 +90,7 @@ pub(crate) struct Model {
     pub(crate) seq: u64,
     /// Number of pairs in the store.
     pub(crate) pairs: u64,
-    /// Stamp of the value by [`Plan::place`]; zero if there is no pair.
+    /// Stamp of each key's value, at the key's [`Plan::place`]; zero if the key is absent.
     stamps: Vec<u64>,
     /// Pairs of a chunk whose load was cut short, in order. Any of them may be there until the chunk is loaded again.
     cut: Vec<Op>,

@@ -17,7 +17,7 @@ use crate::rng::Rng;
 /// filters.
 ///
 /// # Errors
-/// Those of the engine, and I/O errors of the directory.
+/// Any error of opening the engine; I/O errors of the directory.
 pub(crate) fn open(dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
     let options = StrataOptions { memory_bytes: rng.pick(&[8, 8, 16, 48, 256]) << 20, disk_reserve_bytes: 64 << 20 };
     let failed = |e| Error::io(format!("cannot create a store: dir={}", dir.display()), e);

@@ -115,7 +115,7 @@ fn load(engine: &dyn Engine, model: &Model, ops: &[Op], seq: u64, rng: &mut Rng)
     }
     bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
     if model.column.loads_twice() && rng.once_in(4) {
-        // As after a crash when the loader does not know the outcome.
+        // A loader does the same after a crash, when it does not know whether the chunk was loaded.
         bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
     }
     Ok(())

@@ -18,7 +18,7 @@ pub type Bytes32 = [u8; 32];
 pub struct Random(u64);
 
 impl Random {
-    /// The keys of a seed.
+    /// Begins the sequence of keys that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -36,7 +36,7 @@ impl Random {
         key
     }
 
-    /// So many keys, sorted where that is asked for.
+    /// Returns the next `count` keys, in ascending order if `sorted` is set.
     pub fn keys(&mut self, count: usize, sorted: bool) -> Vec<Bytes32> {
         let mut keys: Vec<Bytes32> = (0..count).map(|_| self.key()).collect();
         if sorted {
@@ -58,29 +58,30 @@ pub fn print_figure(name: &str, value: f64) {
     println!("{name}={value:.4}");
 }
 
-/// The middle one of the values.
+/// Returns the median of the values, which it sorts.
 ///
 /// # Panics
-/// Without any.
+/// Panics if there are no values.
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
 }
 
-/// Runs `work` and says how long it took.
+/// Runs `work`, and returns its result with the time that it took.
 ///
 /// # Errors
-/// Those of `work`.
+/// Any error of `work`.
 pub fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     let begun = Instant::now();
     Ok((work()?, begun.elapsed()))
 }
 
-/// Makes `work` an empty directory that holds a copy of the store's file, flushed, so that no measured flush carries it.
+/// Empties the directory `work` and copies the store's file into it. The copy is flushed, so that no measured flush has
+/// to write it.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of emptying the directory and of copying.
 pub fn copy_store(file: &Path, work: &Path) -> Result<()> {
     empty_dir(work)?;
     let name = file.file_name().with_context(|| format!("not a file: file={}", file.display()))?;
@@ -91,10 +92,10 @@ pub fn copy_store(file: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes `work` an empty directory. Its content is removed only if an earlier run made it.
+/// Makes `work` an empty directory. Removes the content of an existing one only if an earlier run made it.
 ///
 /// # Errors
-/// The directory holds something else; else the file system's.
+/// A directory with content that no earlier run made; I/O errors of removing and creating.
 pub fn empty_dir(work: &Path) -> Result<()> {
     const MARK: &str = "TRIALS";
     if work.exists() {
@@ -110,7 +111,7 @@ pub fn empty_dir(work: &Path) -> Result<()> {
 /// Drops the file's pages from the page cache.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of opening and flushing the file, and of dropping its pages.
 pub fn drop_cache(file: &Path) -> Result<()> {
     let opened = File::open(file).with_context(|| format!("cannot open: file={}", file.display()))?;
     opened.sync_all()?;
@@ -123,17 +124,17 @@ pub fn drop_cache(file: &Path) -> Result<()> {
 /// Reads the whole file, so that the page cache holds it as far as it fits.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of opening and reading the file.
 pub fn warm_cache(file: &Path) -> Result<()> {
     io::copy(&mut File::open(file)?, &mut io::sink())?;
     Ok(())
 }
 
-/// Bytes that this process has handed to calls that write, from /proc/self/io. Not `write_bytes`: that counts whole folios
-/// of the page cache, which may be many times the bytes written. Writes through a map are in neither.
+/// Returns the bytes that this process has passed to calls that write (`wchar` of /proc/self/io). `write_bytes` would
+/// count whole folios of the page cache, which may be many times as much. Neither counts writes through a map.
 ///
 /// # Errors
-/// The kernel does not say.
+/// I/O errors of reading /proc/self/io; no such count in it.
 pub fn written_bytes() -> Result<f64> {
     let text = fs::read_to_string("/proc/self/io").context("cannot read /proc/self/io")?;
     let bytes = text.lines().find_map(|line| line.strip_prefix("wchar: "));

@@ -3,9 +3,9 @@
 //! Owns: the server's sockets and its answers. Must not: know the service, or judge it. Threads: `provider`, one, with
 //! every socket.
 //!
-//! The server passes on the messages of another server, or makes a chain of its own. That chain is a pure function of the
-//! slot and continues by the clock, whatever the server does: a slot every `slot_ms`, none skipped, a few accounts each.
-//! Outside of the acts that misbehave, only confirmed slots of it are sent, whole and in order.
+//! The server passes on the messages of another server, or makes a chain of its own. That chain is a pure function of
+//! the slot and continues by the clock, whatever the server does: a slot every `slot_ms`, none skipped, a few accounts
+//! each. Unless an act misbehaves, the server sends only confirmed slots of that chain, whole and in order.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

@@ -26,7 +26,7 @@ const SERVING: i32 = 1;
 pub struct Said {
     /// Whether `/readyz` answers with status 200.
     pub readyz: Option<bool>,
-    /// Reason why not, in the words of `/readyz`.
+    /// Reason why the service is not ready, in the words of `/readyz`.
     pub reason: String,
     /// Whether gRPC health says that `solkv.v1.Kv` is serving.
     pub health: Option<bool>,

@@ -34,9 +34,9 @@ Examples:
   solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl
   solkv-loadgen query --target https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token --pairs 2000000";
 
-/// Factor over the lowest rate's p99 beyond which a rate is past the knee.
+/// A rate is past the knee if its p99 is more than this many times the p99 of the lowest rate.
 const KNEE_FACTOR: u64 = 10;
-/// Share of the asked rate that must be reached. A rate below it is past the knee.
+/// A rate is past the knee if less than this share of it is reached.
 const KNEE_KEPT: f64 = 0.99;
 
 #[derive(clap::Args, Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The machine and its device without any engine, for comparison with every figure.
 //!
-//! Owns: both as a section, and the line repeated in every scenario. Must not: compare engines.
+//! Owns: the section about the machine and its device, and the line about them in every scenario. Must not: compare
+//! engines.
 
 use super::cells::{Spread, distinct};
 use super::document::{Block, Figures, Row, Section, Table};

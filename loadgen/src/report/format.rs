@@ -43,7 +43,7 @@ pub(crate) fn short_seconds(value: f64) -> String {
     if value < 0.9995 { format!("{} ms", digits(value * 1e3)) } else { seconds(value) }
 }
 
-/// Formats operations a second with three digits, because seven are no easier to read.
+/// Formats operations a second with three digits, because more are harder to read.
 pub(crate) fn per_second(value: f64) -> String {
     if value >= 999_500.0 {
         format!("{} M/s", digits(value / 1e6))
@@ -77,7 +77,7 @@ pub(crate) fn digits(value: f64) -> String {
     }
 }
 
-/// Formats how many times the best a value is.
+/// Formats the ratio of a value to the best one, such as `×1.65`.
 pub(crate) fn ratio(value: f64) -> String {
     format!("×{}", digits(value))
 }

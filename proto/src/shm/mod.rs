@@ -21,7 +21,8 @@
 //! A client wakes the service with a write to its session's bell. The service watches the bell edge-triggered and never
 //! reads or writes it, because a client may change the mode of a descriptor that both hold, and fill or drain it. The
 //! service wakes a client in the way that `client_waits` names ([`Waits`]): at the futex word that is the low half of
-//! `response_seq`, or with a byte on the socket, sent with `MSG_DONTWAIT`. It never waits for a socket that is full.
+//! `response_seq`, or with a byte on the socket, sent with `MSG_DONTWAIT`. The service never waits for a socket that is
+//! full.
 //!
 //! ```text
 //! offset     bytes  written by
@@ -263,7 +264,7 @@ impl Segment {
     }
 
     fn service(&self) -> *mut ServiceLine {
-        // SAFETY: as in `solkv-client`.
+        // SAFETY: as in `client`.
         unsafe { &raw mut (*self.base.as_ptr()).service }
     }
 
@@ -386,8 +387,8 @@ impl Segment {
 
     /// Service: returns the newest request as the client wrote it, unchecked.
     pub fn request(&self) -> Request {
-        // SAFETY: in bounds; any bytes are a Request. A client that writes at the same time gets nonsense, which is
-        // checked as any other request.
+        // SAFETY: in bounds; any bytes are a Request. If a client writes at the same time, the result is nonsense, and
+        // the service checks it like any other request.
         unsafe { (&raw const (*self.client()).request).read_volatile() }
     }
 

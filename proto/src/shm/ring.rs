@@ -12,8 +12,8 @@
 //!
 //! ```text
 //! offset  bytes  contents
-//!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory; first_seq
-//!                again where changes are left out
+//!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before the memory is shared, and
+//!                first_seq once more each time that changes are left out
 //!     64     64  head_seq u64, slot u64, beat_unix_ms u64, wakes u32, flags u32
 //!   4096    192  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64;
 //!                where the flags say that the slot ends with it: blockhash, parent_slot u64

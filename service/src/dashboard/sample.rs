@@ -4,8 +4,8 @@
 //! touch the engine (ingest-apply publishes its figures), or hold the history's lock while reading. Threads: all of it
 //! on `sample`, because merging histograms takes milliseconds, too long for the network's threads.
 //!
-//! With seven series a sample takes 1.2 ms of CPU. Two snapshots of the histograms are kept for comparison, at 216 KiB
-//! for each series: 3 MB, and twice as much for a moment.
+//! With seven series a sample takes 1.2 ms of CPU. It keeps two snapshots of the histograms for comparison, at 216 KiB
+//! for each series. That is 3 MB, and twice as much while a sample is taken.
 
 use std::collections::VecDeque;
 use std::io;

@@ -98,9 +98,9 @@ impl Filter {
         self.values.is_empty() || wanted(old) || wanted(new)
     }
 
-    /// Returns the prefix that `key` begins with, if any. Only the greatest prefix that is not above the key can be it.
-    /// The reason: every key between a prefix and a key that begins with it begins with it as well, and no prefix
-    /// begins with another.
+    /// Returns the prefix that `key` begins with, if any. That can only be the greatest prefix that is not above the
+    /// key. If `key` began with a lower prefix, everything between the two would begin with it, that greatest prefix
+    /// included. But no prefix begins with another.
     fn prefix_of(&self, key: &Key) -> Option<&Prefix> {
         let up_to = self.prefixes_up_to(key);
         self.prefixes[..up_to].last().filter(|prefix| prefix.begins(key))

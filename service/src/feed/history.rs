@@ -102,8 +102,8 @@ impl History {
         self.check_end(next_seq, newest.as_ref())
     }
 
-    /// Refuses a slot that the store has left out, because no change leads from there to the store: a heal goes from the
-    /// slot before a gap to that of its archive at once.
+    /// Refuses a slot in a gap that a heal has closed. The heal took the store from the slot before the gap to the
+    /// archive's slot in one step, so no changes lead from a slot in the gap to the store.
     fn check_passed(&self, end: &SlotEnd) -> Result<()> {
         let &SlotEnd { slot, parent_slot, .. } = end;
         if !(parent_slot + 1..slot).contains(&self.slot) {
@@ -118,7 +118,7 @@ impl History {
         Err(Error::new(ErrorKind::FixInput, message))
     }
 
-    /// Refuses a log that was written without flushes before the machine last started, as the service does.
+    /// Refuses a log that was written without flushes before the machine last started. The service refuses it as well.
     fn check_boot(&self) -> Result<()> {
         let boot = self.segments.back().map_or(0, |newest| newest.identity.boot);
         if boot == 0 || boot == boot_id()? {
@@ -252,7 +252,8 @@ mod tests {
     fn the_log_goes_back_to_the_slot_at_which_it_began_and_no_further() {
         let temp = tempfile::tempdir().unwrap();
         let store = write(temp.path(), 14, Durability::Synced);
-        // Slot 11 changed nothing, so the first change alone does not tell that slot 10 will do.
+        // Slot 11 changed nothing. So only the segment's header, and not its first change, shows that the log goes back
+        // to slot 10.
         for (slot, after) in [(10, &[12, 12, 13, 13, 14, 14][..]), (11, &[12, 12, 13, 13, 14, 14]), (13, &[14, 14])] {
             assert_eq!(read(temp.path(), slot, &store).unwrap(), after);
         }
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(read(temp.path(), 13, &healed).unwrap(), [14, 14, 30]);
     }
 
-    /// The first changes of the heal are in no log, so that no log leads from the slot before it to the store.
+    /// The log lacks the first changes of the heal, so it does not lead from the slot before the heal to the store.
     #[test]
     fn a_log_that_begins_within_a_heal_goes_back_to_no_slot_before() {
         let temp = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ impl Rig {
 #[derive(Clone, Debug)]
 enum Step {
     Commit(u64),
-    /// An append of that many changes, which the engine then has no space for.
+    /// An append of that many changes, after which the engine has no space for their commit.
     Abort(u64),
     Reopen,
     /// An append, then a crash before the engine's commit; this share of the frame reached the disk.

@@ -134,7 +134,8 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
     };
     let mut version_1 = [0; 64];
     version_1[0] = 1;
-    // First the old bytes in today's table, then the old table, whose values had 64 bytes and no other length.
+    // First a checkpoint of version 1 in today's table. Then the table of an older solkv, whose values have a fixed
+    // length of 64 bytes.
     change(&|txn| drop(txn.open_table(NEW).unwrap().insert("checkpoint", version_1.as_slice()).unwrap()));
     for expected in ["written by an older solkv: version=1", "another version of solkv"] {
         for opened in [RedbEngine::open(dir.path(), &OPTIONS), RedbEngine::open_read_only(dir.path(), &OPTIONS)] {

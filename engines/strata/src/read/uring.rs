@@ -183,7 +183,8 @@ impl Pipeline {
 #[derive(Debug)]
 enum Went {
     Whole,
-    /// Short or put off, as any read may be: a plain read then continues to the end, or returns the error.
+    /// The kernel read fewer bytes, or asks to try again, as it may for any read. A plain read then reads the rest, or
+    /// returns the error.
     Part,
     Failed(io::Error),
 }

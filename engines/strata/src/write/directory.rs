@@ -31,7 +31,7 @@ pub(crate) enum Own {
 pub(crate) struct Survey {
     /// Numbers of the WAL files to replay, ascending.
     pub(crate) wals: Vec<u64>,
-    /// Files that nothing needs: of an interrupted merge or load, or in the runs since.
+    /// Files that nothing needs: those of an interrupted merge or load, and those whose content is in the runs by now.
     pub(crate) obsolete: Vec<String>,
     /// The highest number of any file.
     pub(crate) highest: u64,
@@ -174,8 +174,8 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
     Ok(newest)
 }
 
-/// Returns a message if the manifest belongs to another store: whole segments are here, none of them has its seed, and
-/// no segment that it names could be its own but damaged.
+/// Returns a message if the manifest belongs to another store. That is so if there are whole segments, none of them has
+/// the manifest's seed, and no segment that it names is damaged and might be its own.
 pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     if named.is_empty() {
@@ -205,9 +205,9 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
     Ok(other.map(|other| format!("manifest is of another store: file={manifest} has another seed than file={other}")))
 }
 
-/// Returns a message if the manifest is older than the segments, whatever their batches are: a segment that it names is
-/// gone, and a whole one has a number that it has not given. A merge removes replaced segments only after it has
-/// replaced the manifest.
+/// Returns a message if the manifest is older than the segments, whatever their batches are. That is so if a segment
+/// that it names is gone, and a whole segment has a number that was given after this manifest. A merge removes replaced
+/// segments only after it has replaced the manifest.
 pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
     let own: BTreeSet<u64> = own_files(storage)?
         .into_iter()

@@ -62,14 +62,15 @@ pub(crate) fn try_commit(
     txn.commit(&at(seq), durability)
 }
 
-/// Sizes for which [`written`] leaves too many records in the WAL, so that an opening with them writes runs.
+/// Sizes so small that an opening with them cannot keep the records of [`written`] in memtables, and writes runs.
 pub(crate) const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
 
 pub(crate) fn open_on(storage: &FaultyStorage, sizes: Sizes) -> Result<StrataEngine> {
     StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
 }
 
-/// Makes a store as a killed process leaves it: batches of so many changes, all of them only in the WAL.
+/// Makes a store as a killed process leaves it. It has `batches` batches of `changes` changes each, and all of them are
+/// only in the WAL.
 pub(crate) fn written(seed: u64, batches: u64, changes: u64, durability: Durability) -> (FaultyStorage, Map) {
     let storage = FaultyStorage::default();
     let engine = open_on(&storage, Sizes { mem_records: 4000, ..SMALLER }).unwrap();

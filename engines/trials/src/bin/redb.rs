@@ -1,6 +1,6 @@
-//! One turn of one setting of redb: commits, loads, or an opening after a kill, and the figures of it.
+//! Measures one setting of redb in one turn: commits, loads, or an opening after a kill. Prints the figures.
 //!
-//! Owns: the calls that are measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
+//! Owns: the calls that are measured and when the clock runs. Must not: write to the given store, but only to a copy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -72,7 +72,7 @@ struct Load {
     batch: u64,
     #[arg(long)]
     sorted: bool,
-    /// Every so many transactions one is flushed, the last one always. Those between are lost when the process is killed.
+    /// Flushes one transaction in so many, and always the last one. A kill loses the transactions since the last flush.
     #[arg(long, default_value_t = 1)]
     durable_every: u32,
     #[command(flatten)]
@@ -81,7 +81,7 @@ struct Load {
 
 #[derive(Args)]
 struct Settings {
-    /// Every so many commits one has quick repair: 1 is each, 0 none.
+    /// Uses quick repair in one commit of so many: 1 is every commit, 0 is none.
     #[arg(long, default_value_t = 1)]
     quick_repair_every: u32,
     /// Flushes twice a commit also without quick repair.
@@ -101,7 +101,7 @@ impl Settings {
         builder
     }
 
-    /// The transaction of commit `number`, counted from 1.
+    /// Begins the transaction of commit `number`, counted from 1.
     fn begin(&self, db: &Database, number: u32) -> Result<WriteTransaction> {
         let mut txn = db.begin_write()?;
         txn.set_two_phase_commit(self.two_phase);
@@ -151,7 +151,8 @@ fn commit(args: &Commit) -> Result<()> {
     let db = args.settings.builder().open(&copy)?;
     let mut random = Random::new(args.settings.seed);
     let (mut puts_ms, mut commits_ms, mut all_ms) = (Vec::new(), Vec::new(), Vec::new());
-    // A tenth more at first, unmeasured: redb's cache is empty, and later commits use the pages that these free.
+    // A tenth more commits come first and are not measured. They fill redb's cache, and free pages that later commits
+    // use.
     let unmeasured = args.commits / 10 + 2;
     let mut written = 0.0;
     for number in 1..=unmeasured + args.commits {
@@ -174,7 +175,8 @@ fn commit(args: &Commit) -> Result<()> {
         all_ms.push(all.as_secs_f64() * 1e3);
     }
     let written = written_bytes()? - written;
-    // Of every Nth the mean tells more than the median, which is one of the N - 1 others.
+    // If only every Nth commit is special, the median shows one of the others. Only the mean shows the cost of the
+    // special ones.
     print_figure("batch_mean_ms", all_ms.iter().sum::<f64>() / f64::from(args.commits));
     print_figure("batch_ms", median(&mut all_ms));
     print_figure("batch_puts_ms", median(&mut puts_ms));
@@ -183,7 +185,8 @@ fn commit(args: &Commit) -> Result<()> {
     Ok(())
 }
 
-/// Has a child commit into a copy and end at once, and opens that.
+/// Makes a child commit into a copy of the store and end without closing it. Then measures how long the copy takes to
+/// open.
 fn open(args: &Commit) -> Result<()> {
     copy_store(&file(&args.store), &args.work)?;
     let mut child = Command::new(std::env::current_exe()?);
@@ -210,7 +213,7 @@ fn kill(args: &Commit) -> Result<()> {
         put_all(&txn, &random.keys(args.puts, args.sorted))?;
         txn.commit()?;
     }
-    // As a kill does: nothing is dropped, so that redb does not record its allocator's state.
+    // This ends the process as a kill does: nothing is dropped, so redb does not record its allocator's state.
     // SAFETY: ends the process and touches no memory of it.
     unsafe { libc::_exit(KILLED) }
 }

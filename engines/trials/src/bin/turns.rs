@@ -1,7 +1,7 @@
 //! Runs commands by turns and compares the figures that they print.
 //!
-//! Owns: the order of the turns and the table. Must not: run two commands at once, or drop a figure. Every other turn goes
-//! through the commands backwards, so that a drift of the machine meets all of them alike.
+//! Owns: the order of the turns and the table. Must not: run two commands at once, or drop a figure. Every other turn
+//! runs the commands in reverse order, so that a drift of the machine affects all of them alike.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -23,7 +23,7 @@ struct Args {
     variants: Vec<(String, String)>,
 }
 
-/// The values of a figure, one for each turn, by the command's place.
+/// Values by the figure's name, then by the command's place, one for each turn.
 type Figures = BTreeMap<String, Vec<Vec<f64>>>;
 
 fn main() -> Result<()> {

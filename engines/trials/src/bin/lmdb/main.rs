@@ -1,6 +1,6 @@
-//! One turn of one setting of LMDB: gets, commits, loads or scans, and the figures of it.
+//! Measures one setting of LMDB in one turn: gets, commits, loads or scans. Prints the figures.
 //!
-//! Owns: the calls that are measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
+//! Owns: the calls that are measured and when the clock runs. Must not: write to the given store, but only to a copy.
 
 mod ffi;
 
@@ -17,10 +17,11 @@ use solkv_engine_trials::{
 use ffi::{Env, How, Txn};
 
 const FILE: &str = "data.mdb";
-/// Room for the pairs of a load in random order, 132 bytes each at the most, and for pages that wait to be free.
+/// Bytes of the map for each pair of a load. In random order a pair takes up to 132 bytes, and the rest is for pages
+/// that are not reusable yet.
 const MAP_BYTES_A_PAIR: u64 = 400;
 const MAP_BYTES_MIN: u64 = 1 << 30;
-/// Gets of a block: each block's mean is one value of the median.
+/// Number of gets in a block. The result is the median of the blocks' means.
 const BLOCK_GETS: usize = 1000;
 
 /// Measures one setting of LMDB once.
@@ -55,7 +56,7 @@ struct Get {
     /// Begins without the file's pages in the page cache, and scans the store at the end of the turn as well.
     #[arg(long)]
     cold: bool,
-    /// A flag of the environment; each once.
+    /// Flag of the environment; repeat the option for several flags.
     #[arg(long = "flag")]
     flags: Vec<Flag>,
     #[arg(long, default_value_t = 1)]
@@ -115,7 +116,7 @@ enum Flag {
     WriteMap,
     MapAsync,
     NoMemInit,
-    /// Readahead stays on: the program sets MDB_NORDAHEAD without this.
+    /// Leaves readahead on. Without this flag the program sets MDB_NORDAHEAD.
     Readahead,
 }
 
@@ -167,7 +168,7 @@ fn get(args: &Get) -> Result<()> {
     let env = open(&args.flags)?;
     let txn = env.read()?;
     if !args.cold {
-        // Once before the clock runs: pages that are in the page cache have to be mapped as well.
+        // Get each key once before the clock runs, because pages in the page cache have to be mapped as well.
         gets(&txn, &present, true)?;
     }
     print_figure("present_ns", gets(&txn, &present, true)?);
@@ -187,7 +188,7 @@ fn get(args: &Get) -> Result<()> {
     Ok(())
 }
 
-/// Keys of the store in no order, evenly from all of it.
+/// Returns random keys of the store, evenly from all of it, in random order.
 fn some_present(env: &Env, count: usize, random: &mut Random) -> Result<Vec<Bytes32>> {
     let mut kept: Vec<Bytes32> = Vec::with_capacity(count);
     let mut seen = 0u64;
@@ -232,7 +233,7 @@ fn commit(args: &Commit) -> Result<()> {
     let env = Env::open(&args.work, flags(&args.flags), map_bytes)?;
     let mut random = Random::new(args.seed);
     let (mut puts_ms, mut commits_ms, mut all_ms) = (Vec::new(), Vec::new(), Vec::new());
-    // A tenth more at first, unmeasured: the pages that a commit frees are used by later ones.
+    // A tenth more commits come first and are not measured. They free pages that later commits use.
     let unmeasured = args.commits / 10 + 2;
     let mut written = 0.0;
     for number in 0..unmeasured + args.commits {
