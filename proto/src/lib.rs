@@ -1,12 +1,11 @@
 //! The wire contract `solkv.v1`: message types, client and server, generated from `proto/solkv/v1/*.proto`. Also holds
-//! the shared-memory form of the same contract, and `proto/solkv/admin/v1`, the requests of a store's owner.
+//! `proto/solkv/admin/v1`, the requests of a store's owner.
 //!
-//! Owns: the generated code, the descriptor set, the memory layouts. Must not: hold logic.
+//! Owns: the generated code, the descriptor set, the limits of a request. Must not: hold logic; need unsafe code.
 
 // Other crates link this one.
 #![warn(missing_docs)]
-
-pub mod shm;
+#![forbid(unsafe_code)]
 
 /// Requests that the owner of a store makes to the service that has the store open.
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]

@@ -7,8 +7,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use proto::shm::{Request, Response, Waits};
 use proto::v1::GET_MANY_KEYS_MAX;
+use shm_layout::{Request, Response, Waits};
 use tokio::runtime::Runtime;
 
 use crate::address::Address;

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::shm::{Request, Response, Waits};
 use proto::v1::GET_MANY_KEYS_MAX;
+use shm_layout::{Request, Response, Waits};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;

@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
-use proto::shm::ring::{Found, RING_BYTES, RingHead, RingReader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
+use shm_layout::ring::{Found, RING_BYTES, RingHead, RingReader};
 
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -133,11 +133,11 @@ impl RingSubscription {
                 return Err(fell_behind(from, link.reader.oldest_seq(link.reader.head().seq)));
             };
             if self.filter.passes(&record.key, record.old.as_ref(), record.new.as_ref()) {
-                let proto::shm::ring::Record { key, old, new, slot, .. } = record;
+                let shm_layout::ring::Record { key, old, new, slot, .. } = record;
                 changes.push(Change { seq, key, old, new, slot });
             }
             self.published_ns = Some(record.published_ns).filter(|ns| *ns > 0);
-            if let Some(proto::shm::ring::SlotEnd { blockhash, parent_slot }) = record.slot_end {
+            if let Some(shm_layout::ring::SlotEnd { blockhash, parent_slot }) = record.slot_end {
                 slot_end = Some(SlotEnd { seq, slot: record.slot, blockhash, parent_slot });
                 last = seq;
                 break;

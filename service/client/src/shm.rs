@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, Waits, hello, op, status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -22,6 +21,7 @@ use rustix::net::{
     connect, recvmsg, socket_with,
 };
 use rustix::thread::futex;
+use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, Waits, hello, op, status};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::spin::Spin;

@@ -20,7 +20,7 @@ use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use libfuzzer_sys::fuzz_target;
 use memmap2::MmapRaw;
-use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
+use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use service::handles::Handles;
 use service::ingest;

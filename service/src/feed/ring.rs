@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
-use proto::shm::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter, SlotEnd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
+use shm_layout::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter, SlotEnd};
 
 use super::{Change, Cursor, Feed, Frame};
 use crate::figure::unix_ms;

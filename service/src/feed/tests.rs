@@ -361,12 +361,12 @@ fn who_reads_the_ring_cannot_write_it() {
     let memory = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
     let base = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
     // SAFETY: a mapping of the whole ring, kept alive as long as the reader.
-    let reader = unsafe { proto::shm::ring::RingReader::new(base) }.unwrap();
+    let reader = unsafe { shm_layout::ring::RingReader::new(base) }.unwrap();
     assert_eq!((reader.feed_id(), reader.head().seq, reader.oldest_seq(10)), (rig.feed.id(), 10, 1));
     rig.writer.share(ring);
     rig.commit(5);
     for seq in 1..=15 {
-        let proto::shm::ring::Found::Record(record) = reader.read(seq) else { panic!("seq={seq}") };
+        let shm_layout::ring::Found::Record(record) = reader.read(seq) else { panic!("seq={seq}") };
         let Change { slot, key, old, new } = change(seq);
         assert_eq!((record.slot, record.key, record.old, record.new), (slot, key, old, new));
         let end =

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use engine_latency::Measured;
-use proto::shm::{hello, sleep_fence};
 use rustix::net::sockopt::socket_peercred;
+use shm_layout::{hello, sleep_fence};
 
 use crate::lookups::IDLE_REFRESH;
 use crate::lookups::LookupState;

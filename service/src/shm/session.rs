@@ -19,19 +19,22 @@ use std::ptr::NonNull;
 use engine_api::{ErrorKind, Key, Value};
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::shm::{
-    Hello, Request, Response, SEGMENT_BYTES, STATUS_BYTES_MAX, Segment, VERSION, Wake, hello, op, status,
-};
 use proto::v1::{Commitment, GET_MANY_KEYS_MAX};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::thread::futex;
+use shm_layout::{
+    Hello, KEYS_MAX, Request, Response, SEGMENT_BYTES, STATUS_BYTES_MAX, Segment, VERSION, Wake, hello, op, status,
+};
 
 use super::{ShmState, bells};
 use crate::chain;
 use crate::lookups::LookupError;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
 use crate::slow::{Parts, Slow, Transport};
+
+// A client splits a request at one size, whichever way it goes.
+const _: () = assert!(KEYS_MAX == GET_MANY_KEYS_MAX);
 
 /// A client's session, from its greeting on.
 pub(super) struct Session {
@@ -268,7 +271,7 @@ fn refusal(request: &Request) -> Option<u32> {
     let commitment = Commitment::try_from(request.commitment);
     match (request.op, commitment) {
         (op::STATUS, _) => None,
-        (op::GET, Ok(_)) if request.count as usize > GET_MANY_KEYS_MAX => Some(status::BAD_REQUEST),
+        (op::GET, Ok(_)) if request.count as usize > KEYS_MAX => Some(status::BAD_REQUEST),
         (op::GET, Ok(_)) => None,
         _ => Some(status::BAD_REQUEST),
     }

@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
 use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
 
 use super::*;
 use crate::handles::Handles;

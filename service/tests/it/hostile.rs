@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use client::{Builder, blocking};
 use memmap2::MmapRaw;
-use proto::shm::{Hello, Request, Segment, VERSION, Waits, op};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -25,6 +24,7 @@ use rustix::net::{
 };
 use rustix::process::{Gid, Uid, getuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use shm_layout::{Hello, Request, Segment, VERSION, Waits, op};
 use tempfile::TempDir;
 use workload::Pairs;
 

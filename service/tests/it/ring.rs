@@ -126,7 +126,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let newest = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     // The ring is filled after the checkpoint is published, and before the feed's own figure moves.
     wait_for("the newest change in the ring", || service.metric("solkv_feed_seq").filter(|seq| *seq as u64 == newest));
-    assert!(newest > workload.pairs + proto::shm::ring::RING_RECORDS as u64, "newest={newest}");
+    assert!(newest > workload.pairs + shm_layout::ring::RING_RECORDS as u64, "newest={newest}");
 
     let lost = wait_for("the news of the new service", || away.next_event_within(Duration::from_millis(100)).err());
     assert_eq!(lost.kind(), ErrorKind::FellBehind, "{lost}");

@@ -37,13 +37,17 @@
 //! The service never trusts the bytes that it reads here: it checks every number, and copies keys out before it uses
 //! them.
 
+// Other crates link this one.
+#![warn(missing_docs)]
+
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::v1::GET_MANY_KEYS_MAX;
-
 pub mod ring;
+
+/// Maximum number of keys of one request, the same as that of a GetMany over gRPC.
+pub const KEYS_MAX: usize = 10_000;
 
 /// Version of everything in this module. The service answers a request of another version with [`status::VERSION`].
 pub const VERSION: u32 = 2;
@@ -55,7 +59,7 @@ pub const MAGIC: [u8; 8] = *b"solkvshm";
 const ENTRY_BYTES: usize = 32;
 
 /// Maximum length of an encoded StatusResponse, in bytes: it is written where the values of a GET would be.
-pub const STATUS_BYTES_MAX: usize = GET_MANY_KEYS_MAX * ENTRY_BYTES;
+pub const STATUS_BYTES_MAX: usize = KEYS_MAX * ENTRY_BYTES;
 
 /// Operations that a client may ask for: the numbers of [`Request::op`].
 pub mod op {
@@ -137,7 +141,7 @@ pub struct Request {
     pub version: u32,
     /// The operation, one of [`op`].
     pub op: u32,
-    /// Number of keys of a GET, at most [`GET_MANY_KEYS_MAX`]; 0 for STATUS.
+    /// Number of keys of a GET, at most [`KEYS_MAX`]; 0 for STATUS.
     pub count: u32,
     /// The commitment asked for, as a number of `solkv.v1.Commitment`.
     pub commitment: i32,
@@ -184,12 +188,12 @@ struct Layout {
     client: ClientLine,
     service: ServiceLine,
     present: [u8; PRESENT_BYTES],
-    values: [[u8; ENTRY_BYTES]; GET_MANY_KEYS_MAX],
-    keys: [[u8; ENTRY_BYTES]; GET_MANY_KEYS_MAX],
+    values: [[u8; ENTRY_BYTES]; KEYS_MAX],
+    keys: [[u8; ENTRY_BYTES]; KEYS_MAX],
 }
 
 /// Size of the presence bits: one bit a key, up to a whole number of cache lines.
-const PRESENT_BYTES: usize = GET_MANY_KEYS_MAX.div_ceil(8).next_multiple_of(64);
+const PRESENT_BYTES: usize = KEYS_MAX.div_ceil(8).next_multiple_of(64);
 
 /// Size of a session's segment in bytes.
 pub const SEGMENT_BYTES: usize = size_of::<Layout>();
@@ -292,9 +296,9 @@ impl Segment {
     /// the bell.
     ///
     /// # Panics
-    /// Panics on more than [`GET_MANY_KEYS_MAX`] keys; the caller splits larger requests.
+    /// Panics on more than [`KEYS_MAX`] keys; the caller splits larger requests.
     pub fn send(&self, seq: u64, request: Request, keys: &[[u8; 32]]) -> bool {
-        assert!(keys.len() <= GET_MANY_KEYS_MAX, "a request is split by its caller");
+        assert!(keys.len() <= KEYS_MAX, "a request is split by its caller");
         // SAFETY: both places are in bounds and this side is their only writer.
         unsafe {
             let to = (&raw mut (*self.base.as_ptr()).keys).cast::<[u8; 32]>();
@@ -357,9 +361,9 @@ impl Segment {
     /// Client: returns value `index` of the answer, or `None` if that key is absent.
     ///
     /// # Panics
-    /// Panics if `index` is [`GET_MANY_KEYS_MAX`] or more.
+    /// Panics if `index` is [`KEYS_MAX`] or more.
     pub fn value(&self, index: usize) -> Option<[u8; 32]> {
-        assert!(index < GET_MANY_KEYS_MAX, "no such value: index={index}");
+        assert!(index < KEYS_MAX, "no such value: index={index}");
         // SAFETY: in bounds; the service does not write them before the next request.
         unsafe {
             let present = (&raw const (*self.base.as_ptr()).present).cast::<u8>().add(index / 8).read();
@@ -392,10 +396,10 @@ impl Segment {
         unsafe { (&raw const (*self.client()).request).read_volatile() }
     }
 
-    /// Service: copies `count` keys into `into`, at most [`GET_MANY_KEYS_MAX`].
+    /// Service: copies `count` keys into `into`, at most [`KEYS_MAX`].
     pub fn keys(&self, count: usize, into: &mut Vec<[u8; 32]>) {
         into.clear();
-        into.resize(count.min(GET_MANY_KEYS_MAX), [0; 32]);
+        into.resize(count.min(KEYS_MAX), [0; 32]);
         // SAFETY: both ends hold that many; any bytes are a key.
         unsafe {
             let from = (&raw const (*self.base.as_ptr()).keys).cast::<[u8; 32]>();
@@ -406,9 +410,9 @@ impl Segment {
     /// Service: writes the values of an answer, one for each key in the request's order.
     ///
     /// # Panics
-    /// Panics on more than [`GET_MANY_KEYS_MAX`] values.
+    /// Panics on more than [`KEYS_MAX`] values.
     pub fn set_values(&self, values: &[Option<[u8; 32]>]) {
-        assert!(values.len() <= GET_MANY_KEYS_MAX, "checked where the request was read");
+        assert!(values.len() <= KEYS_MAX, "checked where the request was read");
         // SAFETY: in bounds by the assert, and this side is their only writer.
         unsafe {
             let present = (&raw mut (*self.base.as_ptr()).present).cast::<u8>();

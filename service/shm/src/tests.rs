@@ -21,7 +21,7 @@ impl Memory {
 fn an_answer_is_what_was_written_for_its_number() {
     let memory = Memory::new();
     let (client, service) = (memory.segment(), memory.segment());
-    let keys: Vec<[u8; 32]> = (0..GET_MANY_KEYS_MAX).map(|n| [n as u8; 32]).collect();
+    let keys: Vec<[u8; 32]> = (0..KEYS_MAX).map(|n| [n as u8; 32]).collect();
     let request = Request { version: VERSION, op: op::GET, count: keys.len() as u32, ..Request::default() };
     assert!(!client.send(1, request, &keys));
     assert!(!client.answered(1));
@@ -77,7 +77,7 @@ fn a_count_beyond_the_place_is_cut_and_a_greeting_of_others_is_none() {
     let (client, service) = (memory.segment(), memory.segment());
     let mut keys = Vec::new();
     service.keys(usize::MAX, &mut keys);
-    assert_eq!(keys.len(), GET_MANY_KEYS_MAX);
+    assert_eq!(keys.len(), KEYS_MAX);
     assert_eq!(client.status_bytes(u32::MAX).len(), STATUS_BYTES_MAX);
     let hello = Hello::new(hello::FULL);
     assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
