@@ -100,7 +100,8 @@ impl Witness {
         let Self { runtime, kv, health, .. } = self;
         let asked = HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
         said.health = runtime.block_on(health.check(asked)).ok().map(|answer| answer.into_inner().status == SERVING);
-        said.status = runtime.block_on(kv.status(StatusRequest {})).ok().map(|answer| answer.into_inner().ready);
+        said.status =
+            runtime.block_on(kv.status(StatusRequest::default())).ok().map(|answer| answer.into_inner().ready);
         said.unit = self.unit.as_deref().and_then(unit_is_live);
         said
     }

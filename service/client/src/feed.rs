@@ -345,6 +345,7 @@ impl Position {
                 values: wire(&filter.values),
                 key_prefixes: filter.key_prefixes.iter().map(|prefix| Bytes::copy_from_slice(prefix)).collect(),
             }),
+            map: String::new(),
         }
     }
 

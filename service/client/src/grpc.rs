@@ -94,6 +94,7 @@ impl Grpc {
             key: Bytes::copy_from_slice(key),
             commitment: read.commitment.into(),
             min_context_slot: read.min_context_slot,
+            map: String::new(),
         };
         let send = |mut client: KvClient<Authorized>, left| {
             let request = timed(request.clone(), left);
@@ -132,6 +133,7 @@ impl Grpc {
             packed_keys: Bytes::copy_from_slice(keys.as_flattened()),
             commitment: read.commitment.into(),
             min_context_slot: read.min_context_slot,
+            map: String::new(),
         };
         let send = |mut client: KvClient<Authorized>, left| {
             let request = timed(request.clone(), left);
@@ -144,7 +146,7 @@ impl Grpc {
 
     pub(crate) async fn status(&self, deadline: Instant) -> Result<StatusResponse> {
         let send = |mut client: KvClient<Authorized>, left| {
-            let request = timed(StatusRequest {}, left);
+            let request = timed(StatusRequest::default(), left);
             async move { client.status(request).await }
         };
         self.call(deadline, send).await
@@ -254,7 +256,7 @@ async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
         Ok(Ok(channel)) => {
             let connection = Connection { channel, authorization: Authorization(credentials.authorization) };
             let mut client = KvClient::new(connection.authorized());
-            match tokio::time::timeout_at(deadline, client.status(StatusRequest {})).await {
+            match tokio::time::timeout_at(deadline, client.status(StatusRequest::default())).await {
                 Ok(Err(status)) if is_broken(&status) => chain("cannot connect", &status),
                 Ok(_) => return Ok(connection),
                 Err(_) => "connected, but no answer within the deadline".to_owned(),

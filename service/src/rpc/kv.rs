@@ -11,6 +11,7 @@ use proto::v1::{
 use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
+use super::first_map;
 use super::places::Places;
 use super::wait::{Waits, Wanted};
 use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
@@ -48,7 +49,9 @@ impl KvService {
 impl Kv for KvService {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let asked = self.lookups.clock();
-        let (metadata, extensions, GetRequest { key: bytes, commitment, min_context_slot }) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
+        let GetRequest { key: bytes, commitment, min_context_slot, map } = message;
+        first_map(&map)?;
         let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
         let peer = Peer::of(&extensions)?;
@@ -62,6 +65,7 @@ impl Kv for KvService {
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
         let asked = self.lookups.clock();
         let (metadata, extensions, message) = request.into_parts();
+        first_map(&message.map)?;
         let wanted = Wanted::new(&metadata, message.commitment, message.min_context_slot)?;
         let packed = !message.packed_keys.is_empty();
         let keys = keys_of(message)?;
@@ -80,7 +84,8 @@ impl Kv for KvService {
         Ok(Response::new(response))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        first_map(&request.get_ref().map)?;
         Ok(Response::new(self.status.response()))
     }
 }

@@ -189,6 +189,17 @@ fn router(routes: Routes, guard: GuardLayer) -> Router<Stack<GuardLayer, Identit
         .add_routes(routes)
 }
 
+/// Refuses a request that names a map. There is one map so far, and it has no name.
+///
+/// # Errors
+/// `NOT_FOUND`.
+fn first_map(name: &str) -> Result<(), tonic::Status> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    Err(tonic::Status::not_found("no such map: this service has one, whose name is empty: leave `map` out"))
+}
+
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures::StreamExt;
+use proto::v1::feed_client::FeedClient;
 use proto::v1::kv_client::KvClient;
-use proto::v1::{Commitment, GetManyRequest, GetRequest, StatusRequest};
+use proto::v1::{Commitment, GetManyRequest, GetRequest, StatusRequest, SubscribeRequest};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -163,12 +164,31 @@ async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
     let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
     run.pool.handles.status.readiness.set_phase(Phase::Gap(gap));
-    let status = run.client.status(StatusRequest {}).await.unwrap().into_inner();
+    let status = run.client.status(StatusRequest::default()).await.unwrap().into_inner();
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
     assert_eq!(status.checkpoint.unwrap().slot, Some(7));
     assert_eq!(status.gap.map(|gap| (gap.first_slot, gap.last_slot)), Some((8, 9)));
     run.pool.threads.join(later()).unwrap();
     assert_eq!(run.client.get(get(&[1; 32])).await.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn every_request_for_a_map_that_is_not_there_is_refused() {
+    let mut run = start().await;
+    let map = || "other".to_owned();
+    let many = GetManyRequest { packed_keys: Bytes::from_static(&[1; 32]), map: map(), ..Default::default() };
+    let channel = Endpoint::from_shared(format!("unix:{}", run.socket.display())).unwrap().connect().await.unwrap();
+    let subscribe = SubscribeRequest { map: map(), ..Default::default() };
+    let refused = [
+        run.client.get(GetRequest { map: map(), ..get(&[1; 32]) }).await.unwrap_err(),
+        run.client.get_many(many).await.unwrap_err(),
+        run.client.status(StatusRequest { map: map() }).await.unwrap_err(),
+        FeedClient::new(channel).subscribe(subscribe).await.unwrap_err(),
+    ];
+    for status in refused {
+        assert_eq!(status.code(), Code::NotFound, "{status}");
+        assert!(status.message().starts_with("no such map"), "{status}");
+    }
 }
 
 #[tokio::test]

@@ -89,7 +89,7 @@ fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Op
             local.get(GetRequest { key: vec![1; 31].into(), ..Default::default() }).await.unwrap_err().code(),
             Code::InvalidArgument
         );
-        let status = tcp.status(StatusRequest {}).await.unwrap().into_inner();
+        let status = tcp.status(StatusRequest::default()).await.unwrap().into_inner();
         assert!(status.ready);
         let reply = tcp.get(GetRequest { key: absent.into(), ..Default::default() }).await;
         assert!(reply.is_ok(), "an absent key is an answer, not an error");

@@ -66,7 +66,7 @@ impl Asker {
 
     async fn get(&mut self, commitment: Commitment, min: u64, timeout: Duration) -> Result<Option<u64>, tonic::Status> {
         let key = self.pairs.key(0).to_vec().into();
-        let get = GetRequest { key, commitment: commitment as i32, min_context_slot: Some(min) };
+        let get = GetRequest { key, commitment: commitment as i32, min_context_slot: Some(min), ..Default::default() };
         let mut request = Request::new(get);
         request.set_timeout(timeout);
         Ok(self.client.get(request).await?.into_inner().slot)
