@@ -92,7 +92,7 @@ enum Command {
 
 /// Parses the arguments, runs the command, prints an error, and returns the exit code.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
-    let name = program(&args);
+    let name = probe::program_name(args.first().map(OsString::as_os_str), "bootstrap");
     engines::explain_faults(Some(FAULT));
     engines::file_size_limit_is_an_error();
     // A first argument that is a load's option stands for `load`. --help and --version stay the program's own.
@@ -147,12 +147,6 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
 fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
     let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
     damage.is_some() && !["restore a snapshot", "bootstrap repair"].iter().any(|way| format!("{error:#}").contains(way))
-}
-
-/// Returns the name by which the program was started. Shell completions are made for that name.
-fn program(args: &[OsString]) -> String {
-    let name = args.first().map(Path::new).and_then(Path::file_name);
-    name.map_or_else(|| "solkv-bootstrap".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 fn man(dir: &Path) -> Result<()> {

@@ -3,7 +3,7 @@
 //! Owns: nothing else. Runs on the main thread.
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
@@ -118,7 +118,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Best(args) => best::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), program(), &mut std::io::stdout());
+            let name = probe::program_name(std::env::args_os().next().as_deref(), "loadgen");
+            clap_complete::generate(shell, &mut Cli::command(), name, &mut std::io::stdout());
             Ok(())
         }
         Command::Man { dir } => clap_mangen::generate_to(Cli::command(), &dir)
@@ -166,14 +167,6 @@ fn said(error: &anyhow::Error) -> String {
             _ => format!("{said}: {words}"),
         }
     })
-}
-
-/// Returns the name by which the program was started. Shell completions are made for that name. The installed program
-/// is `solkv-loadgen`.
-fn program() -> String {
-    let path = std::env::args_os().next().unwrap_or_default();
-    let name = Path::new(&path).file_name();
-    name.map_or_else(|| "solkv-loadgen".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ impl Args {
 
 /// Parses the arguments, runs the command, and reports its error.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
-    let name = program(&args);
+    let name = probe::program_name(args.first().map(OsString::as_os_str), "service");
     // A fault ends the process by the signal's default action, so that a service manager sees it as a crash.
     engines::explain_faults(None);
     engines::file_size_limit_is_an_error();
@@ -152,12 +152,6 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             ExitCode::from(failed.code())
         }
     }
-}
-
-/// Returns the name that the program was started by, for which completions are written.
-fn program(args: &[OsString]) -> String {
-    let name = args.first().map(Path::new).and_then(Path::file_name);
-    name.map_or_else(|| "solkv-service".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 fn man(dir: &Path) -> Result<()> {

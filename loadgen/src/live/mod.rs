@@ -24,9 +24,6 @@ use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
 use start::{Asked, Start};
 
-/// First part of the programs' names where they are installed.
-const INSTALLED: &str = "solkv-";
-
 /// Text after the options in `loadgen live --help`.
 pub const EXAMPLES: &str = "\
 Options after `--` are passed on to the service. A store that has already followed a stream with the same options \
@@ -248,7 +245,7 @@ fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
 /// Returns the path of the `bootstrap` program next to the service's program.
 fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
     match &args.service_bin {
-        Some(service) => Ok(beside(service, "bootstrap")),
+        Some(service) => Ok(probe::sibling_program(service, "bootstrap")),
         None => sibling("bootstrap"),
     }
 }
@@ -265,17 +262,10 @@ fn extract_name(args: &LiveArgs) -> Result<String> {
     Ok(name.as_str().context("an extractor serializes as its name")?.to_owned())
 }
 
-/// Returns the path of the program `name` next to another one: `name` where `cargo build` puts it, `solkv-name` where
-/// it is installed.
-fn beside(program: &Path, name: &str) -> PathBuf {
-    let installed = program.file_name().is_some_and(|own| own.to_string_lossy().starts_with(INSTALLED));
-    program.with_file_name(if installed { format!("{INSTALLED}{name}") } else { name.to_owned() })
-}
-
 /// Returns the path of a program next to this one, which has to exist.
 pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the path of this program")?;
-    let path = beside(&own, name);
+    let path = probe::sibling_program(&own, name);
     ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
     Ok(path)
 }
@@ -409,7 +399,7 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<St
 /// Returns the name by which the program `name` is called, if it is installed like this one.
 fn program(name: &str) -> String {
     let own = std::env::current_exe().unwrap_or_default();
-    beside(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    probe::sibling_program(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns the directory's digest. Fails if it differs from the stream's.
