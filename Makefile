@@ -107,13 +107,13 @@ torture-load: setup ## Loads under kills, damaged spills, replaced sources, full
 # PAIRS and SEED count when they are given on the command line: elsewhere they are the demo's.
 given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
 torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (PAIRS=20000000).
-	@deploy/torture-archive.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+	@loadgen/scripts/torture-archive.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
 torture-create: build ## `service --create` from an archive and a stream on each of ENGINES: 20 kills each, digests (PAIRS=4000000).
-	@deploy/torture-create.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+	@loadgen/scripts/torture-create.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
 torture-heal: build ## `service --heal-from` after an outage, on each of ENGINES: 20 kills each, digests, a subscriber (PAIRS=1000000).
-	@deploy/torture-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+	@loadgen/scripts/torture-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
 DEPTHS ?= 1 64 1024
 test-depths: build ## Plays a stream into each of ENGINES at --ingest-depth DEPTHS="1 64 1024"; all digests must be equal (EVENTS=10000000).
@@ -185,16 +185,16 @@ RESULTS ?= results/$(shell date +%F)
 SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
 
 bench: build ## Measures every engine at a small size (ten minutes) and writes the report.
-	@BIN="$(BIN)" OUT="$(RESULTS)/small" deploy/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
+	@BIN="$(BIN)" OUT="$(RESULTS)/small" loadgen/scripts/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
 
 bench-full: build ## Measures every engine at the scenarios' own sizes (hours) and writes the report.
-	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
+	@BIN="$(BIN)" OUT="$(RESULTS)/full" loadgen/scripts/bench.sh
 
 bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live large").
-	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
+	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
 
 bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (an hour and a half, 25 GB).
-	@BIN="$(BIN)" OUT="$(RESULTS)/live" deploy/bench-targets.sh live
+	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
 
 bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).
 	@mkdir -p "$(RESULTS)/settings"
@@ -205,24 +205,24 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 	@rm -rf "$(RESULTS)/settings/trials"
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
-	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
+	@loadgen/scripts/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
 
 # CAP_BYTES=201326592 puts the service into a cgroup of that size.
 bench-outage: build ## Measures how long each of ENGINES needs to catch up after an outage of 60 s at 10k events/s (5 minutes an engine).
-	@deploy/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
+	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
 		--out "$(RESULTS)/outage.jsonl" $(ENGINES)
 
 ARCHIVE_GB ?= 10
 bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
-	@deploy/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover.jsonl"
+	@loadgen/scripts/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover.jsonl"
 
 bench-heal: build ## Measures a heal of a million changes from an incremental and a full archive, on each of ENGINES (PAIRS=50000000).
-	@deploy/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal.jsonl" $(ENGINES)
+	@loadgen/scripts/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal.jsonl" $(ENGINES)
 
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
 	cargo build --locked --release -p solkv-solana --example append_vec --example read
 	@mkdir -p "$(RESULTS)"
-	@deploy/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
+	@loadgen/scripts/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
 
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)"
@@ -235,11 +235,11 @@ SOAK_SECONDS ?= 3600
 soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap smaller than its data, and samples it.
 	@mkdir -p "$(RESULTS)"
 	@BIN="$(BIN)" OUT="$(RESULTS)/soak-$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
-		deploy/soak.sh
+		loadgen/scripts/soak.sh
 
 # RocksDB with a filter, in the order of the seed: ARGS='"rocksdb --bloom 20 --order shuffled"'.
 bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 46 GB; ARGS for other engines).
-	@deploy/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large.jsonl" $(if $(ARGS),$(ARGS),strata)
+	@loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large.jsonl" $(if $(ARGS),$(ARGS),strata)
 
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
 	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument

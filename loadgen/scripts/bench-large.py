@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads a map of mainnet's size under a memory cap, and follows a stream with it at once.
 
-  deploy/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--hours H] [--out FILE] ENGINE...
+  loadgen/scripts/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--hours H] [--out FILE] ENGINE...
 
 ENGINE is an engine with its options, in one word for the shell: "rocksdb --bloom 20". For each one `bootstrap` loads --pairs
 pairs of a seed, whose keys come in random order. The load runs in a cgroup of --cap bytes; --order is the engine's default

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the parser of snapshot archives, their reading, and a load from one, by turns on one file.
 
-  deploy/bench-archive.py [--bin DIR] [--work DIR] [--gigabytes N] [--repeats N] [--out NAME]
+  loadgen/scripts/bench-archive.py [--bin DIR] [--work DIR] [--gigabytes N] [--repeats N] [--out NAME]
 
 `loadgen archive` writes one archive of about N GB unpacked. Each repeat then runs, one after the other:
 

@@ -4,7 +4,7 @@
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench}"
 : "${OUT:?folder for the results}"
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 mkdir -p "$OUT"
 "$BIN/loadgen" bench loadgen/scenarios/*.toml --out "$OUT/results.jsonl" "$@"
 

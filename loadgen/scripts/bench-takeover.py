@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures a takeover: the time from the silence's time-out to the next applied slot.
 
-  deploy/bench-takeover.py [--bin DIR] [--work DIR] [--engine NAME] [--repeats N] [--out FILE]
+  loadgen/scripts/bench-takeover.py [--bin DIR] [--work DIR] [--engine NAME] [--repeats N] [--out FILE]
 
 Two `loadgen stream` play the same slots. The service follows the first one, which is stopped (SIGSTOP) in the middle:
 its connection stays open and brings nothing. After idle_timeout the service leaves it for the second one. The time-out

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how long the service needs to heal a gap from a snapshot archive, and how fast it goes on after it.
 
-  deploy/bench-heal.py [--bin DIR] [--work DIR] [--pairs N] [--changed N] [--memory SIZE] [--out FILE] ENGINE...
+  loadgen/scripts/bench-heal.py [--bin DIR] [--work DIR] [--pairs N] [--changed N] [--memory SIZE] [--out FILE] ENGINE...
 
 `loadgen stream` plays 20,000 events a second and keeps few slots. The service starts on a store of --pairs pairs once its
 gap has about --changed accounts that differ, and keeps the slots of the stream. The archive of the gap's end appears after

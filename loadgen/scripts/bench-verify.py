@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times `bootstrap verify` against a scan of the store plus the sort of its source, engine by engine.
 
-  deploy/bench-verify.py [--bin DIR] [--work DIR] [--pairs N] [--limit RATIO] ENGINE...
+  loadgen/scripts/bench-verify.py [--bin DIR] [--work DIR] [--pairs N] [--limit RATIO] ENGINE...
 
 For each engine a store is loaded from one file of N random pairs. Before each command the store and the file are dropped
 from the page cache. Exit code 1: a verification answered wrongly, or took more than RATIO times the scan and the sort.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how long the service needs after an outage until it is level with the stream again.
 
-  deploy/bench-outage.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--rate R] [--outage S] [--out FILE] ENGINE...
+  loadgen/scripts/bench-outage.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--rate R] [--outage S] [--out FILE] ENGINE...
 
 For each engine, `loadgen live` first measures the service's rate at full speed on a copy of the store. Then `loadgen
 stream` plays the same kind of slots at --rate events a second, whether or not anyone listens. The service follows it, is

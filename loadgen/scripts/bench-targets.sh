@@ -10,7 +10,7 @@
 #   large    100M pairs under caps, once, and loads of 50M       75 GB; runs only if named
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
-scenarios="$(cd "$(dirname "$0")" && pwd)/../loadgen/scenarios/targets"
+scenarios="$(cd "$(dirname "$0")" && pwd)/../scenarios/targets"
 work="$OUT/work"
 mkdir -p "$OUT"
 bench() { # FILE SCENARIO OPTIONS...

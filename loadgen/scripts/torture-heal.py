@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Heals stores from snapshot archives by `service --heal-from`, kills it, and checks every result and a subscriber.
 
-  deploy/torture-heal.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] [--fault FAULT] ENGINE...
+  loadgen/scripts/torture-heal.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] [--fault FAULT] ENGINE...
 
 `loadgen stream` has been running for longer than it keeps its slots when the service starts on a store from before its
 first slot. Archives come into the watched directory as the stream passes their slots, as a validator writes them. A
@@ -188,7 +188,7 @@ def main():
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
         again += f" --fault {args.fault}" if args.fault else ""
-        print(f"FAILED: {engine}: {failed}\nagain: deploy/torture-heal.py --bin {args.bin} {again} {engine}")
+        print(f"FAILED: {engine}: {failed}\nagain: loadgen/scripts/torture-heal.py --bin {args.bin} {again} {engine}")
         print(f"left in {args.work}: archives, store, service.log, follow.log and stream-*.log")
         sys.exit(1)
     shutil.rmtree(args.work)

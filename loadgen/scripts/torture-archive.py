@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads snapshot archives into engines, kills the loads, and checks every result against the archives' digests.
 
-  deploy/torture-archive.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] ENGINE...
+  loadgen/scripts/torture-archive.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] ENGINE...
 
 `loadgen archive` writes a full archive and an incremental one, with every oddity that it knows, and says the digest of
 the map in each. For every engine:
@@ -248,7 +248,7 @@ def main():
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed}"
         sizes = f"--memory {args.memory} --sort-memory {args.sort_memory}"
-        print(f"FAILED: {failed}\nagain: deploy/torture-archive.py --bin {args.bin} {again} {sizes} {engine}")
+        print(f"FAILED: {failed}\nagain: loadgen/scripts/torture-archive.py --bin {args.bin} {again} {sizes} {engine}")
         print(f"left in {args.work}: archives and the store")
         sys.exit(1)
     shutil.rmtree(args.work)

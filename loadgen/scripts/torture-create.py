@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes stores of a snapshot archive by `service --create` while a stream runs, kills it, and checks every result.
 
-  deploy/torture-create.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] ENGINE...
+  loadgen/scripts/torture-create.py [--bin DIR] [--work DIR] [--pairs N] [--kills N] [--seed S] ENGINE...
 
 `loadgen archive` writes the archive of the slot before the stream's first one, and `loadgen stream` plays the slots after
 it at a fixed rate. For every engine the first life is not killed, which shows how long the load and the spool's replay
@@ -68,7 +68,7 @@ def main():
                 print(f"ok    {engine} life={number}: killed at {where}; then spool gone after seconds={last:.1f}", flush=True)
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
-        print(f"FAILED: {engine}: {failed}\nagain: deploy/torture-create.py --bin {args.bin} {again} {engine}")
+        print(f"FAILED: {engine}: {failed}\nagain: loadgen/scripts/torture-create.py --bin {args.bin} {again} {engine}")
         print(f"left in {args.work}: archive, store, service.log and stream-*.log")
         sys.exit(1)
     shutil.rmtree(args.work)
