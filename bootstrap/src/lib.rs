@@ -28,6 +28,7 @@ mod report;
 mod resume;
 mod running;
 mod sample;
+mod scan;
 mod scrub;
 mod seen;
 mod served;

@@ -15,6 +15,7 @@ use solana::ChainCheckpoint;
 
 use crate::disk;
 use crate::fill::Fill;
+use crate::identity::hex;
 use crate::limits::{self, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
 use crate::order::{Asked, OnDuplicate, Order, Ordered, Tally, is_given_back, spilled_records};
@@ -22,12 +23,12 @@ use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::report::{self, Figures, Outcome};
-use crate::resume::{self, Found, Known, check_directory, is_complete};
+use crate::resume::{self, Found, Known, check_directory};
 use crate::running;
 use crate::seen::Seen;
 use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
-use crate::state::State;
+use crate::state::{State, is_complete, load_of};
 use crate::uncounted;
 use crate::wrong::{Wrong, options_for};
 
@@ -410,14 +411,4 @@ fn chosen_engine(engine: EngineKind) -> String {
          directory, and README.md says which is for what",
         built.join(", ")
     )
-}
-
-/// Builds the marker's entry for a load.
-pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
-    engines::Load::new(state, hex(source_id))
-}
-
-/// Formats a source's id for markers and states. It is hex because TOML's integers are signed.
-pub(crate) fn hex(source_id: u64) -> String {
-    format!("{source_id:016x}")
 }
