@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::limits;
 use crate::load::{LoadArgs, Setup};
-use crate::order::{Order, Ordered, is_spilled};
+use crate::order::{Ordered, is_spilled};
+use crate::rank::Order;
 
 /// The directories of a load and the bytes that their files take.
 struct Places {

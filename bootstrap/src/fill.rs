@@ -15,8 +15,9 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::limits::BATCH_PAIRS;
 use crate::load::{LoadArgs, Setup};
-use crate::order::{Mark, Order, Ordered, Tally};
+use crate::order::{Mark, Ordered, Tally};
 use crate::progress::Progress;
+use crate::rank::Order;
 use crate::sample::Sampler;
 use crate::signal::Stop;
 

@@ -19,9 +19,9 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::identity::hex;
 use crate::limits::{self, Buffers, CHUNK_PAIRS};
-use crate::order::Order;
 use crate::out::{say, tell};
 use crate::progress::Progress;
+use crate::rank::Order;
 use crate::resume::{Found, check_directory, refuse_part};
 use crate::scan::{digest_of, open_to_scan, scan_memory};
 use crate::signal::Stop;

@@ -14,8 +14,9 @@ use serde_json::json;
 
 use crate::limits::BATCH_PAIRS;
 use crate::load::LoadArgs;
-use crate::order::{Order, Tally};
+use crate::order::Tally;
 use crate::out::say;
+use crate::rank::Order;
 use crate::sample::Sample;
 use crate::source::Source;
 

@@ -14,9 +14,9 @@ use solana::{ChainCheckpoint, Extract, MapPhase};
 
 use crate::identity::{Content, Stamp, hex};
 use crate::load::LoadArgs;
-use crate::order::{Asked, Order, Ordered, file_id, remove_spill, spilled_source};
+use crate::order::{Asked, Ordered, WorkDir, file_id, remove_spill, spilled_source};
 use crate::out::tell;
-use crate::paths::WorkDir;
+use crate::rank::Order;
 use crate::running;
 use crate::scan::{open_to_scan, scan_memory};
 use crate::source::{Archives, Source};

@@ -11,8 +11,8 @@ use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
 use crate::identity::{Stamp, hex};
-use crate::order::Order;
 use crate::out::tell;
+use crate::rank::Order;
 
 const FILE: &str = "bootstrap.toml";
 

@@ -20,9 +20,9 @@ use engines::{Digest, EngineKind};
 use solana::{ChainCheckpoint, Extract};
 
 use crate::meaning::extraction;
-use crate::order::spilled_records;
+use crate::order::{WorkDir, spilled_records};
 use crate::out::{say, tell};
-use crate::paths::{self, WorkDir};
+use crate::paths;
 use crate::progress::Progress;
 use crate::running::warn_of_part;
 use crate::scan::open_to_scan;

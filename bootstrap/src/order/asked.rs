@@ -8,9 +8,9 @@ use std::fmt::Display;
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
-use super::Order;
 use crate::load::LoadArgs;
 use crate::out::tell;
+use crate::rank::Order;
 
 /// The options as they were given, by hand or by an earlier start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
