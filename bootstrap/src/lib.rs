@@ -6,6 +6,7 @@
 //! Threads: the main thread writes; `sort` and `order` put pairs in order; `scan`, `other` and `store` read stores;
 //! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
 
+mod args;
 pub mod audit;
 pub mod cli;
 mod compare;
@@ -34,6 +35,7 @@ mod scan;
 mod scrub;
 mod seen;
 mod served;
+mod setup;
 mod side_by_side;
 mod sides;
 mod signal;

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::load::LoadArgs;
+use crate::args::LoadArgs;
 use crate::order::WorkDir;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;

@@ -12,8 +12,8 @@ use engine_latency::{Measured, Op, Snapshot, export, table};
 use engines::EngineOptions;
 use serde_json::json;
 
+use crate::args::LoadArgs;
 use crate::limits::BATCH_PAIRS;
-use crate::load::LoadArgs;
 use crate::order::Tally;
 use crate::out::say;
 use crate::rank::Order;

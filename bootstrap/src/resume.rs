@@ -12,8 +12,8 @@ use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
 use solana::{ChainCheckpoint, Extract, MapPhase};
 
+use crate::args::LoadArgs;
 use crate::identity::{Content, Stamp, hex};
-use crate::load::LoadArgs;
 use crate::order::{Asked, Ordered, WorkDir, file_id, remove_spill, spilled_source};
 use crate::out::tell;
 use crate::rank::Order;
@@ -61,7 +61,7 @@ impl Known {
     /// Puts the options of the load that was begun into `args`, as long as there is no store, which knows them itself.
     pub(crate) fn fill(&self, args: &mut LoadArgs) {
         if let (Some((_, asked)), false) = (&self.spilled, self.has_store) {
-            asked.fill(args);
+            args.fill(asked);
         }
     }
 
