@@ -11,9 +11,9 @@ use bytesize::ByteSize;
 use engine_api::Engine;
 use solana::Extract;
 
-use crate::info::open_to_scan;
-use crate::order::spilled_records;
-use crate::paths::{WorkDir, beside};
+use crate::order::{WorkDir, spilled_records};
+use crate::paths::beside;
+use crate::scan::open_to_scan;
 use crate::seen::Seen;
 use crate::served;
 use crate::side_by_side::{Changed, Compared, Differs, SideBySide};

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use engine_api::{ErrorKind, words};
 
+use crate::args::LoadArgs;
 use crate::out::{self, say, tell};
 use crate::wrong::Wrong;
 use crate::{compare, get, info, load, migrate, repair, scrub, verify};
@@ -60,7 +61,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Load pairs into a new store, or continue a load with --resume
-    Load(Box<load::LoadArgs>),
+    Load(Box<LoadArgs>),
     /// Copy a store into a new one, for instance of another engine, with its checkpoint, and compare the two
     Migrate(Box<migrate::MigrateArgs>),
     /// Check whether a store holds exactly the pairs of a source, and name the keys that differ

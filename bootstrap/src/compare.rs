@@ -10,9 +10,9 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use engine_api::{Engine, Key, Value};
 
-use crate::info::open_to_scan;
 use crate::out::say;
 use crate::running::warn_of_part;
+use crate::scan::open_to_scan;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::undo::Undo;
 use crate::wrong::Wrong;

@@ -11,10 +11,12 @@ use solana::Extract;
 use solana::archive::is_url;
 use workload::Values;
 
-use crate::load::{self, LoadArgs};
+use crate::args::LoadArgs;
+use crate::load;
 use crate::meaning::MeaningArgs;
 use crate::order::OnDuplicate;
 use crate::seen::Seen;
+use crate::setup::check_dir;
 use crate::signal::Stop;
 use crate::source::{Archives, SourceArgs};
 
@@ -55,7 +57,7 @@ pub fn check(store: &NewStore<'_>) -> Result<()> {
     if is_local(store.archive) && store.incremental.is_none_or(is_local) {
         return load::check(&args(store, &Seen::default()));
     }
-    load::check_dir(&args(store, &Seen::default()))
+    check_dir(&args(store, &Seen::default()))
 }
 
 /// Loads the archives into the store, or continues with their load. Returns whether the store is complete; it is not if

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::args::LoadArgs;
 use crate::limits;
-use crate::load::{LoadArgs, Setup};
-use crate::order::{Order, Ordered, is_spilled};
+use crate::order::{Ordered, is_spilled};
+use crate::rank::Order;
+use crate::setup::Setup;
 
 /// The directories of a load and the bytes that their files take.
 struct Places {

@@ -13,11 +13,13 @@ use engine_latency::Measured;
 use engines::Digest;
 use solana::{ChainCheckpoint, MapPhase};
 
+use crate::args::LoadArgs;
 use crate::limits::BATCH_PAIRS;
-use crate::load::{LoadArgs, Setup};
-use crate::order::{Mark, Order, Ordered, Tally};
+use crate::order::{Mark, Ordered, Tally};
 use crate::progress::Progress;
+use crate::rank::Order;
 use crate::sample::Sampler;
+use crate::setup::Setup;
 use crate::signal::Stop;
 
 /// One commit in this many is synced, and the others are buffered. This bounds the work that a load repeats after an OS

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use engine_api::Key;
 
-use crate::info::open_to_scan;
 use crate::out::say;
 use crate::running::warn_of_part;
+use crate::scan::open_to_scan;
 use crate::served;
 use crate::sides::base58;
 

@@ -1,6 +1,7 @@
 //! Tells whether two sources are the same: by the file's metadata, and by a digest of the records that were read.
 //!
-//! Owns: both, and their comparison. Must not: read a source. Used on the main thread.
+//! Owns: both, their comparison, and the form of such a number in files. Must not: read a source. Used on the main
+//! thread.
 
 use std::fs::{self, File};
 use std::io::ErrorKind as Io;
@@ -131,6 +132,11 @@ impl Content {
         end[8..].copy_from_slice(&rest.to_le_bytes());
         xxh3_64_with_seed(&end, self.chain)
     }
+}
+
+/// Formats a source's id for markers and states. It is hex because TOML's integers are signed.
+pub(crate) fn hex(source_id: u64) -> String {
+    format!("{source_id:016x}")
 }
 
 #[cfg(test)]

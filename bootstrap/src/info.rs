@@ -4,21 +4,19 @@
 //! asked instead). Runs on the main thread.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
-use engine_api::Engine;
-use engines::{Digest, EngineKind, EngineOptions, Holds, OpenMode, Terms};
+use engines::{Digest, Holds};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
 
 use crate::out::say;
-use crate::resume::is_complete;
 use crate::running::{self, Running};
+use crate::scan::{digest_of, open_to_scan, scan_memory};
 use crate::served::{self, Served};
-use crate::state::State;
+use crate::state::{State, is_complete};
 
 /// Arguments that select a store and the facts to print about it.
 #[derive(clap::Args, Clone, Debug)]
@@ -67,7 +65,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         // A store without a readable chain checkpoint can be described anyway.
         Err(error) => (None, Some(error.to_string())),
     };
-    let digest = args.digest.then(|| scan(&*engine)).transpose()?;
+    let digest = args.digest.then(|| digest_of(&*engine)).transpose()?;
     let found = Served {
         engine: engine.label().to_owned(),
         pairs_estimate: stats.pairs_estimate,
@@ -175,30 +173,6 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     Ok(0)
 }
 
-/// A scan's engine gets 1/SCAN_MEMORY_SHARE of the process's memory, because a scan reads everything only once.
-const SCAN_MEMORY_SHARE: u64 = 8;
-/// Smallest memory with which every engine opens.
-const SCAN_MEMORY_MIN: u64 = 16 << 20;
-
-/// Returns the memory for an engine that scans a store: `memory`, or the default share.
-pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
-    let share = (probe::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
-    memory.unwrap_or(ByteSize::b(share))
-}
-
-/// Opens a store to read all of it, with an eighth of the process's memory unless `memory` is given. Writes nothing, so
-/// a store on a read-only file system will do. With `engine`, a store of another engine is refused.
-pub(crate) fn open_to_scan(
-    dir: &Path,
-    engine: Option<EngineKind>,
-    memory: Option<ByteSize>,
-) -> Result<Box<dyn Engine>> {
-    if let Some(engine) = engine {
-        engines::check(dir, &EngineOptions::new(engine), OpenMode::Existing, &Terms::default())?;
-    }
-    engines::open_read_only(dir, Some(scan_memory(memory))).map_err(|error| running::explain(dir, error))
-}
-
 /// Describes the load that filled the store. `seq`: number of pairs committed.
 fn load(dir: &Path, seq: u64) -> Result<String> {
     let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
@@ -225,17 +199,7 @@ fn meaning(holds: &Holds) -> String {
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
     let engine = open_to_scan(&args.dir, None, None)?;
-    say!("{}", scan(&*engine)?.pairs());
+    say!("{}", digest_of(&*engine)?.pairs());
     engine.close()?;
     Ok(0)
-}
-
-/// Scans a store and returns the digest of all its pairs.
-pub(crate) fn scan(engine: &dyn Engine) -> Result<Digest> {
-    let mut digest = Digest::default();
-    engine.reader()?.scan(&mut |key, value| {
-        digest.add(key, value);
-        ControlFlow::Continue(())
-    })?;
-    Ok(digest)
 }

@@ -6,6 +6,7 @@
 //! Threads: the main thread writes; `sort` and `order` put pairs in order; `scan`, `other` and `store` read stores;
 //! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
 
+mod args;
 pub mod audit;
 pub mod cli;
 mod compare;
@@ -15,6 +16,7 @@ mod fill;
 mod get;
 mod identity;
 mod info;
+mod layout;
 mod limits;
 mod load;
 mod meaning;
@@ -23,14 +25,17 @@ mod order;
 mod out;
 mod paths;
 mod progress;
+mod rank;
 mod repair;
 mod report;
 mod resume;
 mod running;
 mod sample;
+mod scan;
 mod scrub;
 mod seen;
 mod served;
+mod setup;
 mod side_by_side;
 mod sides;
 mod signal;

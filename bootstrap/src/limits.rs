@@ -9,18 +9,12 @@ use engines::{EngineKind, EngineOptions};
 use probe::MemoryLimit;
 
 use crate::identity::BORDER_RECORDS;
-use crate::order::{BLOCK_BYTES, Order};
+use crate::layout::{BLOCK_BYTES, RECORD_BYTES, SPILLED_RECORD_BYTES};
+use crate::rank::Order;
 use crate::wrong::Wrong;
 
 /// Upper bound of the tool's own memory in bytes, without the engine, for any number of pairs.
 pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
-
-/// Bytes of one record in a buffer or spill: source position, key, value.
-pub(crate) const RECORD_BYTES: usize = 8 + 64;
-
-/// Bytes of one record in a spill. The additional byte pays for the checksum of each block of 512 records and the
-/// header of each run.
-pub(crate) const SPILLED_RECORD_BYTES: u64 = RECORD_BYTES as u64 + 1;
 
 /// Number of buffers of the external sort: one is filled while another is sorted and a third is written.
 pub(crate) const SORT_BUFFERS: usize = 3;

@@ -1,132 +1,33 @@
-//! The load: its options, and its steps from an empty directory to a complete store.
+//! The load: its steps from an empty directory to a complete store.
 //!
 //! Owns: the order in which the source is read and marker, state and commits are written. Only the engine's checkpoint
 //! gives the position of a load. Must not: write pairs, which `fill` does. Runs on the main thread.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use bytesize::ByteSize;
+use anyhow::{Context as _, Result, ensure};
 use engine_api::Engine;
 use engine_latency::{Latency, Measured};
-use engines::{Digest, EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, Loaded, OpenMode, Terms};
+use engines::{Digest, EngineKind, Held, LoadState, LoadTerm, Loaded, Terms};
 use solana::ChainCheckpoint;
 
+use crate::args::LoadArgs;
 use crate::disk;
 use crate::fill::Fill;
-use crate::limits::{self, Buffers, SORT_BYTES_MIN};
-use crate::meaning::MeaningArgs;
-use crate::order::{Asked, OnDuplicate, Order, Ordered, Tally, is_given_back, spilled_records};
+use crate::identity::hex;
+use crate::order::{Ordered, Tally, WorkDir, is_given_back, spilled_records};
 use crate::out::{say, tell};
-use crate::paths::{self, WorkDir};
+use crate::paths;
 use crate::progress::Progress;
+use crate::rank::Order;
 use crate::report::{self, Figures, Outcome};
-use crate::resume::{self, Found, Known, check_directory, is_complete};
+use crate::resume::{self, Found, check_directory};
 use crate::running;
-use crate::seen::Seen;
+use crate::setup::{Setup, check_dir, default_order, with_known};
 use crate::signal::{Stop, Stopped};
-use crate::source::{Source, SourceArgs};
-use crate::state::State;
+use crate::source::Source;
+use crate::state::{State, load_of};
 use crate::uncounted;
-use crate::wrong::{Wrong, options_for};
-
-/// Loads pairs into a store.
-#[derive(clap::Args, Clone, Debug)]
-pub(crate) struct LoadArgs {
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    /// Directory of the store: missing or empty, unless --resume
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: PathBuf,
-    #[command(flatten)]
-    pub(crate) meaning: MeaningArgs,
-    #[command(flatten)]
-    pub(crate) source: SourceArgs,
-    /// Order in which keys reach the engine: random, or ascending through the engine's bulk path [default: sorted for
-    /// strata, lmdb and redb, because it makes their loads faster and smaller; shuffled for rocksdb]
-    #[arg(long, value_enum)]
-    pub(crate) order: Option<Order>,
-    /// A key given twice with different values: stop, or take the last one in the source
-    #[arg(long, value_enum, default_value = "error", requires = "input")]
-    pub(crate) on_duplicate: OnDuplicate,
-    /// Continue a load of the same source that was stopped or killed
-    ///
-    /// The options --engine, --bloom, --profile, --extract, --cluster, --slot and --order need not be given again, because
-    /// the store keeps them, and before there is a store its spill. A store refuses other ones. A spill takes them, and a
-    /// line says so.
-    ///
-    /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
-    /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another
-    /// source is refused. If the load is already complete, nothing is done and the exit code is 0.
-    #[arg(long)]
-    pub(crate) resume: bool,
-    /// Solana slot of the pairs, from which the service follows the stream; a snapshot archive names its own
-    #[arg(long, value_name = "SLOT")]
-    pub(crate) slot: Option<u64>,
-    /// Pairs per commit (shuffled order); fewer if lmdb or redb could not hold a commit's pages in memory
-    /// [default: 10000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub(crate) batch: Option<u64>,
-    /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
-    #[arg(long)]
-    pub(crate) synced: bool,
-    /// Sample latencies every N pairs; the default is a 200th of the load
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) sample_every: Option<u64>,
-    /// Finish background work (RocksDB's compaction) before the end, and include it in the figures
-    #[arg(long)]
-    pub(crate) settle: bool,
-    /// Directory for the spill of a file or a sort, 73 bytes a pair at first; default: DIR with .work at the end
-    ///
-    /// The spill is given back to the file system while the store grows, so that both together take little more than
-    /// the larger of the two. The directory must be missing, empty, or that of an earlier spill. A directory that is
-    /// named here and existed before the load is not removed.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) work_dir: Option<PathBuf>,
-    /// Memory for sorting, such as 64MiB; a source that fits into a quarter of it is not spilled [default: a share of
-    /// the memory that the engine leaves of the cgroup's limit or the machine's]
-    #[arg(long, value_name = "BYTES", value_parser = sort_memory)]
-    pub(crate) sort_memory: Option<ByteSize>,
-    /// Start even if the disk looks too small
-    #[arg(long)]
-    pub(crate) skip_disk_check: bool,
-    /// Write everything measured as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-    /// Write the histograms as an HdrHistogram log
-    #[arg(long, value_name = "FILE")]
-    pub(crate) hlog: Option<PathBuf>,
-    /// Progress for a program that runs the load as its own part.
-    #[arg(skip)]
-    pub(crate) seen: Seen,
-    /// Bytes on the store's disk that such a program may take in the store's directory during the load.
-    #[arg(skip)]
-    pub(crate) beside_bytes: u64,
-    /// Whether such a program runs the load. Its next start continues an interrupted load, without an option.
-    #[arg(skip)]
-    pub(crate) is_part: bool,
-}
-
-impl LoadArgs {
-    /// Returns the words that say how an interrupted load is continued.
-    pub(crate) fn way_on(&self) -> &'static str {
-        if self.is_part { "the next start continues" } else { "the same command with --resume continues" }
-    }
-}
-
-/// Everything about a load that is decided before its source is read.
-pub(crate) struct Setup {
-    pub(crate) source: Source,
-    pub(crate) order: Order,
-    pub(crate) options: EngineOptions,
-    pub(crate) buffers: Buffers,
-    pub(crate) work: WorkDir,
-    mode: OpenMode,
-    terms: Terms,
-    /// Whether the store does not exist yet.
-    new: bool,
-}
 
 /// Runs the load. The exit code is 0 when it is complete, and 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
@@ -139,7 +40,7 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
     let (args, source) = with_known(args, &work)?;
-    let (args, work) = (&args, WorkDir { asked: Asked::of(&args), ..work });
+    let (args, work) = (&args, WorkDir { asked: args.asked(), ..work });
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.
@@ -208,84 +109,18 @@ pub(crate) fn check(args: &LoadArgs) -> Result<()> {
     check_dir(args)?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     let (args, source) = with_known(args, &work)?;
-    let work = WorkDir { asked: Asked::of(&args), ..work };
+    let work = WorkDir { asked: args.asked(), ..work };
     setup(&args, source, work).map(|_| ())
 }
 
-/// Finds the mistakes among those of [`check`] that do not depend on the source.
-pub(crate) fn check_dir(args: &LoadArgs) -> Result<()> {
-    let options = options_for(&args.dir, &args.engine)?;
-    engines::check(&args.dir, &options, mode(args), &terms(args))?;
-    Ok(engines::check_lock(&args.dir)?)
-}
-
-/// How the store is opened.
-fn mode(args: &LoadArgs) -> OpenMode {
-    if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create }
-}
-
-/// The terms for the store's marker, before the source is known.
-fn terms(args: &LoadArgs) -> Terms {
-    Terms { holds: args.meaning.holds(), ..Terms::default() }
-}
-
-/// Returns the source, and the options with its slot and extraction. An archive knows its slot; with --resume the
-/// directory, or the spill before there is a store, knows options that are not given again. A program that runs the load
-/// as its own part gives all of them each time.
-fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
-    let known = if args.resume { Known::of(&args.dir, &work.path) } else { Known::default() };
-    let meaning = MeaningArgs { extract: args.meaning.extract.or(known.extract), ..args.meaning.clone() };
-    if args.resume && !known.is_begun && meaning.extract.is_none() && args.source.is_of_archives() {
-        let dir = args.dir.display();
-        return Err(Wrong::error(format!(
-            "there is nothing to resume, because no load was begun or nothing of it was kept: dir={dir}: leave --resume out \
-             and say with --extract which value is taken from each account, such as --extract token-owner"
-        )));
-    }
-    let mut args = LoadArgs { meaning, ..args.clone() };
-    if !args.is_part {
-        known.fill(&mut args);
-    }
-    let mut source = Source::new(&args.source, args.meaning.extract, &args.seen)?;
-    known.refuse_without_incremental(&source, work)?;
-    args.slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
-    Ok((args, source))
-}
-
-/// Finds all mistakes that can be found before the source is read, because reading can take an hour. `None`: the load
+/// Decides everything about the load before its source is read, and checks that it fits on the disk. `None`: the load
 /// is complete already.
 fn setup(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Setup>> {
-    let options = options_for(&args.dir, &args.engine)?;
-    let (mode, terms) = (mode(args), terms(args));
-    let found = check_directory(&args.dir, args.resume)?;
-    if !args.resume && is_complete(&args.dir)? == Some(true) {
-        engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
-        bail!(
-            "the directory already holds a complete load: dir={}: the same load with --resume does nothing, `verify` compares \
-             the store with a source; name another directory for another load",
-            args.dir.display()
-        );
+    let setup = Setup::decide(args, source, work)?;
+    if let (Some(setup), false) = (&setup, args.skip_disk_check) {
+        disk::check(args, setup)?;
     }
-    engines::check(&args.dir, &options, mode, &terms)?;
-    if found == Found::Complete {
-        resume::end_complete(args, &source, &work)?;
-        return Ok(None);
-    }
-    source.check_records_before(&args.source)?;
-    let begun = if args.resume { State::read(&args.dir)? } else { None };
-    let order = args.order.or(begun.and_then(|state| state.order)).unwrap_or(default_order(options.engine));
-    refuse_unused(args, order)?;
-    if args.resume {
-        resume::refuse_other(args, &source, order)?;
-    }
-    let (options, buffers) = limits::divide(&options, order, 0)?;
-    let buffers = buffers.with_sort_memory(args.sort_memory, &options)?;
-    let new = engines::inspect(&args.dir)?.is_none();
-    let setup = Setup { source, order, options, buffers, work, mode, terms, new };
-    if !args.skip_disk_check {
-        disk::check(args, &setup)?;
-    }
-    Ok(Some(setup))
+    Ok(setup)
 }
 
 /// Locks the directory before the source is read, so that no other process fills it meanwhile.
@@ -295,28 +130,6 @@ fn hold(args: &LoadArgs, setup: &Setup) -> Result<Held> {
         check_directory(&args.dir, args.resume)? == Found::Open && engines::inspect(&args.dir)?.is_none() == setup.new;
     ensure!(as_before, "another process has just filled the directory: dir={}: start again", args.dir.display());
     Ok(held)
-}
-
-/// Refuses options about commits for a sorted load: the bulk path takes chunks of its own size and flushes each.
-fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
-    let unused = match order {
-        Order::Shuffled => None,
-        Order::Sorted if args.batch.is_some() => Some("--batch"),
-        Order::Sorted => args.synced.then_some("--synced"),
-    };
-    match unused {
-        None => Ok(()),
-        Some(option) => Err(Wrong::error(format!(
-            "{option} is for order=shuffled: a sorted load takes chunks of its own size and flushes each: leave it out, or \
-             add --order shuffled"
-        ))),
-    }
-}
-
-/// Returns the order of a load that names none. In a B+tree each random insert costs a page, and leaves the pages half
-/// empty. In strata sorted pairs go straight into the base, and nothing is left to merge.
-fn default_order(engine: EngineKind) -> Order {
-    if engine.descriptor().loads_sorted { Order::Sorted } else { Order::Shuffled }
 }
 
 /// Returns the number of pairs that the store holds, if a part of the spill was given back: then this decides whether
@@ -394,14 +207,6 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
     }
 }
 
-fn sort_memory(text: &str) -> Result<ByteSize, String> {
-    let bytes = engines::size(text)?;
-    if bytes.as_u64() < SORT_BYTES_MIN {
-        return Err(format!("too small: minimum={}", ByteSize::b(SORT_BYTES_MIN)));
-    }
-    Ok(bytes)
-}
-
 /// Says which engine was taken because the user named none.
 fn chosen_engine(engine: EngineKind) -> String {
     let built: Vec<_> = engines::compiled().iter().map(|engine| engine.as_str()).collect();
@@ -410,14 +215,4 @@ fn chosen_engine(engine: EngineKind) -> String {
          directory, and README.md says which is for what",
         built.join(", ")
     )
-}
-
-/// Builds the marker's entry for a load.
-pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
-    engines::Load::new(state, hex(source_id))
-}
-
-/// Formats a source's id for markers and states. It is hex because TOML's integers are signed.
-pub(crate) fn hex(source_id: u64) -> String {
-    format!("{source_id:016x}")
 }

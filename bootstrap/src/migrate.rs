@@ -17,15 +17,15 @@ use engines::{
 };
 use solana::{ChainCheckpoint, MapPhase};
 
-use crate::info;
+use crate::identity::hex;
 use crate::limits::{self, Buffers, CHUNK_PAIRS};
-use crate::load::{hex, load_of};
-use crate::order::Order;
 use crate::out::{say, tell};
 use crate::progress::Progress;
-use crate::resume::{Found, check_directory, is_complete, refuse_part};
+use crate::rank::Order;
+use crate::resume::{Found, check_directory, refuse_part};
+use crate::scan::{digest_of, open_to_scan, scan_memory};
 use crate::signal::Stop;
-use crate::state::State;
+use crate::state::{State, is_complete, load_of};
 use crate::wrong::{Wrong, options_for};
 
 /// Takes a store over into a new one.
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         return end_complete(args);
     }
     let options = options_for(&args.dir, &args.engine)?;
-    let (options, buffers) = limits::divide(&options, Order::Sorted, info::scan_memory(args.from_memory).as_u64())?;
+    let (options, buffers) = limits::divide(&options, Order::Sorted, scan_memory(args.from_memory).as_u64())?;
     let (mut from, known) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     }
     let took = started.elapsed();
     let started = Instant::now();
-    let (written, label) = (info::scan(&*to)?, to.label());
+    let (written, label) = (digest_of(&*to)?, to.label());
     let took = (took, started.elapsed());
     refuse_other_content(&known, &origin, &read, &args.from_store)?;
     if read == written {
@@ -200,7 +200,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
          pairs back, then remove that file",
         dir.display()
     );
-    Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
+    Ok((open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
 }
 
 /// Checks the source store's checksums first, if its engine does not check them while reading.

@@ -17,20 +17,16 @@ mod sort;
 mod spill;
 mod work;
 
-use std::cmp::Ordering;
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use engine_api::Key;
 use engines::source_id;
-use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::identity::Stamp;
 use crate::limits::{Buffers, Chunks};
-use crate::paths::WorkDir;
+use crate::rank::{Order, Rank};
 use crate::source::{Files, Record, Source, Told};
 use chunk::{Chunker, Outlet};
 use merge::{Merge, Rule};
@@ -39,28 +35,8 @@ use work::{Manifest, Work};
 
 pub(crate) use asked::Asked;
 pub(crate) use chunk::{Chunk, Mark, Tally};
-pub(crate) use run::BLOCK_BYTES;
 pub(crate) use spill::Tell;
-
-/// The order in which pairs reach the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Order {
-    /// Random: the worst case for a B+tree, and the order in which keys arrive in a live stream.
-    Shuffled,
-    /// Ascending by key, through the engine's bulk path.
-    Sorted,
-}
-
-impl Order {
-    /// The order's name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Shuffled => "shuffled",
-            Self::Sorted => "sorted",
-        }
-    }
-}
+pub(crate) use work::WorkDir;
 
 /// How a key is treated that comes twice with different values. The same pair twice is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -69,38 +45,6 @@ pub(crate) enum OnDuplicate {
     Error,
     /// The last one in the source wins.
     Last,
-}
-
-/// The number by which records are sorted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rank {
-    /// The key's first eight bytes, which nearly always decide. Ties are decided by the whole key.
-    Key,
-    /// A seeded hash of the key, which gives a random order.
-    Hash(u64),
-}
-
-impl Rank {
-    fn new(order: Order, seed: u64) -> Self {
-        match order {
-            Order::Shuffled => Self::Hash(seed),
-            Order::Sorted => Self::Key,
-        }
-    }
-
-    /// Returns the number by which a record with this key is sorted.
-    fn of(self, key: &Key) -> u64 {
-        match self {
-            Self::Key => u64::from_be_bytes(std::array::from_fn(|i| key[i])),
-            Self::Hash(seed) => xxh3_64_with_seed(key, seed),
-        }
-    }
-
-    /// Compares two records by the numbers and the keys. Records with the same key are ordered by their position in the
-    /// source.
-    fn compare(self, a: &Record, b: &Record) -> Ordering {
-        self.of(&a.1).cmp(&self.of(&b.1)).then_with(|| (a.1, a.0).cmp(&(b.1, b.0)))
-    }
 }
 
 /// A source in its final order, which can be read from any position.

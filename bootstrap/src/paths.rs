@@ -9,28 +9,10 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::load::LoadArgs;
-use crate::order::Asked;
+use crate::args::LoadArgs;
+use crate::order::WorkDir;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;
-
-/// Directory for a load's spill.
-#[derive(Clone, Debug)]
-pub(crate) struct WorkDir {
-    pub(crate) path: PathBuf,
-    /// Whether the user has named no directory. A default directory is removed with the spill even if the load has
-    /// found it empty, because then a load that was killed at its beginning has left it.
-    pub(crate) is_default: bool,
-    /// Options of the load, which a spill there keeps.
-    pub(crate) asked: Asked,
-}
-
-impl WorkDir {
-    /// A directory that the user has named.
-    pub(crate) fn named(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), is_default: false, asked: Asked::default() }
-    }
-}
 
 /// Returns the spill's directory: the one that was asked for, or the store's path with `ending` appended.
 ///

@@ -12,10 +12,11 @@ use engine_latency::{Measured, Op, Snapshot, export, table};
 use engines::EngineOptions;
 use serde_json::json;
 
+use crate::args::LoadArgs;
 use crate::limits::BATCH_PAIRS;
-use crate::load::LoadArgs;
-use crate::order::{Order, Tally};
+use crate::order::Tally;
 use crate::out::say;
+use crate::rank::Order;
 use crate::sample::Sample;
 use crate::source::Source;
 

@@ -10,18 +10,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
-use engines::LoadState;
 use solana::{ChainCheckpoint, Extract, MapPhase};
 
-use crate::identity::{Content, Stamp};
-use crate::info;
-use crate::load::{LoadArgs, hex};
-use crate::order::{Asked, Order, Ordered, file_id, remove_spill, spilled_source};
+use crate::args::LoadArgs;
+use crate::identity::{Content, Stamp, hex};
+use crate::order::{Asked, Ordered, WorkDir, file_id, remove_spill, spilled_source};
 use crate::out::tell;
-use crate::paths::WorkDir;
+use crate::rank::Order;
 use crate::running;
+use crate::scan::{open_to_scan, scan_memory};
 use crate::source::{Archives, Source};
-use crate::state::State;
+use crate::state::{State, is_complete};
 use crate::wrong::Wrong;
 
 /// Progress of the load in a directory.
@@ -62,7 +61,7 @@ impl Known {
     /// Puts the options of the load that was begun into `args`, as long as there is no store, which knows them itself.
     pub(crate) fn fill(&self, args: &mut LoadArgs) {
         if let (Some((_, asked)), false) = (&self.spilled, self.has_store) {
-            asked.fill(args);
+            args.fill(asked);
         }
     }
 
@@ -132,7 +131,7 @@ fn refuse_lost(dir: &Path) -> Result<()> {
 /// Opens the store briefly to see whether the engine still accepts it, and returns its checkpoint. `None`: another
 /// process has it open.
 fn look(dir: &Path) -> Result<Option<Checkpoint>> {
-    let opened = engines::open_read_only(dir, Some(info::scan_memory(None)));
+    let opened = engines::open_read_only(dir, Some(scan_memory(None)));
     let looked = opened.and_then(|engine| {
         let checkpoint = engine.checkpoint()?;
         engine.close()?;
@@ -159,7 +158,7 @@ pub(crate) fn stored_pairs(dir: &Path) -> Result<u64> {
     if engines::inspect(dir)?.and_then(|known| known.seq).is_none() {
         return Ok(0);
     }
-    let engine = info::open_to_scan(dir, None, None)?;
+    let engine = open_to_scan(dir, None, None)?;
     let seq = engine.checkpoint()?.seq;
     engine.close()?;
     Ok(seq)
@@ -181,16 +180,6 @@ pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
         dir.display()
     );
     Err(engine_api::Error::new(ErrorKind::DataDamaged, text).into())
-}
-
-/// Whether the load of the store in `dir` is complete; `None` if nothing was loaded. The marker decides. If it has no
-/// entry for a load, the state file does.
-pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
-    let load = engines::inspect(dir)?.and_then(|known| known.load);
-    Ok(match load {
-        Some(load) => Some(load.state == LoadState::Complete),
-        None => State::read(dir)?.map(|state| state.pairs.is_some()),
-    })
 }
 
 /// Ends a load whose store is complete already. Compares the requested source with the loaded one, and removes the
@@ -397,7 +386,7 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
         }
         _ => return Ok(()),
     };
-    let begun = crate::info::open_to_scan(&args.dir, None, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
+    let begun = open_to_scan(&args.dir, None, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
     // If the store cannot be opened now, opening it for the load reports the reason.
     match begun {
         Ok(0) | Err(_) => Ok(()),

@@ -12,11 +12,11 @@ use bytesize::ByteSize;
 use engine_api::{Engine, Key, Value};
 use engines::EngineOptions;
 
-use crate::info::scan_memory;
 use crate::limits;
-use crate::order::{Chunk, OnDuplicate, Order, Ordered};
-use crate::paths::WorkDir;
+use crate::order::{Chunk, OnDuplicate, Ordered, WorkDir};
 use crate::progress::Progress;
+use crate::rank::Order;
+use crate::scan::scan_memory;
 use crate::seen::Seen;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::signal::Stop;

@@ -1,6 +1,7 @@
 //! `bootstrap.toml` in the store's directory: the source of a load, and whether the load has ended.
 //!
-//! Owns: that file. Must not: say how far a load has come, because only the engine's checkpoint does.
+//! Owns: that file, and the content of the load's entry in the store's marker. Must not: say how far a load has come,
+//! because only the engine's checkpoint does. Runs on the main thread.
 
 use std::path::Path;
 
@@ -9,9 +10,9 @@ use engines::LoadState;
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
-use crate::identity::Stamp;
-use crate::order::Order;
+use crate::identity::{Stamp, hex};
 use crate::out::tell;
+use crate::rank::Order;
 
 const FILE: &str = "bootstrap.toml";
 
@@ -81,6 +82,21 @@ impl State {
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
         Ok(checked::write(&dir.join(FILE), &toml::to_string(self)?)?)
     }
+}
+
+/// Whether the load of the store in `dir` is complete; `None` if nothing was loaded. The marker decides. If it has no
+/// entry for a load, the state file does.
+pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
+    let load = engines::inspect(dir)?.and_then(|known| known.load);
+    Ok(match load {
+        Some(load) => Some(load.state == LoadState::Complete),
+        None => State::read(dir)?.map(|state| state.pairs.is_some()),
+    })
+}
+
+/// Builds the marker's entry for a load.
+pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
+    engines::Load::new(state, hex(source_id))
 }
 
 /// Whether the marker of a complete load names another source. During a load this is no contradiction, because the two

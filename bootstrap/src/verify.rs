@@ -19,13 +19,13 @@ use engine_api::{Checkpoint, Engine};
 use engines::{Digest, EngineKind};
 use solana::{ChainCheckpoint, Extract};
 
-use crate::info::open_to_scan;
 use crate::meaning::extraction;
-use crate::order::spilled_records;
+use crate::order::{WorkDir, spilled_records};
 use crate::out::{say, tell};
-use crate::paths::{self, WorkDir};
+use crate::paths;
 use crate::progress::Progress;
 use crate::running::warn_of_part;
+use crate::scan::open_to_scan;
 use crate::seen::Seen;
 use crate::served;
 use crate::side_by_side::SideBySide;

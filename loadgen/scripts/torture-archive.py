@@ -34,7 +34,7 @@ SAMPLE_SECONDS = 0.1
 EXTRACT = "token-owner"
 EVENTS_PER_SLOT = 2000
 
-# Bytes, as in bootstrap/src/limits.rs and RUNBOOK.md.
+# Bytes, as in bootstrap/src/layout.rs, bootstrap/src/limits.rs and RUNBOOK.md.
 PACKED_VERSION_BYTES = 64
 SPILL_BYTES = 73
 STORE_BYTES = {"strata": 75, "lmdb": 90, "redb": 90, "rocksdb": 120}

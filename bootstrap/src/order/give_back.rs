@@ -78,9 +78,10 @@ impl Ordered {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::BLOCK_BYTES;
     use crate::limits::{Buffers, CHUNK_PAIRS, SORT_RECORD_BYTES};
-    use crate::order::Order;
-    use crate::paths::WorkDir;
+    use crate::order::WorkDir;
+    use crate::rank::Order;
     use crate::source::{Format, Source};
     use engine_api::{Key, Value};
     use proptest::prelude::*;
@@ -92,11 +93,7 @@ mod tests {
 
     /// Returns buffers for runs of `records` records, of which `runs` are merged at once.
     fn buffers(records: usize, runs: usize) -> Buffers {
-        Buffers {
-            sort_bytes: records * SORT_RECORD_BYTES,
-            heads_bytes: runs * crate::order::BLOCK_BYTES,
-            ..Buffers::default()
-        }
+        Buffers { sort_bytes: records * SORT_RECORD_BYTES, heads_bytes: runs * BLOCK_BYTES, ..Buffers::default() }
     }
 
     fn raw_file(dir: &Path, records: &[(Key, Value)]) -> Source {

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::OnDuplicate;
 use super::chunk::Chunker;
 use super::heads::{ENDED, Heads};
 use super::run::{NO_RECORD, Reader, Run, Writer};
-use super::{OnDuplicate, Rank};
+use crate::rank::Rank;
 use crate::source::{Files, Record, has_no_value};
 
 /// Reads several sorted runs as one.

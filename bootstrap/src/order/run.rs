@@ -18,14 +18,9 @@ use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::limits::RECORD_BYTES;
+use crate::layout::{BLOCK_BYTES, BLOCK_RECORDS, CHECKSUM_BYTES, RECORD_BYTES};
 use crate::source::Record;
 
-/// Number of records in a full block.
-const BLOCK_RECORDS: u64 = 512;
-/// Bytes of a full block, which is a run's memory while it is merged.
-pub(crate) const BLOCK_BYTES: usize = CHECKSUM_BYTES + BLOCK_RECORDS as usize * RECORD_BYTES;
-const CHECKSUM_BYTES: usize = 8;
 /// Bytes of the position in the source, with which a record begins.
 const POSITION_BYTES: usize = 8;
 /// Number of bytes collected before a write. The device begins with them at once, so larger writes gain nothing.

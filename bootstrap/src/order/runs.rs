@@ -7,12 +7,12 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::Rank;
 use super::run::{Ended, Run, Writer};
 use super::sort::Sorted;
 use super::work::{Manifest, Work};
 use crate::identity::Content;
-use crate::limits::SPILLED_RECORD_BYTES;
+use crate::layout::SPILLED_RECORD_BYTES;
+use crate::rank::Rank;
 use crate::source::{Place, Record, Told};
 
 /// Records on their way to a run, with the entries that the manifest gets once they are durable.

@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use anyhow::Result;
 
-use super::Rank;
+use crate::rank::Rank;
 use crate::source::Record;
 
 /// Number of records that are fetched into the processor's caches at a time: two lines of 64 bytes each fill a small

@@ -15,10 +15,10 @@ use super::merge::combine;
 use super::runs::{Batch, sort_batches, write_runs};
 use super::sort::Sorted;
 use super::work::{Manifest, Work};
-use super::{Order, Rank};
 use crate::identity::{Content, Stamp};
 use crate::limits::{Buffers, COMBINED_PARTS, SORT_BUFFERS};
 use crate::out::tell;
+use crate::rank::{Order, Rank};
 use crate::source::{Place, Record, Source, Told};
 
 /// Number of records between two calls of [`Tell`].

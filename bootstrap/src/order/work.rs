@@ -14,11 +14,11 @@ use anyhow::{Context, Result, bail, ensure};
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
+use super::Asked;
 use super::chunk::Tally;
 use super::run::{Run, damaged, has_no_holes, is_run, punch};
-use super::{Asked, Order};
 use crate::identity::Stamp;
-use crate::paths::WorkDir;
+use crate::rank::Order;
 use crate::source::{Format, Place, Told};
 
 const MANIFEST: &str = "manifest.toml";
@@ -31,6 +31,24 @@ const FOUND: &str = "the spill of a load\n";
 const FORMAT: u32 = 3;
 /// Bytes that any file system can make a hole of, as long as its blocks are not larger than a page.
 const PAGE_BYTES: usize = 4096;
+
+/// Directory for a load's spill.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkDir {
+    pub(crate) path: PathBuf,
+    /// Whether the user has named no directory. A default directory is removed with the spill even if the load has
+    /// found it empty, because then a load that was killed at its beginning has left it.
+    pub(crate) is_default: bool,
+    /// Options of the load, which a spill there keeps.
+    pub(crate) asked: Asked,
+}
+
+impl WorkDir {
+    /// A directory that the user has named.
+    pub(crate) fn named(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), is_default: false, asked: Asked::default() }
+    }
+}
 
 /// A spill's source, its progress, and its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

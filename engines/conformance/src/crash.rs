@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use engine_api::Durability;
 
 use crate::Store;
+use crate::agent::{Agent, say};
 use crate::bulk::chunk;
-use crate::child::{Agent, say};
 use crate::support::{Change, Map, Rng, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
 
 const ROUNDS: u64 = 5;

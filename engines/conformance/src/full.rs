@@ -9,7 +9,7 @@ use std::process::Command;
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
 
 use crate::Store;
-use crate::child::{Agent, say};
+use crate::agent::{Agent, say};
 use crate::support::{
     Change, Map, apply, assert_holds, commit, describe, key, mark, must, temp_dir, try_commit, value,
 };

@@ -5,7 +5,7 @@ use std::path::Path;
 use engine_api::{Durability, ErrorKind};
 
 use crate::Store;
-use crate::child::{Agent, say, wait_for_the_end};
+use crate::agent::{Agent, say, wait_for_the_end};
 use crate::support::{Map, assert_holds, commit, describe, key, mark, must, must_fail, temp_dir, value};
 
 /// A directory that one process has open is refused to others. The error names the directory and the pid of the holder.

@@ -5,6 +5,7 @@
 //! between engines. Everything is real: real files, real processes killed with SIGKILL, a real full disk. Threads: a
 //! test's own, unless a topic says otherwise.
 
+pub mod agent;
 pub mod basic;
 pub mod bulk;
 pub mod child;
@@ -44,7 +45,7 @@ pub trait Store: Sync {
 }
 
 /// Defines one `#[test]` per topic for the store that the expression returns. The test binary also needs an entry for
-/// child processes: a test named [`child::ENTRY`] that calls [`child::enter`].
+/// child processes: a test named [`agent::ENTRY`] that calls [`child::enter`].
 #[macro_export]
 macro_rules! suite {
     ($store:expr) => {

@@ -7,11 +7,13 @@
 mod count;
 mod pairs;
 mod pubkey;
+mod rng;
 mod skew;
 mod values;
 
 pub use count::count;
 pub use pairs::{Key, Pairs, Value};
 pub use pubkey::pubkey;
-pub use skew::{Picker, Rng, Skew};
+pub use rng::Rng;
+pub use skew::{Picker, Skew};
 pub use values::Values;

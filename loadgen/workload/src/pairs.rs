@@ -1,6 +1,9 @@
 //! The synthetic map: key and value of pair `i` are computed from the seed and never stored.
+//!
+//! Owns: the bytes of every key and value. Must not: do I/O or keep a pair. Plain values, used on any thread.
 
-use crate::skew::{Picker, Rng};
+use crate::rng::{Rng, mix};
+use crate::skew::Picker;
 use crate::values::Values;
 
 /// A 32-byte key, the same type as in `solkv-engine-api`.
@@ -67,14 +70,6 @@ fn lanes(base: u64, index: u64) -> [u8; 32] {
         state = word.wrapping_add(base | 1);
     }
     out
-}
-
-/// Mixes 64 bits by the finaliser of splitmix64 (Steele, Lea, Flood 2014), which is a bijection.
-pub(crate) fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

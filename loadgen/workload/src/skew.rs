@@ -1,39 +1,9 @@
-//! The choice of the key that an event touches: a small seeded generator, with uniform and zipfian picks.
+//! The choice of the key that an event touches: uniform and zipfian picks.
+//!
+//! Owns: the distributions. Must not: keep a generator, because each caller has a sequence of its own. Plain values, used
+//! on any thread.
 
-use crate::pairs::mix;
-
-/// A seeded generator (splitmix64). Unlike a library's, its sequence is the same on all platforms and in all versions.
-#[derive(Clone, Copy, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// Starts the sequence of `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(mix(seed))
-    }
-
-    /// Returns the next 64 uniform bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// Returns a uniform number in `0..bound`; `bound` must not be 0. Multiply-shift (Lemire 2019), with a bias below
-    /// 2^-32 for bounds under 2^32.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// Returns a uniform number in `[0, 1)`.
-    pub fn unit(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Returns `true` with probability `share`.
-    pub fn chance(&mut self, share: f64) -> bool {
-        self.unit() < share
-    }
-}
+use crate::rng::Rng;
 
 /// Distribution of picks over the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]

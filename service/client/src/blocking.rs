@@ -12,10 +12,10 @@ use shm_layout::{Request, Response, Waits};
 use tokio::runtime::Runtime;
 
 use crate::address::Address;
-use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::feed::{Dumped, Event, Filter, Start};
 use crate::ring::RingSubscription;
+use crate::settings::Settings;
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
 
@@ -31,7 +31,7 @@ const LOOK_MAX: Duration = Duration::from_millis(100);
 
 /// A client for one thread: its calls take `&mut self` and block.
 pub struct Client {
-    settings: Builder,
+    settings: Settings,
     transport: Transport,
 }
 
@@ -48,15 +48,16 @@ struct Shm {
 }
 
 impl Client {
-    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
+    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`](crate::Builder).
     ///
     /// # Errors
-    /// As [`Builder::connect_blocking`], and an address of no known form.
+    /// As [`Builder::connect_blocking`](crate::Builder::connect_blocking), and an address of no known form.
     pub fn connect(address: &str) -> Result<Self> {
-        Builder::new(address)?.connect_blocking()
+        Self::start(Settings::new(address)?)
     }
 
-    pub(crate) fn start(settings: Builder) -> Result<Self> {
+    pub(crate) fn start(settings: Settings) -> Result<Self> {
+        settings.check()?;
         let deadline = settings.deadline;
         let own = settings.clone();
         let transport = match &settings.address {
@@ -150,12 +151,12 @@ impl Client {
     }
 
     /// Follows the changes of the map from `start` that pass `filter`, over a connection of its own. Over shared
-    /// memory, changes are read where the service writes them; [`Builder::spin`] says how long a wait polls for them
-    /// before it sleeps. A dump needs gRPC.
+    /// memory, changes are read where the service writes them; [`Builder::spin`](crate::Builder::spin) says how long a
+    /// wait polls for them before it sleeps. A dump needs gRPC.
     ///
     /// # Errors
     /// A filter or a start that this transport does not serve; over gRPC also errors of connecting, as
-    /// [`Builder::connect`].
+    /// [`Builder::connect`](crate::Builder::connect).
     pub fn subscribe(&self, start: Start, filter: Filter) -> Result<Subscription> {
         match &self.settings.address {
             Address::Shm(path) => {

@@ -23,8 +23,8 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::address::Address;
 use crate::backoff::Backoff;
-use crate::builder::{Builder, Credentials};
 use crate::error::{Error, Result, is_broken};
+use crate::settings::{Credentials, Settings};
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
 
 /// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
@@ -68,7 +68,7 @@ impl Interceptor for Authorization {
 
 /// A connection that is replaced whenever it breaks.
 pub(crate) struct Grpc {
-    settings: Builder,
+    settings: Settings,
     current: ArcSwap<Connection>,
     /// Held while a new connection is made, so that several callers that saw the same break make only one.
     connecting: Mutex<()>,
@@ -83,7 +83,7 @@ pub(crate) struct Read {
 }
 
 impl Grpc {
-    pub(crate) async fn connect(settings: Builder) -> Result<Self> {
+    pub(crate) async fn connect(settings: Settings) -> Result<Self> {
         let limit = Instant::now() + settings.deadline;
         let first = dial(&settings, limit).await?;
         Ok(Self { settings, current: ArcSwap::from_pointee(first), connecting: Mutex::new(()) })
@@ -233,7 +233,7 @@ impl Grpc {
     }
 }
 
-async fn credentials(settings: &Builder) -> Result<Credentials> {
+async fn credentials(settings: &Settings) -> Result<Credentials> {
     let own = settings.clone();
     let read = tokio::task::spawn_blocking(move || own.credentials()).await;
     read.map_err(|_| Error::failed("reading the credentials panicked"))?
@@ -241,7 +241,7 @@ async fn credentials(settings: &Builder) -> Result<Credentials> {
 
 /// Makes one attempt to connect. It succeeds once a call is answered, even with an error. An open socket proves too
 /// little, because it may belong to a process that is about to end.
-async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
+async fn dial(settings: &Settings, deadline: Instant) -> Result<Connection> {
     let credentials = credentials(settings).await?;
     let (endpoint, name) = match &settings.address {
         Address::Unix(path) => (unix(path)?, path.display().to_string()),

@@ -54,6 +54,7 @@ mod feed;
 mod grpc;
 mod nonblocking;
 mod ring;
+mod settings;
 mod shm;
 mod spin;
 

@@ -14,10 +14,10 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::address::Address;
-use crate::builder::Builder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feed::{Filter, Start, Subscription};
 use crate::grpc::{Grpc, Read};
+use crate::settings::Settings;
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value};
 
@@ -48,15 +48,16 @@ struct Link {
 }
 
 impl Client {
-    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
+    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`](crate::Builder).
     ///
     /// # Errors
-    /// As [`Builder::connect`], and an address of no known form.
+    /// As [`Builder::connect`](crate::Builder::connect), and an address of no known form.
     pub async fn connect(address: &str) -> Result<Self> {
-        Builder::new(address)?.connect().await
+        Self::start(Settings::new(address)?).await
     }
 
-    pub(crate) async fn start(settings: Builder) -> Result<Self> {
+    pub(crate) async fn start(settings: Settings) -> Result<Self> {
+        settings.check()?;
         let deadline = settings.deadline;
         let transport = match &settings.address {
             Address::Shm(path) => {

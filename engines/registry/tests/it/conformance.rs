@@ -168,7 +168,7 @@ fn labels_are_the_columns_names() {
     }
 }
 
-/// Entry point of the suite's child processes. [`child::ENTRY`] fixes its name.
+/// Entry point of the suite's child processes. [`::conformance::agent::ENTRY`] fixes its name.
 #[test]
 fn conformance_child() {
     child::enter(|name| COLUMNS.into_iter().find(|column| column.name == name));
