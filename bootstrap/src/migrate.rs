@@ -140,8 +140,8 @@ fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, di
     let loaded = known.loaded_at(origin.seq);
     if let Some(how) = loaded.and_then(|loaded| loaded.difference(read.pairs(), &read.to_string())) {
         bail!(
-            "the store to read does not hold what was loaded: dir={0} {how}: `scrub --dir {0}` gives details; the new store holds \
-             the same wrong pairs: remove it",
+            "the store to read does not hold the pairs that were loaded: dir={0} {how}: `scrub --dir {0}` gives details; \
+             the new store holds the same wrong pairs: remove it",
             dir.display()
         );
     }

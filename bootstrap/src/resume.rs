@@ -272,7 +272,7 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
     ensure!(
         numbers.into_iter().any(|number| hex(number) == load.source),
         "the store holds a load of another source, or of this one with another --seed: dir={} loaded_number={} asked={:?}: \
-         give what was loaded, name another directory for this one, or remove the directory and start again",
+         name the source that was loaded, name another directory for this one, or remove the directory and start again",
         args.dir.display(),
         load.source,
         source.to_string()
@@ -282,8 +282,8 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
     };
     ensure!(
         args.slot.is_none() || args.slot == slot,
-        "the store holds a load as of another slot: dir={} {}: give what was loaded, name another directory for this one, or \
-         remove the directory and start again",
+        "the store holds a load as of another slot: dir={} {}: name the source that was loaded, name another directory \
+         for this one, or remove the directory and start again",
         args.dir.display(),
         slots(slot, args.slot)
     );
@@ -356,7 +356,7 @@ fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
         _ => "of another source",
     };
     let text = format!(
-        "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
+        "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: name the source that was loaded, name another \
          directory for this one, or remove the directory and start again",
         args.dir.display(),
         known.source,
@@ -408,8 +408,8 @@ fn refuse_other_order(args: &LoadArgs, order: Order, ordered: &Ordered, begun: &
 fn unknown(args: &LoadArgs, source: &Source, begun: &ChainCheckpoint) -> Error {
     anyhow!(
         "the store holds a load of another source, of another order or of another seed, and the file that says which is \
-         gone: dir={} loaded_pairs={} loaded_number={} asked={:?}: give what was loaded, or remove the directory and start \
-         again",
+         gone: dir={} loaded_pairs={} loaded_number={} asked={:?}: name the source that was loaded, or remove the \
+         directory and start again",
         args.dir.display(),
         begun.seq,
         hex(begun.source),

@@ -83,6 +83,8 @@ fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Resul
 }
 
 fn other(how: String, seq: u64) -> anyhow::Error {
-    let text = format!("the store does not hold what was loaded, though nothing has changed it since: seq={seq} {how}");
+    let text = format!(
+        "the store does not hold the pairs that were loaded, though nothing has changed it since: seq={seq} {how}"
+    );
     engine_api::Error::new(ErrorKind::DataDamaged, text).into()
 }

@@ -163,7 +163,8 @@ fn extract(args: &AuditArgs) -> Result<Extract, Failed> {
         ))),
         (Some(extract), _) | (None, Some(extract)) => Ok(extract),
         (None, None) => Err(Failed::wrong(anyhow!(
-            "the store does not say what its values are: dir={dir}: say it with --extract, such as --extract token-owner"
+            "the store does not say how its values were extracted: dir={dir}: say it with --extract, such as --extract \
+             token-owner"
         ))),
     }
 }

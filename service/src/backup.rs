@@ -143,7 +143,8 @@ fn refuse_other_content(dir: &Path, copy: &dyn Engine, digest: &Digest) -> Resul
     let loaded = known.as_ref().and_then(|known| known.loaded_at(seq));
     match loaded.and_then(|loaded| loaded.difference(digest.pairs(), &digest.to_string())) {
         Some(how) => bail!(
-            "the store that was copied does not hold what was loaded: seq={seq} {how}: `bootstrap scrub` says more"
+            "the store that was copied does not hold the pairs that were loaded: seq={seq} {how}: `bootstrap scrub` says \
+             more"
         ),
         None => Ok(()),
     }

@@ -100,5 +100,5 @@ fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<(
     manifest.complete = complete;
     manifest.told = end.unwrap_or_default();
     manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
-    work.write(manifest).context("cannot keep what was read")
+    work.write(manifest).context("cannot write the manifest of the spill")
 }

@@ -187,11 +187,15 @@ fn a_store_that_does_not_hold_what_was_loaded_is_not_migrated_as_equal() {
         fs::rename(other.join("data"), store.join("data")).unwrap();
         let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", engine]);
         assert!(
-            said.contains("the store to read does not hold what was loaded") && said.contains("loaded_digest="),
+            said.contains("the store to read does not hold the pairs that were loaded")
+                && said.contains("loaded_digest="),
             "{engine}: {said}"
         );
         let said = fails(1, &["scrub", "--dir", str(&store)]);
-        assert!(said.contains("does not hold what was loaded") && said.contains("loaded_digest="), "{engine}: {said}");
+        assert!(
+            said.contains("does not hold the pairs that were loaded") && said.contains("loaded_digest="),
+            "{engine}: {said}"
+        );
     }
 }
 

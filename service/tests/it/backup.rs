@@ -216,10 +216,10 @@ fn a_copy_of_a_store_that_is_not_what_was_loaded_is_refused() {
     let other = right.replace(':', ":0");
     loaded_as(&copy, &other);
     let said = fails(&["restore", "--from", str(&copy), "--dir", str(&again), "--verify"]);
-    assert!(said.contains("does not hold what was loaded") && !again.exists(), "{said}");
+    assert!(said.contains("does not hold the pairs that were loaded") && !again.exists(), "{said}");
     loaded_as(&dir, &other);
     let said = fails(&["snapshot", "--dir", str(&dir), "--to", str(&again), "--digest"]);
-    assert!(said.contains("does not hold what was loaded") && !again.exists(), "{said}");
+    assert!(said.contains("does not hold the pairs that were loaded") && !again.exists(), "{said}");
 }
 
 #[test]
