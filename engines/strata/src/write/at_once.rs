@@ -1,0 +1,61 @@
+//! Reads of many segments at once: their directories at the opening, and their filter planes.
+//!
+//! Owns: the number of reads at once. Must not: decide which segments or planes are read; the callers do. Runs on the
+//! thread that opens the store and on those that divide the memory; the threads `strata-open` live as long as a call.
+//!
+//! A device that waits for one read before it gets the next delivers a part of its rate. The sections are read past the
+//! page cache, so the kernel reads nothing ahead.
+
+use std::panic::resume_unwind;
+use std::thread;
+
+use parking_lot::Mutex;
+
+/// Number of reads at once. Each takes the memory that its section has in any case.
+const READS_AT_ONCE: usize = 8;
+
+/// Does `read` for every item, several at once, and returns the results in the order of the items.
+pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], read: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = Mutex::new(items.iter().enumerate());
+    let run = || {
+        let mut done = Vec::new();
+        loop {
+            // Locked for this line alone, so that the others can take theirs.
+            let taken = next.lock().next();
+            let Some((at, item)) = taken else { return done };
+            done.push((at, read(item)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        // Without a thread, this one reads more.
+        let start = |_| thread::Builder::new().name("strata-open".to_owned()).spawn_scoped(scope, run).ok();
+        let others: Vec<_> = (1..READS_AT_ONCE.min(items.len())).filter_map(start).collect();
+        let mut done = run();
+        for other in others {
+            done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_the_items_and_reads_take_place_at_once() {
+        let items: Vec<usize> = (0..READS_AT_ONCE * 3).collect();
+        // Each read waits for as many others as may be under way: with fewer at once this would never end.
+        let others = Barrier::new(READS_AT_ONCE);
+        let doubled = at_once(&items, |item| {
+            others.wait();
+            item * 2
+        });
+        assert_eq!(doubled, items.iter().map(|item| item * 2).collect::<Vec<_>>());
+        assert_eq!(at_once(&[] as &[usize], |item| *item), Vec::<usize>::new());
+    }
+}
