@@ -1,7 +1,7 @@
 //! The engine: its opening, its statistics, and the calls of [`engine_api`] that pass on to the parts of this crate.
 //!
-//! Owns: the public type of an open store, and the order of the steps of an opening. Must not: hold state that readers and
-//! writers share, which is in [`Store`]. Shared between threads by reference.
+//! Owns: the public type of an open store, and the order of the steps of an opening. Must not: hold state that readers
+//! and writers share, which is in [`Store`]. Shared between threads by reference.
 
 use std::path::Path;
 

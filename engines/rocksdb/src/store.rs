@@ -32,9 +32,9 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Builds the state of a store that RocksDB has opened. Refuses a checkpoint that this build cannot read, now and not
-    /// at its first use. On an error the store is dropped before the filter, because Rust drops the variables of a pattern
-    /// from the last to the first.
+    /// Builds the state of a store that RocksDB has opened. Refuses a checkpoint that this build cannot read, now and
+    /// not at its first use. On an error the store is dropped before the filter, because Rust drops the variables of a
+    /// pattern from the last to the first.
     pub(crate) fn checked(
         (filter, db): (Filter, DB),
         rocksdb_options: Options,
