@@ -1,5 +1,5 @@
-//! The engine: its opening, its copies and statistics, and the calls of [`engine_api`] that pass on to the parts of this
-//! crate.
+//! The engine: its opening, its copies and statistics, and the calls of [`engine_api`] that pass on to the parts of
+//! this crate.
 //!
 //! Owns: the public type of an open store. Must not: hold state that readers and writers share, which is in [`Store`].
 //! Shared between threads by reference.

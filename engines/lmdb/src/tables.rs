@@ -1,7 +1,7 @@
 //! The two tables of the store: their names, their opening, and the reads of one entry.
 //!
-//! Owns: the names, and the key of the checkpoint. Must not: scan a table, or change one after its creation. Runs on the
-//! thread of the transaction.
+//! Owns: the names, and the key of the checkpoint. Must not: scan a table, or change one after its creation. Runs on
+//! the thread of the transaction.
 
 use std::path::Path;
 

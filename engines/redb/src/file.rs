@@ -1,7 +1,7 @@
 //! The store's file: its creation, its opening for writing or for reading alone, and a repair in memory.
 //!
-//! Owns: the settings that redb gets for the file, and the mode in which it is open. Must not: know the state of an open
-//! store. Runs on the thread that opens, checks or copies the store.
+//! Owns: the settings that redb gets for the file, and the mode in which it is open. Must not: know the state of an
+//! open store. Runs on the thread that opens, checks or copies the store.
 
 use std::fs;
 use std::path::Path;
@@ -63,8 +63,8 @@ impl Db {
         }
     }
 
-    /// Runs redb's own check of every page of the file in `dir`. If only the newest commit is damaged, redb goes back to
-    /// the commit before it; this function returns an error all the same.
+    /// Runs redb's own check of every page of the file in `dir`. If only the newest commit is damaged, redb goes back
+    /// to the commit before it; this function returns an error all the same.
     pub(crate) fn check_pages(&mut self, dir: &Path, cache_bytes: u64) -> Result<()> {
         let file = dir.join(FILE_NAME);
         let check = || {
