@@ -1,7 +1,7 @@
 //! The store's files as the file system shows them.
 //!
-//! Owns: their count and their sizes. Must not: open a file. Runs on the thread that opens the store, and on any thread that
-//! asks for its statistics.
+//! Owns: their count and their sizes. Must not: open a file. Runs on the thread that opens the store, and on any thread
+//! that asks for its statistics.
 
 use std::fs;
 use std::path::Path;
