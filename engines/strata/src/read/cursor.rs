@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
-use crate::format::page::{PAGE_BYTES, Page, prefix};
+use crate::format::page::{Page, prefix};
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
 use crate::read::version::Run;
+use crate::storage::PAGE_BYTES;
 use crate::write::mem::{Ascending, Sorted};
 
 /// Largest number of pages in one read, large enough to keep any device busy.

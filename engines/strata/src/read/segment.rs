@@ -13,7 +13,7 @@ use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
 use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
-use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
+use crate::format::page::{Page, prefix};
 use crate::memory::{HugeBytes, release_tail};
 use crate::read::cache::{Closed, RecordCache};
 use crate::read::guide::{Directory, guide_bytes};
@@ -21,7 +21,7 @@ use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
 use crate::read::sections::{check_directory, check_sections, damaged, read_footer, read_section};
 use crate::read::set::Source;
-use crate::storage::Storage;
+use crate::storage::{PAGE_BYTES, PageBytes, Storage};
 use crate::write::divide::Part;
 use crate::write::retire::Retire;
 

@@ -9,8 +9,8 @@ use engine_api::{Result, Warmed};
 
 use crate::engine::Shared;
 use crate::file::PageBuffer;
-use crate::format::page::PAGE_BYTES;
 use crate::read::segment::Segment;
+use crate::storage::PAGE_BYTES;
 
 /// Number of pages of one read. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
 /// meanwhile waits for one of them at most.

@@ -11,12 +11,12 @@ use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert_all, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
-use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
+use crate::format::page::{PageBuilder, prefix};
 use crate::mapped::Mapped;
 use crate::memory::{HugeBytes, Pool};
 use crate::read::lookup::Reads;
 use crate::read::segment::{Index, Kept, name};
-use crate::storage::{Storage, StorageFile};
+use crate::storage::{PAGE_BYTES, Storage, StorageFile};
 use crate::write::fill::at_once;
 
 /// Bytes collected before a write: 1/WRITE_SHARE of the memory, within [`WRITE_BYTES`].
