@@ -21,9 +21,8 @@ use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
 use crate::read::sections::{check_directory, check_sections, damaged, read_footer, read_section};
 use crate::read::set::Source;
+use crate::retire::Retire;
 use crate::storage::{PAGE_BYTES, PageBytes, Storage};
-use crate::write::divide::Part;
-use crate::write::retire::Retire;
 
 /// Returns the name of segment `id`'s file.
 pub(crate) fn name(id: u64) -> String {
@@ -42,6 +41,17 @@ pub(crate) struct Index {
     pub(crate) planes: [Option<(HugeBytes, Share)>; PLANES],
     /// Directory, as numbers in this machine's byte order.
     pub(crate) directory: HugeBytes,
+}
+
+/// Memory needs of a segment, apart from its directory, which is always in memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Part {
+    /// Size of each filter plane in bytes.
+    pub(crate) planes: [u64; PLANES],
+    /// Size of all its pages in bytes.
+    pub(crate) pages: u64,
+    /// Bytes of the pages that were brought into memory; `None` if the segment has no room for pages.
+    pub(crate) filled: Option<u64>,
 }
 
 /// A segment that is open for reading.

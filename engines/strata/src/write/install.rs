@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
-use crate::engine::Shared;
 use crate::file::sync_dir;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
@@ -21,6 +20,7 @@ use crate::read::visible::Visible;
 use crate::storage::PAGE_BYTES;
 use crate::write::limits::pressure_of;
 use crate::write::plan::debt;
+use crate::write::shared::Shared;
 use crate::write::writer::{SegmentWriter, Written};
 
 /// Turns the error of opening a new segment into one that may be retried: no manifest names the segment, so it can be
