@@ -20,12 +20,12 @@
 use engine_api::{Key, Result, Value, one_slot_per_key};
 use lmdb::RoTransaction;
 
-use crate::engine::{LmdbEngine, PAIRS_TABLE};
 use crate::error;
 use crate::map::used_bytes;
 use crate::page::child_number;
 use crate::pages::{Pages, Tree, child_of};
-use crate::reader::get;
+use crate::store::Store;
+use crate::tables::{PAIRS_TABLE, get};
 
 /// Number of keys whose pages are announced at once: 2 MiB of leaves, which keep any device busy and are used before
 /// they are evicted.
@@ -59,7 +59,7 @@ impl Batches {
     /// `FixInput` if the two lengths differ; otherwise an error of LMDB's gets.
     pub(crate) fn get_many(
         &mut self,
-        engine: &LmdbEngine,
+        store: &Store,
         txn: &RoTransaction<'_>,
         keys: &[Key],
         values: &mut [Option<Value>],
@@ -72,9 +72,9 @@ impl Batches {
         order.sort_unstable();
         for window in order.chunks(WINDOW_KEYS) {
             let looked_for = self.cold;
-            let missing = if looked_for { self.announce(engine, txn, keys, window)? } else { 0 };
+            let missing = if looked_for { self.announce(store, txn, keys, window)? } else { 0 };
             for (_, at) in window {
-                values[*at] = get(txn, engine.pairs(), &keys[*at])?;
+                values[*at] = get(txn, store.pairs(), &keys[*at])?;
             }
             let faults = major_faults();
             let waited = if looked_for { missing as u64 } else { faults.saturating_sub(self.faults) };
@@ -89,16 +89,16 @@ impl Batches {
     /// The walk ends at a page with a layout that this code does not know.
     fn announce(
         &mut self,
-        engine: &LmdbEngine,
+        store: &Store,
         txn: &RoTransaction<'_>,
         keys: &[Key],
         window: &[(u64, usize)],
     ) -> Result<usize> {
-        let stat = engine.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
-        let (page_bytes, used_bytes) = (stat.page_size() as usize, used_bytes(engine.env())?);
+        let stat = store.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
+        let (page_bytes, used_bytes) = (stat.page_size() as usize, used_bytes(store.env())?);
         let mut missing = 0;
         let mut walk = || {
-            let (tree, record) = Tree::of(txn, engine.main(), PAIRS_TABLE)?;
+            let (tree, record) = Tree::of(txn, store.main(), PAIRS_TABLE)?;
             let map = Pages::around(record, page_bytes, used_bytes)?;
             self.pages.clear();
             self.pages.resize(window.len(), tree.root);
@@ -163,21 +163,21 @@ mod tests {
     fn a_batch_finds_what_gets_find_whether_its_pages_are_looked_for_or_not() {
         let dir = tempfile::tempdir().unwrap();
         let engine = open(dir.path());
-        let txn = engine.env().begin_ro_txn().unwrap();
+        let txn = engine.store.env().begin_ro_txn().unwrap();
         let mut values = vec![Some([7; 32]); 1];
-        Batches::new().get_many(&engine, &txn, &[key(1)], &mut values).unwrap();
+        Batches::new().get_many(&engine.store, &txn, &[key(1)], &mut values).unwrap();
         assert_eq!(values, [None], "an empty store has no pages at all");
         drop(txn);
         fill(&engine, PAIRS);
-        let txn = engine.env().begin_ro_txn().unwrap();
+        let txn = engine.store.env().begin_ro_txn().unwrap();
         for cold in [true, false] {
             for count in [0, 1, 63, 3 * WINDOW_KEYS as u64, 20_000] {
                 let keys = asked(count);
                 let mut values = vec![Some([7; 32]); keys.len()];
                 let mut batches = Batches { cold, ..Batches::new() };
-                batches.get_many(&engine, &txn, &keys, &mut values).unwrap();
+                batches.get_many(&engine.store, &txn, &keys, &mut values).unwrap();
                 for (key, value) in keys.iter().zip(&values) {
-                    assert_eq!(get(&txn, engine.pairs(), key).unwrap(), *value, "cold={cold} count={count}");
+                    assert_eq!(get(&txn, engine.store.pairs(), key).unwrap(), *value, "cold={cold} count={count}");
                 }
             }
         }
@@ -188,15 +188,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let engine = open(dir.path());
         fill(&engine, PAIRS);
-        let txn = engine.env().begin_ro_txn().unwrap();
-        let page_bytes = engine.env().stat().unwrap().page_size() as usize;
+        let txn = engine.store.env().begin_ro_txn().unwrap();
+        let page_bytes = engine.store.env().stat().unwrap().page_size() as usize;
         let keys: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577)).collect();
         let window: Vec<(u64, usize)> = (0..keys.len()).map(|at| (0, at)).collect();
         let mut batches = Batches::new();
-        batches.announce(&engine, &txn, &keys, &window).unwrap();
+        batches.announce(&engine.store, &txn, &keys, &window).unwrap();
         for (key, told) in keys.iter().zip(&batches.pages) {
-            let value = txn.get(engine.pairs(), key).unwrap();
-            let map = Pages::around(value, page_bytes, used_bytes(engine.env()).unwrap()).unwrap();
+            let value = txn.get(engine.store.pairs(), key).unwrap();
+            let map = Pages::around(value, page_bytes, used_bytes(engine.store.env()).unwrap()).unwrap();
             assert_eq!(map.at(*told).unwrap().addr(), value.as_ptr().addr() / page_bytes * page_bytes);
         }
     }
@@ -218,25 +218,25 @@ mod tests {
             eprintln!("skipped: the file system of {} keeps its files in memory", dir.path().display());
             return;
         }
-        let txn = engine.env().begin_ro_txn().unwrap();
+        let txn = engine.store.env().begin_ro_txn().unwrap();
         let keys: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577)).collect();
         let window: Vec<(u64, usize)> = (0..keys.len()).map(|at| (0, at)).collect();
         let mut batches = Batches::new();
         let mut values = vec![None; keys.len()];
-        let missing = batches.announce(&engine, &txn, &keys, &window).unwrap();
+        let missing = batches.announce(&engine.store, &txn, &keys, &window).unwrap();
         assert!(missing > WINDOW_KEYS / 2, "missing={missing} cached={before} all={all}");
         // The pages were announced, and no leaf was read: a page counts as missing until the kernel has read it.
         let started = Instant::now();
-        while batches.announce(&engine, &txn, &keys, &window).unwrap() > 0 {
+        while batches.announce(&engine.store, &txn, &keys, &window).unwrap() > 0 {
             assert!(started.elapsed() < Duration::from_secs(60), "the pages told are not read");
             std::thread::sleep(Duration::from_millis(10));
         }
-        batches.get_many(&engine, &txn, &keys, &mut values).unwrap();
+        batches.get_many(&engine.store, &txn, &keys, &mut values).unwrap();
         assert!(values.iter().all(Option::is_some));
         assert!(!batches.cold, "every page was in memory");
         let others: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577 + 250)).collect();
         let major = super::major_faults();
-        batches.get_many(&engine, &txn, &others, &mut values).unwrap();
+        batches.get_many(&engine.store, &txn, &others, &mut values).unwrap();
         assert!(super::major_faults() > major, "the leaves of other keys were not in memory");
         assert!(batches.cold, "the gets had to wait for the device");
     }

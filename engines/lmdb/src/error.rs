@@ -29,6 +29,11 @@ pub(crate) fn wrong_length(what: &str, len: usize) -> Error {
     )
 }
 
+/// Returns the error that a return code of LMDB's stands for.
+pub(crate) fn check(rc: i32) -> lmdb::Result<()> {
+    if rc == lmdb_sys::MDB_SUCCESS { Ok(()) } else { Err(lmdb::Error::from_err_code(rc)) }
+}
+
 fn io(what: &str, errno: i32) -> Error {
     let source = std::io::Error::from_raw_os_error(errno);
     match source.kind() {

@@ -96,6 +96,8 @@ mod page;
 mod pages;
 mod readahead;
 mod reader;
+mod store;
+mod tables;
 mod write;
 
 pub use descriptor::DESCRIPTOR;

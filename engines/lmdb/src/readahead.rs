@@ -9,12 +9,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::Result;
-use lmdb::Transaction;
+use lmdb::{Database, Environment, Transaction};
 
-use crate::LmdbEngine;
-use crate::engine::PAIRS_TABLE;
 use crate::map::{page_bytes, used_bytes};
 use crate::pages::{Pages, Tree};
+use crate::tables::PAIRS_TABLE;
 
 /// Whether and how long the kernel reads ahead.
 pub(crate) struct Readahead {
@@ -33,25 +32,22 @@ impl Readahead {
         // ORDERING: Relaxed: the thread that opens the store is the only one then, and the writer's lock orders the rest.
         self.on.load(Ordering::Relaxed)
     }
-}
 
-impl LmdbEngine {
-    /// Switches the readahead on for a file that is small enough, and off for one that has grown too large. `txn` is an
-    /// active transaction, which keeps the map where it is.
+    /// Switches the readahead on for a file that is small enough, and off for one that has grown too large. `main` is
+    /// LMDB's table of tables, and `txn` is an active transaction of `env`, which keeps the map where it is.
     ///
     /// # Errors
     /// An error of LMDB's when it is asked for the size of the file.
-    pub(crate) fn read_ahead_while_small<T: Transaction>(&self, txn: &T) -> Result<()> {
-        let readahead = self.readahead();
-        let used = used_bytes(self.env())?;
-        let now = used <= readahead.bytes_max;
-        if now == readahead.is_on() {
+    pub(crate) fn switch<T: Transaction>(&self, env: &Environment, main: Database, txn: &T) -> Result<()> {
+        let used = used_bytes(env)?;
+        let now = used <= self.bytes_max;
+        if now == self.is_on() {
             return Ok(());
         }
         // ORDERING: Relaxed, see `is_on`.
-        readahead.on.store(now, Ordering::Relaxed);
-        let page_bytes = page_bytes(self.env())?;
-        let tree = Tree::of(txn, self.main(), PAIRS_TABLE);
+        self.on.store(now, Ordering::Relaxed);
+        let page_bytes = page_bytes(env)?;
+        let tree = Tree::of(txn, main, PAIRS_TABLE);
         let pages = tree.and_then(|(_, record)| Pages::around(record, page_bytes, used));
         if let Some(pages) = pages {
             pages.advise(if now { libc::MADV_NORMAL } else { libc::MADV_RANDOM });
@@ -94,7 +90,7 @@ mod tests {
         let engine = open(dir, 0);
         assert!(!reads_ahead(dir));
         fill(&engine, 5_000);
-        let used = used_bytes(engine.env()).unwrap();
+        let used = used_bytes(engine.store.env()).unwrap();
         engine.close().unwrap();
         let engine = open(dir, used - 1);
         assert!(!reads_ahead(dir));
@@ -103,7 +99,7 @@ mod tests {
         assert!(reads_ahead(dir));
         // The batch that makes the file too large is followed by one that sees it.
         fill(&engine, 50_000);
-        assert!(used_bytes(engine.env()).unwrap() > used * 2);
+        assert!(used_bytes(engine.store.env()).unwrap() > used * 2);
         drop(engine.begin().unwrap());
         assert!(!reads_ahead(dir));
         engine.close().unwrap();

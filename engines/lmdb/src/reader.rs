@@ -6,18 +6,19 @@ use std::ops::ControlFlow;
 use std::ptr;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor};
-use lmdb::{Cursor, Database, RoCursor, RoTransaction, Transaction};
+use lmdb::{Cursor, RoCursor, RoTransaction, Transaction};
 use lmdb_sys::{MDB_NEXT, MDB_NOTFOUND, MDB_SET_RANGE, MDB_SUCCESS, MDB_val};
 
 use crate::ahead::Ahead;
 use crate::batch::Batches;
-use crate::engine::{CHECKPOINT, LmdbEngine, PAIRS_TABLE};
 use crate::error;
 use crate::map::{Map, MapGuard, used_bytes};
+use crate::store::Store;
+use crate::tables::{PAIRS_TABLE, get, read_checkpoint};
 
 pub(crate) struct LmdbReader<'e> {
-    engine: &'e LmdbEngine,
-    /// Commit count of the engine before the snapshot was taken. The snapshot is at least that new.
+    store: &'e Store,
+    /// Commit count of the store before the snapshot was taken. The snapshot is at least that new.
     commits_seen: u64,
     /// `None` only after a refresh has failed. Declared before `guard`, because the transaction must end before the map
     /// may move.
@@ -27,11 +28,11 @@ pub(crate) struct LmdbReader<'e> {
 }
 
 impl<'e> LmdbReader<'e> {
-    pub(crate) fn open(engine: &'e LmdbEngine) -> Result<Self> {
-        let guard = engine.map().hold();
-        let commits_seen = engine.commits.count();
-        let txn = engine.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
-        Ok(Self { engine, commits_seen, txn: Some(txn), guard, batches: Batches::new() })
+    pub(crate) fn open(store: &'e Store) -> Result<Self> {
+        let guard = store.map().hold();
+        let commits_seen = store.commits.count();
+        let txn = store.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
+        Ok(Self { store, commits_seen, txn: Some(txn), guard, batches: Batches::new() })
     }
 
     fn txn(&self) -> Result<&RoTransaction<'e>> {
@@ -45,23 +46,23 @@ fn failed_refresh() -> Error {
 
 impl Reader for LmdbReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        get(self.txn()?, self.engine.pairs(), key)
+        get(self.txn()?, self.store.pairs(), key)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         // Not `self.txn()`, because that would borrow `batches` as well.
         let txn = self.txn.as_ref().ok_or_else(failed_refresh)?;
-        self.batches.get_many(self.engine, txn, keys, values)
+        self.batches.get_many(self.store, txn, keys, values)
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "LMDB scan failed";
         let txn = self.txn()?;
-        let cursor = txn.open_ro_cursor(self.engine.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
-        let mut leaves = Leaves::new(self.engine)?;
+        let cursor = txn.open_ro_cursor(self.store.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
+        let mut leaves = Leaves::new(self.store)?;
         let mut pair = step(&cursor, first, MDB_SET_RANGE)?;
         while let Some((key, value)) = pair {
-            leaves.at(txn, self.engine, key);
+            leaves.at(txn, self.store, key);
             if let ControlFlow::Break(()) = visit(key, value) {
                 break;
             }
@@ -71,12 +72,12 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
-        read_checkpoint(self.txn()?, self.engine.meta())
+        read_checkpoint(self.txn()?, self.store.meta())
     }
 
     fn refresh(&mut self) -> Result<()> {
-        let commits = self.engine.commits.count();
-        if commits == self.commits_seen && self.txn.is_some() && !self.engine.map().growth_waits() {
+        let commits = self.store.commits.count();
+        if commits == self.commits_seen && self.txn.is_some() && !self.store.map().growth_waits() {
             return Ok(());
         }
         // A transaction that could not be renewed is gone. Beginning a new one returns the reason.
@@ -85,7 +86,7 @@ impl Reader for LmdbReader<'_> {
                 Map::yield_to_growth(&mut self.guard);
                 inactive.renew()
             }
-            None => self.engine.env().begin_ro_txn(),
+            None => self.store.env().begin_ro_txn(),
         };
         self.txn = Some(renewed.map_err(|e| error::lmdb("LMDB cannot renew a read", e))?);
         self.commits_seen = commits;
@@ -129,14 +130,14 @@ struct Leaves<'t> {
 }
 
 impl<'t> Leaves<'t> {
-    fn new(engine: &LmdbEngine) -> Result<Self> {
-        let stat = engine.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
+    fn new(store: &Store) -> Result<Self> {
+        let stat = store.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
         let page_bytes = stat.page_size() as usize;
-        Ok(Self { page_bytes, used_bytes: used_bytes(engine.env())?, page: 0, visited: 0, ahead: None })
+        Ok(Self { page_bytes, used_bytes: used_bytes(store.env())?, page: 0, visited: 0, ahead: None })
     }
 
     /// Notes the position of the scan. `key` is the newest pair's key and lies in the map.
-    fn at<T: Transaction>(&mut self, txn: &'t T, engine: &LmdbEngine, key: &'t [u8]) {
+    fn at<T: Transaction>(&mut self, txn: &'t T, store: &Store, key: &'t [u8]) {
         let page = key.as_ptr().addr() / self.page_bytes;
         if page == self.page {
             return;
@@ -145,29 +146,10 @@ impl<'t> Leaves<'t> {
         self.visited += 1;
         // The walk starts at the second leaf, because most ranges end within their first one.
         if self.visited == 2 {
-            self.ahead = Ahead::new(txn, engine.main(), PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
+            self.ahead = Ahead::new(txn, store.main(), PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
         }
         if let Some(ahead) = &mut self.ahead {
             ahead.at_leaf();
         }
-    }
-}
-
-/// Returns the value of `key` in `pairs`, copied out of the map.
-pub(crate) fn get<T: Transaction>(txn: &T, pairs: Database, key: &Key) -> Result<Option<Value>> {
-    const WHAT: &str = "LMDB get failed";
-    match txn.get(pairs, key) {
-        Ok(value) => value.try_into().map(Some).map_err(|_| error::wrong_length(WHAT, value.len())),
-        Err(lmdb::Error::NotFound) => Ok(None),
-        Err(e) => Err(error::lmdb(WHAT, e)),
-    }
-}
-
-/// Returns the checkpoint of the state that `txn` sees; the default value in a new store.
-pub(crate) fn read_checkpoint<T: Transaction>(txn: &T, meta: Database) -> Result<Checkpoint> {
-    match txn.get(meta, CHECKPOINT) {
-        Ok(bytes) => Checkpoint::decode(bytes),
-        Err(lmdb::Error::NotFound) => Ok(Checkpoint::default()),
-        Err(e) => Err(error::lmdb("cannot read the LMDB store's checkpoint", e)),
     }
 }

@@ -4,16 +4,16 @@
 
 use std::collections::BTreeMap;
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value, WriteTxn};
+use engine_api::{Checkpoint, Durability, Error, ErrorKind, Key, Result, Value, WriteTxn};
 use lmdb::{RwTransaction, Transaction, WriteFlags};
 use parking_lot::MutexGuard;
 
-use crate::engine::{CHECKPOINT, LmdbEngine};
 use crate::map::MapGuard;
-use crate::reader::get;
+use crate::store::Store;
+use crate::tables::{CHECKPOINT, get};
 
 pub(crate) struct LmdbTxn<'e> {
-    engine: &'e LmdbEngine,
+    store: &'e Store,
     txn: RwTransaction<'e>,
     /// Changes of a batch that is sorted; `None` marks a key to delete. Empty if batches are not sorted.
     held: BTreeMap<Key, Option<Value>>,
@@ -25,35 +25,35 @@ pub(crate) struct LmdbTxn<'e> {
 
 impl<'e> LmdbTxn<'e> {
     /// Waits for the previous writer, grows the map if it is short, and begins the transaction.
-    pub(crate) fn begin(engine: &'e LmdbEngine) -> Result<Self> {
-        let writer = engine.lock_writer();
-        engine.check_writable()?;
-        engine.map().grow_when_short(engine.env())?;
-        let map = engine.map().hold();
-        let txn = engine.env().begin_rw_txn().map_err(|e| engine.failed("LMDB cannot begin a write", e))?;
+    pub(crate) fn begin(store: &'e Store) -> Result<Self> {
+        let writer = store.lock_writer();
+        store.check_writable()?;
+        store.map().grow_when_short(store.env())?;
+        let map = store.map().hold();
+        let txn = store.env().begin_rw_txn().map_err(|e| store.failed("LMDB cannot begin a write", e))?;
         // A file that has grown too large never becomes smaller.
-        if engine.readahead().is_on() {
-            engine.read_ahead_while_small(&txn)?;
+        if store.readahead().is_on() {
+            store.readahead().switch(store.env(), store.main(), &txn)?;
         }
-        Ok(Self { engine, txn, held: BTreeMap::new(), _map: map, _writer: writer })
+        Ok(Self { store, txn, held: BTreeMap::new(), _map: map, _writer: writer })
     }
 
     /// Puts the pair, or deletes the key if there is no value.
     fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
-        let (engine, pairs) = (self.engine, self.engine.pairs());
+        let (store, pairs) = (self.store, self.store.pairs());
         if let Some(value) = value {
             let put = self.txn.put(pairs, key, value, WriteFlags::empty());
-            return put.map_err(|e| engine.failed("LMDB put failed", e));
+            return put.map_err(|e| store.failed("LMDB put failed", e));
         }
         match self.txn.del(pairs, key, None) {
             Ok(()) | Err(lmdb::Error::NotFound) => Ok(()),
-            Err(e) => Err(engine.failed("LMDB delete failed", e)),
+            Err(e) => Err(store.failed("LMDB delete failed", e)),
         }
     }
 
     /// Applies a change now, or holds it until the commit if batches are sorted.
     fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
-        if self.engine.sorts_batches() {
+        if self.store.sorts_batches() {
             self.held.insert(*key, value.copied());
             return Ok(());
         }
@@ -62,18 +62,18 @@ impl<'e> LmdbTxn<'e> {
 
     /// Writes the held changes and `checkpoint`, and commits.
     fn finish(mut self, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
-        let engine = self.engine;
+        let store = self.store;
         for (key, value) in std::mem::take(&mut self.held) {
             self.apply(&key, value.as_ref())?;
         }
         let encoded = checkpoint.encode()?;
         self.txn
-            .put(engine.meta(), CHECKPOINT, &encoded, WriteFlags::empty())
-            .map_err(|e| engine.failed("LMDB cannot write the checkpoint", e))?;
-        engine.set_meta_sync(&self.txn, durability == Durability::Synced)?;
+            .put(store.meta(), CHECKPOINT, &encoded, WriteFlags::empty())
+            .map_err(|e| store.failed("LMDB cannot write the checkpoint", e))?;
+        store.set_meta_sync(&self.txn, durability == Durability::Synced)?;
         let Self { txn, _map, _writer, .. } = self;
-        txn.commit().map_err(|e| engine.commit_failed(e))?;
-        engine.commits.add();
+        txn.commit().map_err(|e| store.commit_failed(e))?;
+        store.commits.add();
         Ok(())
     }
 }
@@ -82,7 +82,7 @@ impl WriteTxn for LmdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.held.get(key) {
             Some(value) => Ok(*value),
-            None => get(&self.txn, self.engine.pairs(), key),
+            None => get(&self.txn, self.store.pairs(), key),
         }
     }
 
@@ -99,24 +99,22 @@ impl WriteTxn for LmdbTxn<'_> {
     }
 }
 
-impl BulkLoad for LmdbEngine {
-    /// Appends with `MDB_APPEND`, which searches for no key and fills every leaf.
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.check()?;
-        let mut open = LmdbTxn::begin(self)?;
-        let mut cursor =
-            open.txn.open_rw_cursor(self.pairs()).map_err(|e| self.failed("LMDB cannot open a cursor", e))?;
-        for (key, value) in pairs {
-            cursor.put(key, value, WriteFlags::APPEND).map_err(|e| match e {
-                lmdb::Error::KeyExist => Error::with_source(
-                    ErrorKind::FixInput,
-                    "LMDB sorted load failed: keys must ascend strictly and be greater than every key in the store",
-                    e,
-                ),
-                e => self.failed("LMDB sorted load failed", e),
-            })?;
-        }
-        drop(cursor);
-        open.finish(checkpoint, Durability::Synced)
+/// Appends pairs with `MDB_APPEND`, which searches for no key and fills every leaf, and commits them with `checkpoint`.
+pub(crate) fn load_sorted(store: &Store, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+    checkpoint.check()?;
+    let mut open = LmdbTxn::begin(store)?;
+    let mut cursor =
+        open.txn.open_rw_cursor(store.pairs()).map_err(|e| store.failed("LMDB cannot open a cursor", e))?;
+    for (key, value) in pairs {
+        cursor.put(key, value, WriteFlags::APPEND).map_err(|e| match e {
+            lmdb::Error::KeyExist => Error::with_source(
+                ErrorKind::FixInput,
+                "LMDB sorted load failed: keys must ascend strictly and be greater than every key in the store",
+                e,
+            ),
+            e => store.failed("LMDB sorted load failed", e),
+        })?;
     }
+    drop(cursor);
+    open.finish(checkpoint, Durability::Synced)
 }

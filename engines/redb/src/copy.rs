@@ -8,10 +8,10 @@ use std::path::Path;
 use engine_api::{Key, Result, Value};
 use redb::{Database, ReadableTable};
 
-use crate::engine::{RedbEngine, create_file};
 use crate::error;
-use crate::reader::{open_snapshot, read_checkpoint};
-use crate::write::{append, begin, put_checkpoint};
+use crate::file::{begin, create_file};
+use crate::store::Store;
+use crate::tables::{append, put_checkpoint, read_checkpoint};
 
 /// Pairs in one transaction of the copy: 64 MiB of pairs, so that the two flushes of a commit do not matter, while the
 /// transaction's lists of allocated pages stay small.
@@ -20,10 +20,10 @@ const PAIRS_PER_COMMIT: usize = 1 << 20;
 /// Page cache of the copy in bytes. Small, because the copy is written once, front to back.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Writes the newest commit of `engine` into a new store in `dir`, which must exist and be empty.
-pub(crate) fn copy_to(engine: &RedbEngine, dir: &Path) -> Result<()> {
+/// Writes the newest commit of `from` into a new store in `dir`, which must exist and be empty.
+pub(crate) fn copy_to(from: &Store, dir: &Path) -> Result<()> {
     const WHAT: &str = "redb snapshot failed";
-    let (txn, source) = open_snapshot(engine)?;
+    let (txn, source) = from.open_snapshot()?;
     let checkpoint = read_checkpoint(&txn)?;
     let copy = create_file(dir, CACHE_BYTES)?;
     let mut chunk: Vec<(Key, Value)> = Vec::with_capacity(PAIRS_PER_COMMIT);

@@ -70,15 +70,17 @@ mod damage;
 mod descriptor;
 mod engine;
 mod error;
+mod file;
 mod reader;
 mod shadow;
+mod store;
+mod tables;
 mod write;
 
 pub use descriptor::DESCRIPTOR;
 pub use engine::RedbEngine;
 
 use engine_api::{Error, ErrorKind, Result};
-use redb::{ReadOnlyTable, TableDefinition};
 
 pub const FILE_NAME: &str = "pairs.redb";
 
@@ -134,11 +136,3 @@ impl Default for RedbOptions {
         Self { cache_bytes: 1 << 30, disk_reserve_bytes: 64 << 20, quick_repair_every: 1, sort_batches: false }
     }
 }
-
-type Bytes32 = &'static [u8; 32];
-type PairsReadOnly = ReadOnlyTable<Bytes32, Bytes32>;
-
-const PAIRS: TableDefinition<'static, Bytes32, Bytes32> = TableDefinition::new("pairs");
-const META: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("meta");
-/// Key of the encoded checkpoint in `meta`.
-const CHECKPOINT: &str = "checkpoint";

@@ -9,12 +9,13 @@ use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_k
 use redb::ReadTransaction;
 
 use crate::damage::{caught, damaged};
-use crate::engine::RedbEngine;
-use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
+use crate::error;
+use crate::store::Store;
+use crate::tables::{PairsReadOnly, read_checkpoint};
 
 pub(crate) struct RedbReader<'e> {
-    engine: &'e RedbEngine,
-    /// Commit count of the engine before the snapshot was taken. The snapshot is at least that new.
+    store: &'e Store,
+    /// Commit count of the store before the snapshot was taken. The snapshot is at least that new.
     commits_seen: u64,
     txn: ReadTransaction,
     pairs: PairsReadOnly,
@@ -23,10 +24,10 @@ pub(crate) struct RedbReader<'e> {
 }
 
 impl<'e> RedbReader<'e> {
-    pub(crate) fn open(engine: &'e RedbEngine) -> Result<Self> {
-        let commits_seen = engine.commits.count();
-        let (txn, pairs) = open_snapshot(engine)?;
-        Ok(Self { engine, commits_seen, txn, pairs, order: Vec::new() })
+    pub(crate) fn open(store: &'e Store) -> Result<Self> {
+        let commits_seen = store.commits.count();
+        let (txn, pairs) = store.open_snapshot()?;
+        Ok(Self { store, commits_seen, txn, pairs, order: Vec::new() })
     }
 }
 
@@ -86,9 +87,9 @@ impl Reader for RedbReader<'_> {
     fn refresh(&mut self) -> Result<()> {
         // Taking a snapshot costs a lock and a walk of the table catalogue. Between commits it would return the same
         // one again.
-        let commits = self.engine.commits.count();
+        let commits = self.store.commits.count();
         if commits != self.commits_seen {
-            (self.txn, self.pairs) = caught("redb cannot begin a read", || open_snapshot(self.engine))?;
+            (self.txn, self.pairs) = caught("redb cannot begin a read", || self.store.open_snapshot())?;
             self.commits_seen = commits;
         }
         Ok(())
@@ -99,21 +100,4 @@ fn first_bytes(key: &Key) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&key[..8]);
     u64::from_be_bytes(bytes)
-}
-
-/// Returns the checkpoint of the state that `txn` sees; the default value in a new store.
-pub(crate) fn read_checkpoint(txn: &ReadTransaction) -> Result<Checkpoint> {
-    const WHAT: &str = "cannot read the redb store's checkpoint";
-    let meta = txn.open_table(META).map_err(|e| error::table(WHAT, e))?;
-    match meta.get(CHECKPOINT).map_err(|e| error::storage(WHAT, e))? {
-        Some(bytes) => Checkpoint::decode(bytes.value()),
-        None => Ok(Checkpoint::default()),
-    }
-}
-
-/// Takes a snapshot of the newest commit and opens its pairs table.
-pub(crate) fn open_snapshot(engine: &RedbEngine) -> Result<(ReadTransaction, PairsReadOnly)> {
-    let txn = engine.begin_read()?;
-    let pairs = txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))?;
-    Ok((txn, pairs))
 }

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use engine_api::{Engine, Error, ErrorKind, Result};
 
 use crate::checked;
+use crate::directory::{DATA, new_dir, sync_parent};
 use crate::marker::{self, Identity};
-use crate::store::{DATA, new_dir, sync_parent};
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
 /// leaves `dir` unchanged and a directory `DIR.partial`, which is not a store. A failure removes that directory, too.

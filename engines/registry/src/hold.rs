@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use engine_api::{Error, Result};
 
+use crate::directory::create_dir;
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker;
-use crate::store;
 
 /// A directory that no other process can open or hold meanwhile.
 pub struct Held {
@@ -30,7 +30,7 @@ pub struct Held {
 /// it.
 pub fn hold(dir: &Path) -> Result<Held> {
     let (made_dir, made_lock) = (!dir.exists(), !dir.join(LOCK).exists());
-    store::create_dir(dir)?;
+    create_dir(dir)?;
     let lock = DirLock::take(dir)?;
     Ok(Held { dir: dir.to_owned(), lock: Some(lock), made_dir, made_lock })
 }

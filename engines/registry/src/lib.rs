@@ -18,8 +18,11 @@
 //! at the last clean close. The lock is taken before any file of the engine is touched.
 
 pub mod checked;
+mod content;
 mod copy;
 mod digest;
+mod directory;
+mod engine;
 mod hold;
 mod kinds;
 mod list;
@@ -36,8 +39,10 @@ mod standing;
 mod store;
 mod terms;
 
+pub use content::{Holds, Load, LoadState, Loaded};
 pub use copy::refuse_nested;
 pub use digest::{Digest, source_id};
+pub use directory::SPOOL;
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};
@@ -52,7 +57,7 @@ pub use read_only::open_read_only;
 pub use regular::read_small;
 pub use repair::{lost, repair};
 pub use store::{
-    OpenMode, SPOOL, check, default_engine, inspect, mark_load, open, open_existing, open_held, open_on, options_for,
+    OpenMode, check, default_engine, inspect, mark_load, open, open_existing, open_held, open_on, options_for,
     refuse_unless_compiled,
 };
-pub use terms::{Holds, Load, LoadState, LoadTerm, Loaded, Terms};
+pub use terms::{LoadTerm, Terms};

@@ -12,9 +12,9 @@ use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
+use crate::content::{Holds, Load, LoadState, Loaded};
 use crate::list::EngineKind;
 use crate::options::Profile;
-use crate::terms::{Holds, Load, LoadState, Loaded};
 
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";

@@ -9,10 +9,11 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::{Note, Result};
 
+use crate::directory::DATA;
+use crate::engine::effective;
 use crate::marker;
 use crate::options::EngineOptions;
 use crate::repair::lost;
-use crate::store::{DATA, effective};
 
 /// Returns the notes to log when the store in `dir` is opened with `options`. The directory may be missing, if the
 /// store is yet to be made.

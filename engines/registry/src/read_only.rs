@@ -9,12 +9,15 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
 
+use crate::directory::DATA;
+use crate::engine::{effective, open_engine, with_way_out};
 use crate::lock;
 use crate::marker;
 use crate::options::EngineOptions;
 use crate::process;
 use crate::standing;
-use crate::store::{self, DATA, OpenMode};
+use crate::store::{OpenMode, check};
+use crate::terms::Terms;
 
 /// Opens the store in `dir` for reading alone. Several processes may do so at once. A process that has the store open
 /// for writing keeps readers out, and readers keep such a process out.
@@ -23,13 +26,13 @@ use crate::store::{self, DATA, OpenMode};
 /// `FixInput` if there is no store, or its files are gone; `DataDamaged` if it has lost commits; `Retry` if a process
 /// has it open for writing; any error of opening the engine.
 pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
-    let Some(known) = marker::read(dir)? else { return Err(store::no_store(dir)) };
+    let Some(known) = marker::read(dir)? else { return Err(standing::no_store(dir)) };
     let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
-    store::check(dir, &asked, OpenMode::Existing, &crate::Terms::default())?;
+    check(dir, &asked, OpenMode::Existing, &Terms::default())?;
     let lock = lock::share(dir)?;
-    let options = store::effective(&asked, Some(&known));
+    let options = effective(&asked, Some(&known));
     process::raise_open_files();
-    let engine = open_engine(&dir.join(DATA), &options).map_err(|e| store::with_way_out(dir, known.engine, e))?;
+    let engine = open_engine(&dir.join(DATA), &options).map_err(|e| with_way_out(dir, known.engine, e))?;
     standing::check_seq(dir, &known, engine.checkpoint()?.seq)?;
     Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))
 }
@@ -93,8 +96,4 @@ impl Engine for ReadOnly {
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }
-}
-
-pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
-    (options.engine.descriptor().open_read_only)(data, &options.settings())
 }

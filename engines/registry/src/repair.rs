@@ -7,15 +7,15 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::{Error, ErrorKind, Repaired, Result};
 
+use crate::directory::DATA;
+use crate::engine::open_engine;
 use crate::list::EngineKind;
 use crate::lock::DirLock;
 use crate::marker::{self, Identity};
 use crate::memory::MEMORY_MIN;
 use crate::options::EngineOptions;
 use crate::process;
-use crate::read_only;
 use crate::standing;
-use crate::store::{DATA, no_store};
 
 /// Makes the store in `dir` sound again, as far as its engine can. Only strata can.
 ///
@@ -24,7 +24,7 @@ use crate::store::{DATA, no_store};
 /// lower seq than its marker, and none of the files with the newest changes is there; `Retry` if a process has it open;
 /// any error of the engine's repair.
 pub fn repair(dir: &Path) -> Result<Repaired> {
-    let Some(known) = marker::read(dir)? else { return Err(no_store(dir)) };
+    let Some(known) = marker::read(dir)? else { return Err(standing::no_store(dir)) };
     if standing::names(dir)?.is_empty() {
         // Without files a repair would make an empty store, so refuse as an opening does.
         standing::check_files(dir, &known)?;
@@ -37,7 +37,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     // An opening also replays the log, which may hold newer batches than the repair reports.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
-    repaired.checkpoint = read_only::open_engine(&data, &options)?.checkpoint()?;
+    repaired.checkpoint = open_engine(&data, &options)?.checkpoint()?;
     let found = repaired.checkpoint.seq;
     let missing = known.seq.filter(|seq| found < *seq);
     if let Some(seq) = missing {

@@ -11,12 +11,12 @@ use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
 
+use crate::directory::DATA;
+use crate::engine::open_engine;
 use crate::list::{EngineKind, compiled};
 use crate::marker::{Identity, MARKER};
 use crate::options::EngineOptions;
 use crate::process;
-use crate::read_only;
-use crate::store::DATA;
 
 const WAYS_OUT: &str =
     "mount or put back what belongs there, restore a snapshot, or remove the directory and load again";
@@ -51,6 +51,18 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
         Err(e) => return Err(failed(e)),
     };
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Builds the error for a directory without a marker.
+pub(crate) fn no_store(dir: &Path) -> Error {
+    let shown = dir.display();
+    let message = match names(dir) {
+        Ok(names) if !names.is_empty() => format!(
+            "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
+        ),
+        _ => format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"),
+    };
+    Error::new(ErrorKind::FixInput, message)
 }
 
 /// Refuses a directory that contains a pipe or a device: opening it by the name of a file would wait for the pipe's
@@ -116,7 +128,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
         return Ok(());
     }
     process::raise_open_files();
-    let engine = read_only::open_engine(&dir.join(DATA), options)?;
+    let engine = open_engine(&dir.join(DATA), options)?;
     check_seq(dir, known, engine.checkpoint()?.seq)
 }
 

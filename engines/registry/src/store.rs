@@ -1,35 +1,23 @@
 //! Opens a store's directory; the open store is the engine together with the directory's lock.
 
-use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder};
-use std::io::ErrorKind as Io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::checked;
+use crate::content::{Load, LoadState};
 use crate::copy;
+use crate::directory::{DATA, SPOOL, names};
+use crate::engine::{effective, with_way_out};
 use crate::hold::{Held, hold};
 use crate::list::{EngineKind, compiled};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineArgs, EngineOptions};
 use crate::process;
-use crate::standing;
-use crate::terms::{Load, LoadState, Terms};
-
-/// Name of the engine's own directory within the store's.
-pub(crate) const DATA: &str = "data";
-
-/// Name of the directory within the store's in which a service keeps slots of the stream until the store is loaded. It
-/// may be there before the store.
-pub const SPOOL: &str = "spool";
-
-/// Mode of a new store's directory, which is for its owner alone: others could otherwise open the lock file or the
-/// pairs.
-const DIR_MODE: u32 = 0o700;
+use crate::standing::{self, no_store};
+use crate::terms::Terms;
 
 /// State of the directory that [`open`] expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,19 +236,6 @@ impl Engine for Store {
     }
 }
 
-/// Adds the options that the store remembers or the profile implies.
-pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
-    let mut options = options.clone();
-    if options.takes("bloom") && options.bloom.is_none() {
-        options.bloom = match known {
-            // The filter may also be none, if that was chosen for this profile.
-            Some(known) if known.bloom > 0 || known.profile == options.profile => Some(known.bloom),
-            _ => Some(options.share().bloom_bits),
-        };
-    }
-    options
-}
-
 /// Checks that `dir` matches `mode`, and returns its marker if there is one.
 fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<Identity>> {
     let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
@@ -296,85 +271,6 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
              with bootstrap"
         )),
         _ => Ok(Some(identity)),
-    }
-}
-
-/// Adds the possible remedies to the error of an engine that cannot open its damaged files.
-pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
-    let said = error.to_string();
-    if error.kind() != ErrorKind::DataDamaged
-        || engine.descriptor().repair.is_none()
-        || said.contains("bootstrap repair")
-    {
-        return error;
-    }
-    let way_out = format!(
-        "restore a snapshot, or try `bootstrap repair --dir {}`, which keeps all that can be read",
-        dir.display()
-    );
-    Error::with_source(ErrorKind::DataDamaged, format!("{said}: {way_out}"), error)
-}
-
-pub(crate) fn no_store(dir: &Path) -> Error {
-    let shown = dir.display();
-    let message = match standing::names(dir) {
-        Ok(names) if !names.is_empty() => format!(
-            "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
-        ),
-        _ => format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"),
-    };
-    Error::new(ErrorKind::FixInput, message)
-}
-
-/// Returns the names in `dir`; empty if it is missing.
-fn names(dir: &Path) -> Result<BTreeSet<String>> {
-    let failed = |e: std::io::Error| {
-        Error::io(format!("cannot list the store's directory: dir={} reason={e}", dir.display()), e)
-    };
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == Io::NotFound => return Ok(BTreeSet::new()),
-        Err(e) => return Err(failed(e)),
-    };
-    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
-}
-
-pub(crate) fn create_dir(dir: &Path) -> Result<()> {
-    let create = || {
-        if dir.is_dir() {
-            return Ok(());
-        }
-        if let Some(parent) = dir.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        match new_dir(dir) {
-            // Another process has just made it.
-            Err(e) if e.kind() == Io::AlreadyExists && dir.is_dir() => Ok(()),
-            made => made,
-        }
-    };
-    create()
-        .map_err(|e| Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e))?;
-    sync_parent(dir)
-}
-
-/// Creates the directory of a store. An existing one would keep its mode, because an operator may have set it.
-pub(crate) fn new_dir(dir: &Path) -> std::io::Result<()> {
-    DirBuilder::new().mode(DIR_MODE).create(dir)
-}
-
-/// Makes the name of `dir` itself durable in the directory above it.
-pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
-    let failed = |e: std::io::Error| {
-        Error::io(format!("cannot sync the directory above the store: dir={} reason={e}", dir.display()), e)
-    };
-    match dir.canonicalize().map_err(failed)?.parent() {
-        // A parent that may be entered but not read cannot be synced by this process.
-        Some(parent) => match checked::sync_dir(parent) {
-            Err(e) if e.kind() != Io::PermissionDenied => Err(failed(e)),
-            _ => Ok(()),
-        },
-        None => Ok(()),
     }
 }
 

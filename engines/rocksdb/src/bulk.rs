@@ -10,36 +10,35 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value};
+use engine_api::{Checkpoint, Durability, Error, ErrorKind, Key, Result, Value};
 use rocksdb::{IngestExternalFileOptions, ReadOptions, SstFileWriter, WriteBatch};
 
-use crate::engine::RocksdbEngine;
+use crate::store::Store;
 use crate::{CHECKPOINT_KEY, error, reader, write};
 
 const INGEST: &str = "ingest";
 /// Number of pairs in one file, 32 MiB of user data: half of one of bootstrap's chunks, so that two threads write it.
 const FILE_PAIRS: usize = 1 << 19;
 
-impl BulkLoad for RocksdbEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        if let Some(at) = pairs.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
-            return Err(Error::new(
-                ErrorKind::FixInput,
-                format!("keys must ascend strictly: position={}: sort the pairs and remove duplicates", at + 1),
-            ));
-        }
-        let encoded = checkpoint.encode()?;
-        let _writer = self.lock_writer()?;
-        let known = already_stored(self, pairs)?;
-        if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
-            ingest(self, pairs)?;
-        }
-        // Before the checkpoint that counts these pairs, because they are in no log.
-        self.keep_manifest()?;
-        let mut batch = WriteBatch::default();
-        batch.put(CHECKPOINT_KEY, encoded);
-        write::write(self, batch, Durability::Synced)
+/// Loads sorted pairs that follow all keys in the store, and commits them with `checkpoint`.
+pub(crate) fn load_sorted(store: &Store, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+    if let Some(at) = pairs.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
+        return Err(Error::new(
+            ErrorKind::FixInput,
+            format!("keys must ascend strictly: position={}: sort the pairs and remove duplicates", at + 1),
+        ));
     }
+    let encoded = checkpoint.encode()?;
+    let _writer = store.lock_writer()?;
+    let known = already_stored(store, pairs)?;
+    if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
+        ingest(store, pairs)?;
+    }
+    // Before the checkpoint that counts these pairs, because they are in no log.
+    store.keep_manifest()?;
+    let mut batch = WriteBatch::default();
+    batch.put(CHECKPOINT_KEY, encoded);
+    write::write(store, batch, Durability::Synced)
 }
 
 /// Removes the files of a load that was cut short.
@@ -56,10 +55,10 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
 /// Returns the number of pairs at the chunk's start that the store holds already, because a crash came after they were
 /// ingested and before the checkpoint. If the store has any other pair at or above the chunk's first key, the chunk is
 /// refused.
-fn already_stored(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<usize> {
+fn already_stored(store: &Store, pairs: &[(Key, Value)]) -> Result<usize> {
     let Some((first, _)) = pairs.first() else { return Ok(0) };
     let (mut known, mut other) = (0, false);
-    reader::scan_from(engine.db(), ReadOptions::default(), first, &mut |key, value| {
+    reader::scan_from(store.db(), ReadOptions::default(), first, &mut |key, value| {
         if pairs.get(known) == Some(&(*key, *value)) {
             known += 1;
             ControlFlow::Continue(())
@@ -77,20 +76,20 @@ fn already_stored(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<usiz
     Ok(known)
 }
 
-fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
-    let dir = engine.dir().join(INGEST);
+fn ingest(store: &Store, pairs: &[(Key, Value)]) -> Result<()> {
+    let dir = store.dir().join(INGEST);
     fs::create_dir_all(&dir)
         .map_err(|e| Error::io(format!("cannot create the load's directory: dir={} reason={e}", dir.display()), e))?;
-    let files = write_files(engine, &dir, pairs)?;
+    let files = write_files(store, &dir, pairs)?;
     // Each file may use up a sequence number that is in no log. So everything committed before has to be in sorted
     // files by then: otherwise the log would have a gap, and a power loss could keep these pairs and lose commits
     // before them.
-    engine.db().flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
+    store.db().flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
     let mut options = IngestExternalFileOptions::default();
     options.set_move_files(true);
-    engine.db().ingest_external_file_opts(&options, files).map_err(|e| {
+    store.db().ingest_external_file_opts(&options, files).map_err(|e| {
         // The manifest may or may not name the files, and RocksDB has removed them.
-        engine.poison.set();
+        store.poison.set();
         error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it again", e)
     })?;
     // RocksDB has moved every file out of the directory. If it stays, the next opening for writing removes it.
@@ -99,10 +98,10 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
 }
 
 /// Writes the pairs as files, half of them on a thread of its own, and returns the files in the order of their keys.
-fn write_files(engine: &RocksdbEngine, dir: &Path, pairs: &[(Key, Value)]) -> Result<Vec<PathBuf>> {
+fn write_files(store: &Store, dir: &Path, pairs: &[(Key, Value)]) -> Result<Vec<PathBuf>> {
     let parts: Vec<_> = pairs.chunks(FILE_PAIRS).enumerate().collect();
     let write = |parts: &[(usize, &[(Key, Value)])]| -> Result<Vec<PathBuf>> {
-        parts.iter().map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs)).collect()
+        parts.iter().map(|(number, pairs)| write_file(store, dir.join(format!("{number}.sst")), pairs)).collect()
     };
     let (here, there) = parts.split_at(parts.len().div_ceil(2));
     if there.is_empty() {
@@ -119,9 +118,9 @@ fn write_files(engine: &RocksdbEngine, dir: &Path, pairs: &[(Key, Value)]) -> Re
     })
 }
 
-fn write_file(engine: &RocksdbEngine, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {
+fn write_file(store: &Store, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {
     let failed = |e| error::rocks(&format!("cannot write sorted pairs: file={}", path.display()), e);
-    let mut file = SstFileWriter::create(engine.rocksdb_options());
+    let mut file = SstFileWriter::create(store.rocksdb_options());
     file.open(&path).map_err(failed)?;
     for (key, value) in pairs {
         file.put(key, value).map_err(failed)?;

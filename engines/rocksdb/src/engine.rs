@@ -1,36 +1,26 @@
-//! The open store: its `rocksdb::DB`, its writer's lock, and whether a write has failed.
+//! The engine: its opening, its statistics, and the calls of [`engine_api`] that pass on to the parts of this crate.
 //!
-//! Shared between threads by reference.
+//! Owns: the public type of an open store, and the order of the steps of an opening. Must not: hold state that readers
+//! and writers share, which is in [`Store`]. Shared between threads by reference.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
-use engine_kit::{Poison, check_space, create_dir, free_bytes};
-use parking_lot::{Mutex, MutexGuard};
-use rocksdb::{
-    DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, WaitForCompactOptions, properties,
+use engine_api::{
+    BulkLoad, Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan,
 };
+use engine_kit::create_dir;
+use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, WaitForCompactOptions, properties};
 
+use crate::files::disk_bytes;
 use crate::manifest::Keeper;
 use crate::reader::RocksdbReader;
 use crate::replay::Filter;
+use crate::store::Store;
 use crate::write::RocksdbTxn;
-use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
+use crate::{Profile, RocksdbOptions, bulk, error, scrub, settings};
 
 pub struct RocksdbEngine {
-    db: DB,
-    /// The WAL filter. RocksDB has a bare pointer to it, so it is dropped after the store.
-    _filter: Filter,
-    rocksdb_options: Options,
-    options: RocksdbOptions,
-    dir: PathBuf,
-    /// Bytes of filters in the files that existed when the store was opened; `None` if there were no files.
-    filter_bytes: Option<u64>,
-    /// Keeper of the manifest's length; `None` if the store is open for reading alone.
-    manifest: Option<Arc<Keeper>>,
-    writer: Mutex<()>,
-    pub(crate) poison: Poison,
+    store: Store,
 }
 
 impl RocksdbEngine {
@@ -52,7 +42,7 @@ impl RocksdbEngine {
         bulk::remove_leftovers(dir)?;
         // The manifest is a new one, and nothing depends on its length yet: on a full disk the older length will do.
         manifest.keep().ok();
-        Self::check((filter, db), rocksdb_options, dir, options, Some(manifest))
+        Ok(Self { store: Store::checked((filter, db), rocksdb_options, dir, options, Some(manifest))? })
     }
 
     /// Opens the store in `dir` for reading alone, and writes nothing there, not even RocksDB's own log of events.
@@ -69,67 +59,19 @@ impl RocksdbEngine {
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Self::check((filter, db), rocksdb_options, dir, options, None)
-    }
-
-    /// Refuses a checkpoint that this build cannot read, now and not at its first use. On an error the store is dropped
-    /// before the filter, because Rust drops the variables of a pattern from the last to the first.
-    fn check(
-        (filter, db): (Filter, DB),
-        rocksdb_options: Options,
-        dir: &Path,
-        options: &RocksdbOptions,
-        manifest: Option<Arc<Keeper>>,
-    ) -> Result<Self> {
-        let filter_bytes = filter_bytes(&db)?;
-        let engine = Self {
-            db,
-            _filter: filter,
-            rocksdb_options,
-            options: options.clone(),
-            dir: dir.to_owned(),
-            filter_bytes,
-            manifest,
-            writer: Mutex::new(()),
-            poison: Poison::new("RocksDB", dir.display()),
-        };
-        engine.checkpoint()?;
-        Ok(engine)
-    }
-
-    pub(crate) fn db(&self) -> &DB {
-        &self.db
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(crate) fn rocksdb_options(&self) -> &Options {
-        &self.rocksdb_options
-    }
-
-    /// Waits for the previous writer and takes its lock. Refuses if the engine is poisoned or the disk is nearly full.
-    pub(crate) fn lock_writer(&self) -> Result<MutexGuard<'_, ()>> {
-        let writer = self.writer.lock();
-        self.poison.check()?;
-        check_space(self.dir.display(), free_bytes(&self.dir), self.options.disk_reserve_bytes)?;
-        Ok(writer)
-    }
-
-    /// Records the present length of the manifest.
-    pub(crate) fn keep_manifest(&self) -> Result<()> {
-        self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.keep())
+        Ok(Self { store: Store::checked((filter, db), rocksdb_options, dir, options, None)? })
     }
 
     fn property(&self, name: &properties::PropName) -> Result<u64> {
-        let value = self.db.property_int_value(name).map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
+        let value =
+            self.store.db().property_int_value(name).map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
         Ok(value.unwrap_or(0))
     }
 
     fn files_at_level(&self, level: usize) -> Result<u64> {
         let value = self
-            .db
+            .store
+            .db()
             .property_value(properties::num_files_at_level(level))
             .map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
         Ok(value.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
@@ -140,8 +82,8 @@ impl Engine for RocksdbEngine {
     /// Returns the label, whose part about filters depends on the existing files. If there is no file yet, it depends
     /// on whether new files will have filters.
     fn label(&self) -> &'static str {
-        let filtered = self.filter_bytes.map_or(self.options.bloom_bits.is_some(), |bytes| bytes > 0);
-        match (self.options.profile, filtered) {
+        let filtered = self.store.filter_bytes().map_or(self.store.options().bloom_bits.is_some(), |bytes| bytes > 0);
+        match (self.store.options().profile, filtered) {
             (Profile::Memory, _) => "rocksdb_memory",
             (Profile::Tuned, _) => "rocksdb_tuned",
             (Profile::Vanilla, true) => "rocksdb_bloom",
@@ -150,15 +92,15 @@ impl Engine for RocksdbEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(RocksdbReader::new(&self.db)))
+        Ok(Box::new(RocksdbReader::new(self.store.db())))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
-        Ok(Box::new(RocksdbTxn::new(self, self.lock_writer()?)))
+        Ok(Box::new(RocksdbTxn::new(&self.store, self.store.lock_writer()?)))
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
-        reader::checkpoint(&self.db, &ReadOptions::default())
+        self.store.checkpoint()
     }
 
     fn stats(&self) -> Result<Stats> {
@@ -178,7 +120,7 @@ impl Engine for RocksdbEngine {
             ("snapshots_count", properties::NUM_SNAPSHOTS),
         ];
         let mut details = Vec::with_capacity(figures.len() + FILES_AT_LEVEL.len() + 1);
-        details.push(("filters_at_opening_bytes", self.filter_bytes.unwrap_or(0)));
+        details.push(("filters_at_opening_bytes", self.store.filter_bytes().unwrap_or(0)));
         for (name, property) in figures {
             details.push((name, self.property(property)?));
         }
@@ -188,14 +130,14 @@ impl Engine for RocksdbEngine {
         Ok(Stats {
             // This counts entries: an overwritten pair counts twice until it is compacted.
             pairs_estimate: self.property(properties::ESTIMATE_NUM_KEYS)?,
-            disk_bytes: disk_bytes(&self.dir)?,
+            disk_bytes: disk_bytes(self.store.dir())?,
             details,
         })
     }
 
     /// Flushes the memtable first. Makes hard links if `dir` is on the same file system, and copies otherwise.
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        rocksdb::checkpoint::Checkpoint::new(&self.db)
+        rocksdb::checkpoint::Checkpoint::new(self.store.db())
             .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
             .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))?;
         Keeper::keep_copy(dir)
@@ -209,15 +151,15 @@ impl Engine for RocksdbEngine {
     /// the bottom are not rewritten.
     fn settle(&self) -> Result<()> {
         let failed = |e| error::rocks("RocksDB cannot settle", e);
-        self.db.flush().map_err(failed)?;
+        self.store.db().flush().map_err(failed)?;
         let errors = self.property(properties::BACKGROUND_ERRORS)?;
-        self.db.compact_range(None::<&[u8]>, None::<&[u8]>);
-        self.db.wait_for_compact(&WaitForCompactOptions::default()).map_err(failed)?;
+        self.store.db().compact_range(None::<&[u8]>, None::<&[u8]>);
+        self.store.db().wait_for_compact(&WaitForCompactOptions::default()).map_err(failed)?;
         // The compaction itself returns nothing.
         if self.property(properties::BACKGROUND_ERRORS)? > errors {
             return Err(Error::new(
                 ErrorKind::Reopen,
-                format!("RocksDB failed to compact: dir={}: its file LOG says why", self.dir.display()),
+                format!("RocksDB failed to compact: dir={}: its file LOG says why", self.store.dir().display()),
             ));
         }
         Ok(())
@@ -226,25 +168,31 @@ impl Engine for RocksdbEngine {
     /// Compares every block of every file with its checksum, then scans.
     fn scrub(&mut self) -> Result<u64> {
         let failed = |e| error::rocks("RocksDB cannot keep its files for the scrub", e);
-        if self.manifest.is_none() {
-            scrub::files(&self.dir)?;
+        if self.store.is_read_only() {
+            scrub::files(self.store.dir())?;
         } else {
             // A compaction would remove files that the scrub's own opening is reading.
-            self.db.disable_file_deletions().map_err(failed)?;
-            let checked = scrub::files(&self.dir);
-            self.db.enable_file_deletions().map_err(failed)?;
+            self.store.db().disable_file_deletions().map_err(failed)?;
+            let checked = scrub::files(self.store.dir());
+            self.store.db().enable_file_deletions().map_err(failed)?;
             checked?;
         }
         scrub_by_scan(&mut *self.reader()?)
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        self.poison.check()?;
-        self.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
-        self.db.cancel_all_background_work(true);
+        self.store.poison.check()?;
+        self.store.db().flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
+        self.store.db().cancel_all_background_work(true);
         // The length at the last flush is recorded already, so a failure here is ignored.
-        self.keep_manifest().ok();
+        self.store.keep_manifest().ok();
         Ok(())
+    }
+}
+
+impl BulkLoad for RocksdbEngine {
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        bulk::load_sorted(&self.store, pairs, checkpoint)
     }
 }
 
@@ -258,23 +206,3 @@ const FILES_AT_LEVEL: [&str; 7] = [
     "level5_files_count",
     "level6_files_count",
 ];
-
-/// Returns the bytes of the filters in all files; `None` if there is no file.
-fn filter_bytes(db: &DB) -> Result<Option<u64>> {
-    let failed = |e| error::rocks("RocksDB cannot read the properties of its files", e);
-    if db.live_files().map_err(failed)?.is_empty() {
-        return Ok(None);
-    }
-    let text = db.property_value(properties::AGGREGATED_TABLE_PROPERTIES).map_err(failed)?.unwrap_or_default();
-    let figure = text.split(';').find_map(|entry| entry.trim().strip_prefix("filter block size="));
-    let bytes = figure.and_then(|bytes| bytes.trim().parse().ok());
-    bytes.map(Some).ok_or_else(|| {
-        Error::new(ErrorKind::Internal, format!("RocksDB does not say what filters its files have: said={text:?}"))
-    })
-}
-
-/// Returns the allocated bytes of the files in `dir` and below.
-pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
-    engine_kit::disk_bytes(dir)
-        .map_err(|e| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e))
-}

@@ -114,6 +114,7 @@ mod bulk;
 mod descriptor;
 mod engine;
 mod error;
+mod files;
 mod frame;
 mod manifest;
 mod notes;
@@ -122,6 +123,7 @@ mod replay;
 mod scrub;
 mod set;
 mod settings;
+mod store;
 mod write;
 
 pub use descriptor::DESCRIPTOR;

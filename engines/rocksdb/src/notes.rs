@@ -3,7 +3,6 @@
 //! Owns: the arithmetic and the sentences. Must not: open a store, or refuse anything. Runs on the thread that opens
 //! the store.
 
-use std::fs;
 use std::path::Path;
 
 use bytesize::ByteSize;
@@ -11,6 +10,7 @@ use engine_api::{Note, Settings};
 use rustix::process::{Resource, getrlimit};
 
 use crate::Profile;
+use crate::files::Files;
 use crate::settings::{FILE_BYTES_A_PAIR, INDEX_CENTIBYTES_A_PAIR, PINNED_EIGHTHS, pinned_bytes};
 
 /// Memory in addition to cache, filters and indexes: vanilla's two memtables of 64 MiB, and as much for the program and
@@ -35,28 +35,6 @@ pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {
     let is_tuned = Profile::of(settings.profile) == Profile::Tuned;
     let memory = if is_tuned { [tables.inside(), tables.beside()] } else { [tables.outside(), None] };
     memory.into_iter().flatten().chain(too_few_readers(files.count, getrlimit(Resource::Nofile).maximum)).collect()
-}
-
-/// Number and size of RocksDB's files of pairs.
-#[derive(Debug, Default)]
-struct Files {
-    count: u64,
-    bytes: u64,
-}
-
-impl Files {
-    /// Counts the files in `data`. Files that vanish meanwhile, or a directory that cannot be listed, count as none,
-    /// because opening reports more about them.
-    fn of(data: &Path) -> Self {
-        let mut found = Self::default();
-        for entry in fs::read_dir(data).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|ending| ending == "sst") {
-                found.count += 1;
-                found.bytes += entry.metadata().map_or(0, |meta| meta.len());
-            }
-        }
-        found
-    }
 }
 
 /// Memory of RocksDB's filters and indexes: outside of its cache, or inside in the tuned profile.
@@ -149,6 +127,8 @@ fn too_few_readers(files: u64, hard_limit: Option<u64>) -> Option<Note> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const GIB: u64 = 1 << 30;

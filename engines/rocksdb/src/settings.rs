@@ -9,7 +9,7 @@ use rocksdb::{
 };
 use rustix::process::{Resource, getrlimit};
 
-use crate::engine::disk_bytes;
+use crate::files::disk_bytes;
 use crate::{Profile, RocksdbOptions, set};
 
 const LOG_FILES: usize = 3;

@@ -7,14 +7,14 @@ use foldhash::fast::RandomState;
 use parking_lot::MutexGuard;
 use rocksdb::{ReadOptions, WriteBatch, WriteOptions};
 
-use crate::engine::RocksdbEngine;
+use crate::store::Store;
 use crate::{CHECKPOINT_KEY, error, reader};
 
 /// Number of pairs in an ordinary batch. Room for them is allocated at once.
 const BATCH_PAIRS: usize = 1024;
 
 pub(crate) struct RocksdbTxn<'e> {
-    engine: &'e RocksdbEngine,
+    store: &'e Store,
     batch: WriteBatch,
     /// Changes of this batch; `None` marks a deleted key. The standard library's hasher would cost as much as the batch
     /// itself; this one has a seed of its own in each map.
@@ -24,9 +24,9 @@ pub(crate) struct RocksdbTxn<'e> {
 }
 
 impl<'e> RocksdbTxn<'e> {
-    pub(crate) fn new(engine: &'e RocksdbEngine, writer: MutexGuard<'e, ()>) -> Self {
+    pub(crate) fn new(store: &'e Store, writer: MutexGuard<'e, ()>) -> Self {
         Self {
-            engine,
+            store,
             batch: WriteBatch::default(),
             pending: HashMap::with_capacity_and_hasher(BATCH_PAIRS, RandomState::default()),
             options: ReadOptions::default(),
@@ -39,7 +39,7 @@ impl WriteTxn for RocksdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.pending.get(key) {
             Some(value) => Ok(*value),
-            None => reader::get(self.engine.db(), key, &self.options),
+            None => reader::get(self.store.db(), key, &self.options),
         }
     }
 
@@ -56,19 +56,19 @@ impl WriteTxn for RocksdbTxn<'_> {
     }
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
-        let Self { engine, mut batch, _writer, .. } = *self;
+        let Self { store, mut batch, _writer, .. } = *self;
         batch.put(CHECKPOINT_KEY, checkpoint.encode()?);
-        write(engine, batch, durability)
+        write(store, batch, durability)
     }
 }
 
 /// Writes `batch` to the log and the memtable, and poisons the engine if that fails. The caller holds the writer's
 /// lock.
-pub(crate) fn write(engine: &RocksdbEngine, batch: WriteBatch, durability: Durability) -> Result<()> {
+pub(crate) fn write(store: &Store, batch: WriteBatch, durability: Durability) -> Result<()> {
     let mut options = WriteOptions::default();
     options.set_sync(durability == Durability::Synced);
-    engine.db().write_opt(batch, &options).map_err(|e| {
-        engine.poison.set();
+    store.db().write_opt(batch, &options).map_err(|e| {
+        store.poison.set();
         error::write("RocksDB cannot commit", e)
     })
 }

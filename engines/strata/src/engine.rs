@@ -1,148 +1,37 @@
-//! The open store: the state that readers see, the one writer, and the opening and closing.
+//! The engine: its opening, its threads, its closing, and the calls of [`engine_api`] that pass on to the parts of this
+//! crate.
 //!
-//! Owns: publication of new states and the order of locks. Shared between threads by reference.
-//!
-//! # Locks, in the order they may be taken
-//!
-//! 1. `writer`: held by the one write transaction, which owns the WAL and the active memtable.
-//! 2. `balancing`: held during a division of the memory, one at a time.
-//! 3. `install`: held during a change of the runs (a flush, a merge, a bulk load), one at a time. It guards the
-//!    manifest.
-//! 4. `publish`: held while `visible` is replaced, by a holder of `writer` or `install`. Held for a few instructions.
-//! 5. `work`: guards the requests between threads. Held for a few instructions, and never during an access to a disk,
-//!    because commits take it.
-//!
-//! Readers take no lock: they load `visible` and keep it.
+//! Owns: the public type of an open store. Must not: hold state that readers and writers share, which is in [`Shared`].
+//! Shared between threads by reference.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use engine_api::{
-    BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn, scrub_by_scan,
+    BulkLoad, Checkpoint, Engine, Error, Key, Reader, Repaired, Result, Stats, Value, Warmed, WriteTxn, scrub_by_scan,
 };
-use engine_kit::Poison;
-use parking_lot::{Condvar, Mutex};
 
-use crate::budget::Budget;
 use crate::format::manifest::Manifest;
 use crate::format::secret::{Seed, WalKey};
-use crate::format::wal::Wal;
-use crate::read::lookup::Reads;
 use crate::read::read_only::ReadOnlyStorage;
 use crate::read::reader::StrataReader;
-use crate::read::visible::Visible;
-use crate::sizes::{least_cache_bytes, merge_read_bytes, reserve_bytes, work_bytes};
-use crate::stats::Counters;
+use crate::read::segment;
+use crate::read::warm::warm_up;
+use crate::stats::stats;
 use crate::storage::{DirStorage, Storage};
-use crate::write::ahead::Ahead;
 use crate::write::directory::refuse_files_without_manifest;
-use crate::write::garbage::Garbage;
-use crate::write::limits::pressure_of;
-use crate::write::lost;
-use crate::write::recover::{Recovered, recover};
+use crate::write::recover::recover;
+use crate::write::replay::Accept;
+use crate::write::shared::Shared;
 use crate::write::txn::StrataTxn;
-use crate::write::{flush, merge};
+use crate::write::{bulk, flush, lost, merge, repair};
 use crate::{Sizes, StrataOptions};
-
-/// Number of memtables that may wait for their flush before commits have to wait: one is being written, one is next.
-pub(crate) const FROZEN_MAX: usize = 2;
-
-/// Checks whether the store may stand at a checkpoint; an error refuses the opening.
-pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
 
 /// An open strata store. Its threads end when it is closed or dropped.
 pub struct StrataEngine {
-    pub(crate) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-}
-
-/// State that the engine's threads share.
-pub(crate) struct Shared {
-    pub(crate) storage: Arc<dyn Storage>,
-    pub(crate) visible: ArcSwap<Visible>,
-    pub(crate) writer: Mutex<Writer>,
-    pub(crate) install: Mutex<Manifest>,
-    pub(crate) publish: Mutex<()>,
-    pub(crate) poison: Poison,
-    pub(crate) wal_key: WalKey,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) reads: Arc<Reads>,
-    /// Memory left free for flushes, merges and scans, in bytes.
-    pub(crate) work_bytes: u64,
-    /// Memory that the record cache gets before the second filter plane does, in bytes.
-    pub(crate) least_cache_bytes: u64,
-    /// Memory of all buffers of a merge together, in bytes.
-    pub(crate) merge_read_bytes: u64,
-    /// Whether pages stay in memory, according to the newest division of the memory.
-    pub(crate) keeps_pages: AtomicBool,
-    pub(crate) balancing: Mutex<()>,
-    pub(crate) sizes: Sizes,
-    pub(crate) reserve_bytes: u64,
-    /// How strongly commits are slowed because merges lag, measured at the newest change of the runs: see
-    /// `write/limits.rs`.
-    pub(crate) pressure: AtomicU32,
-    pub(crate) work: Mutex<Work>,
-    /// Wakes the thread `strata-merge`, which otherwise looks around after `LOOK_AROUND`.
-    pub(crate) wake: Condvar,
-    /// Wakes the thread `strata-flush` for a frozen memtable, or for a WAL file that is needed soon.
-    pub(crate) flush_wake: Condvar,
-    /// Wakes the threads that wait for a flush or a merge.
-    pub(crate) done: Condvar,
-    pub(crate) next_id: AtomicU64,
-    pub(crate) counters: Counters,
-    pub(crate) garbage: Garbage,
-    /// Number of losses that repairs of this store have recorded.
-    pub(crate) lost: u64,
-}
-
-/// State of the one writer.
-pub(crate) struct Writer {
-    pub(crate) wal: Wal,
-    /// Number of the last batch.
-    pub(crate) batch: u64,
-    /// Delay that commits still have to take, because merges lag.
-    pub(crate) owed: Duration,
-    /// Number of bytes of the present WAL file that the device was asked to write.
-    pub(crate) written_out: u64,
-    /// Whether the next WAL file and memtable were already requested.
-    pub(crate) prepares: bool,
-}
-
-impl Writer {
-    pub(crate) fn new(wal: Wal, batch: u64) -> Self {
-        Self { wal, batch, owed: Duration::ZERO, written_out: 0, prepares: false }
-    }
-}
-
-/// Kind and message of a failure that other threads report.
-pub(crate) type Failure = (ErrorKind, String);
-
-/// Requests to the engine's threads and their results.
-#[derive(Default)]
-pub(crate) struct Work {
-    pub(crate) stop: bool,
-    /// Number of requests to settle so far.
-    pub(crate) settles_asked: u64,
-    /// The last request to settle that is done, successful or not.
-    pub(crate) settles_over: u64,
-    /// Failure of that request; `None` if it succeeded.
-    pub(crate) settle_failed: Option<Failure>,
-    /// Number of attempts to flush a memtable, which waiters compare.
-    pub(crate) flushes_tried: u64,
-    /// Failure of the last flush; `None` if it succeeded.
-    pub(crate) flush_failed: Option<Failure>,
-    /// Failure of the last merge step, want of disk space included; `None` if it succeeded.
-    pub(crate) merge_failed: Option<Failure>,
-    /// Whether a thread of the engine has ended. Then nobody may wait for it.
-    pub(crate) ended: bool,
-    /// Names of WAL files that wait to be overwritten.
-    pub(crate) spare: Vec<String>,
-    /// Preparation of the next WAL file and memtable while commits continue.
-    pub(crate) ahead: Ahead,
 }
 
 impl StrataEngine {
@@ -184,17 +73,37 @@ impl StrataEngine {
         Self::working(Self::recovered(storage, options, sizes, &|_| Ok(()))?)
     }
 
-    fn working(shared: Arc<Shared>) -> Result<Self> {
-        let mut engine = Self { shared, threads: Vec::new() };
-        for (name, run) in [("strata-flush", flush::run as fn(&Shared)), ("strata-merge", merge::run)] {
-            let shared = Arc::clone(&engine.shared);
-            let thread = std::thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || run(&shared))
-                .map_err(|e| Error::io(format!("cannot start a thread: name={name}"), e))?;
-            engine.threads.push(thread);
-        }
-        Ok(engine)
+    /// Repairs the store in `dir` as far as possible. Nobody may have it open.
+    ///
+    /// # Errors
+    /// `FixInput`: the directory has no file of a store, files of several stores or of another version, or a renamed
+    /// WAL file; I/O errors of reading and writing.
+    pub fn repair(dir: &Path) -> Result<Repaired> {
+        repair::repair(&(Arc::new(DirStorage::existing(dir)) as Arc<dyn Storage>))
+    }
+
+    /// Adds a line to the record of losses of the store in `dir` (FORMAT.md, "Lost"). Nobody may have the store open.
+    ///
+    /// # Errors
+    /// I/O errors of reading and writing the record.
+    pub fn remember_lost(dir: &Path, lost: &str) -> Result<()> {
+        lost::add(&DirStorage::existing(dir), &[lost.to_owned()])
+    }
+
+    /// Returns the losses that repairs of the store in `dir` have recorded, a line each. The store may be open.
+    ///
+    /// # Errors
+    /// I/O errors of reading the record.
+    pub fn lost(dir: &Path) -> Result<Vec<String>> {
+        lost::read(&DirStorage::existing(dir))
+    }
+
+    /// Repairs the store on any storage, as [`StrataEngine::repair`] does.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::repair`].
+    pub fn repair_on(storage: &Arc<dyn Storage>) -> Result<Repaired> {
+        repair::repair(storage)
     }
 
     /// Opens the store in `dir` for reading only. Nothing is written to the directory: files that recovery makes stay
@@ -207,6 +116,28 @@ impl StrataEngine {
         // Nobody may wait for threads that were never started.
         shared.work.lock().ended = true;
         Ok(Self { shared, threads: Vec::new() })
+    }
+
+    /// Reads every byte of every segment of the newest version and checks it.
+    ///
+    /// # Errors
+    /// `DataDamaged` naming file and offset; I/O errors of reading.
+    pub fn scrub(&self) -> Result<()> {
+        let version = Arc::clone(&self.shared.visible.load().version);
+        version.segments().try_for_each(|segment| segment::scrub(segment))
+    }
+
+    fn working(shared: Arc<Shared>) -> Result<Self> {
+        let mut engine = Self { shared, threads: Vec::new() };
+        for (name, run) in [("strata-flush", flush::run as fn(&Shared)), ("strata-merge", merge::run)] {
+            let shared = Arc::clone(&engine.shared);
+            let thread = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || run(&shared))
+                .map_err(|e| Error::io(format!("cannot start a thread: name={name}"), e))?;
+            engine.threads.push(thread);
+        }
+        Ok(engine)
     }
 
     fn recovered(
@@ -230,15 +161,6 @@ impl StrataEngine {
         let shared = Shared { lost, ..Shared::new(storage, options, sizes, recovered) };
         shared.balance(0);
         Ok(Arc::new(shared))
-    }
-
-    /// Reads every byte of every segment of the newest version and checks it.
-    ///
-    /// # Errors
-    /// `DataDamaged` naming file and offset; I/O errors of reading.
-    pub fn scrub(&self) -> Result<()> {
-        let version = Arc::clone(&self.shared.visible.load().version);
-        version.segments().try_for_each(|segment| crate::read::segment::scrub(segment))
     }
 
     fn stop(&mut self) {
@@ -270,7 +192,7 @@ impl Engine for StrataEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(StrataReader::new(&self.shared)))
+        Ok(Box::new(StrataReader::new(&self.shared.visible, &self.shared.reads)))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -282,11 +204,11 @@ impl Engine for StrataEngine {
     }
 
     fn stats(&self) -> Result<Stats> {
-        self.shared.stats()
+        stats(&self.shared)
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        engine_kit::copy_to_new(dir, || crate::write::bulk::snapshot(&self.shared, dir))
+        engine_kit::copy_to_new(dir, || bulk::snapshot(&self.shared, dir))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -303,7 +225,7 @@ impl Engine for StrataEngine {
     }
 
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
-        crate::read::warm::warm_up(&self.shared, go_on)
+        warm_up(&self.shared.visible, &self.shared.budget, go_on)
     }
 
     /// Checks every byte of every segment, including those that no scan reads: filters, directories, and records hidden
@@ -323,49 +245,8 @@ impl Engine for StrataEngine {
     }
 }
 
-impl Shared {
-    fn new(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes, found: Recovered) -> Self {
-        let Recovered { visible, wal, batch, manifest, budget, reads, next_id } = found;
-        let pressure = AtomicU32::new(pressure_of(&visible));
-        Self {
-            poison: Poison::new("strata", storage.shown()),
-            storage,
-            visible: ArcSwap::from_pointee(visible),
-            writer: Mutex::new(Writer::new(wal, batch)),
-            wal_key: manifest.wal_key,
-            install: Mutex::new(manifest),
-            publish: Mutex::new(()),
-            budget,
-            reads,
-            work_bytes: work_bytes(options, sizes),
-            least_cache_bytes: least_cache_bytes(options),
-            merge_read_bytes: merge_read_bytes(options),
-            keeps_pages: AtomicBool::new(true),
-            balancing: Mutex::new(()),
-            sizes,
-            reserve_bytes: reserve_bytes(options, &sizes),
-            pressure,
-            work: Mutex::new(Work::default()),
-            wake: Condvar::new(),
-            flush_wake: Condvar::new(),
-            done: Condvar::new(),
-            next_id: AtomicU64::new(next_id),
-            counters: Counters::default(),
-            garbage: Garbage::default(),
-            lost: 0,
-        }
-    }
-}
-
-impl Work {
-    /// Returns an error once a thread has ended.
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.ended {
-            return Err(Error::new(
-                ErrorKind::Reopen,
-                "a thread of the store has ended: close and open the store again",
-            ));
-        }
-        Ok(())
+impl BulkLoad for StrataEngine {
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        bulk::load_sorted(&self.shared, pairs, checkpoint)
     }
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Result};
 
-use crate::format::page::{PAGE_BYTES, PageBytes};
-use crate::storage::{Storage, StorageFile};
+use crate::storage::{PAGE_BYTES, PageBytes, Storage, StorageFile};
 
 /// A file that is read past the page cache where the file system supports it.
 pub(crate) struct ReadFile {

@@ -10,10 +10,10 @@ use engine_api::{Checkpoint, ErrorKind, Key};
 use crate::format::filter::plane_bytes;
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::manifest::{Manifest, MergedBelow};
-use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
+use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder};
 use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
-use crate::storage::StorageFile;
+use crate::storage::{PageBytes, StorageFile};
 
 /// Number of the segment, of the WAL file, and of the first batch.
 const NUMBER: u64 = 1;

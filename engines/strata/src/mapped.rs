@@ -13,7 +13,7 @@ use engine_api::Result;
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::file::io_error;
-use crate::format::page::PAGE_BYTES;
+use crate::storage::PAGE_BYTES;
 
 /// A growable list. Pages of its capacity that were never written take no memory.
 pub(crate) struct Mapped<T> {

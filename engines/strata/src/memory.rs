@@ -9,7 +9,7 @@ use std::sync::Arc;
 use memmap2::{Advice, MmapMut, MmapRaw, UncheckedAdvice};
 use parking_lot::Mutex;
 
-use crate::format::page::PAGE_BYTES;
+use crate::storage::PAGE_BYTES;
 
 /// Size of a mapping that smaller pieces share. The mapping stays until its last piece is dropped, and pieces that are
 /// made one after the other are mostly dropped together too.

@@ -1,14 +1,14 @@
 //! Capacities of a memtable, a segment and a WAL file, and the memory set aside for work.
 //!
-//! Owns: the division of a store's work into pieces. Must not: know the layout of the pieces. Computed once, on the
-//! thread that opens the store.
+//! Owns: the division of a store's work into pieces. Must not: know the layout of the pieces. Computed on the thread
+//! that opens the store, and the size of a write also on each thread that writes a segment.
 
 use crate::StrataOptions;
-use crate::engine::FROZEN_MAX;
 use crate::format::page::RECORD_BYTES;
-use crate::write::mem::{ENTRY_BYTES, ORDER_BYTES};
-use crate::write::writer::write_bytes;
+use crate::memtable::{ENTRY_BYTES, ORDER_BYTES};
 
+/// Number of memtables that may wait for their flush before commits have to wait: one is being written, one is next.
+pub(crate) const FROZEN_MAX: usize = 2;
 /// Memtables, the active and the frozen ones, together have 1/MEM_SHARE of the memory.
 const MEM_SHARE: u64 = 16;
 /// Fewest pairs of a memtable: enough for a run to be worth a file.
@@ -27,6 +27,10 @@ const SEGMENT_RECORDS_MAX: u64 = 4 << 20;
 const MERGE_READ_SHARE: u64 = 64;
 /// Least and greatest size of all buffers of a merge, in bytes.
 const MERGE_READ_BYTES: (u64, u64) = (128 << 10, 8 << 20);
+/// Bytes collected before a write: 1/WRITE_SHARE of the memory, within [`WRITE_BYTES`].
+const WRITE_SHARE: u64 = 256;
+/// Fewest and most bytes collected before a write. Larger writes gain nothing.
+const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 /// Memory for each record of a segment that is written and opened, in bytes: a hash and all planes while it is written,
 /// and the planes and the directory that stay, while those of the replaced segments are still held.
 const SEGMENT_WORK: u64 = 13;
@@ -67,6 +71,11 @@ impl Sizes {
 /// Size of all read buffers of a merge together, in bytes.
 pub(crate) fn merge_read_bytes(options: &StrataOptions) -> u64 {
     (options.memory_bytes / MERGE_READ_SHARE).clamp(MERGE_READ_BYTES.0, MERGE_READ_BYTES.1)
+}
+
+/// Number of bytes that a writer collects before a write, in a store with this much memory.
+pub(crate) fn write_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes / WRITE_SHARE).clamp(WRITE_BYTES.0, WRITE_BYTES.1)
 }
 
 /// Memory left free for one flush and one merge, in bytes. Work that needs more takes it from the record cache and the

@@ -1,7 +1,7 @@
 //! The files of one store: the only way in which the engine touches a disk.
 //!
-//! Owns: the [`Storage`] and [`StorageFile`] traits, and [`DirStorage`], which implements them on a directory. Must
-//! not: know formats. Called from any thread.
+//! Owns: the [`Storage`] and [`StorageFile`] traits, [`DirStorage`], which implements them on a directory, and the size
+//! of a page. Must not: know formats. Called from any thread.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -9,6 +9,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Bytes of a page, the unit of every read.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// Bytes of one page, verified or not.
+pub(crate) type PageBytes = [u8; PAGE_BYTES];
 
 /// A flat directory of files. Names contain no separators.
 ///

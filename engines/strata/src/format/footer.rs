@@ -12,8 +12,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::NUMBER_MAX;
 use crate::format::filter::{PLANES, plane_bytes};
-use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
+use crate::format::page::PAGE_RECORDS_MAX;
 use crate::format::secret::{SEED_BYTES, Seed};
+use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// Format version that is written, and the only one that is read. No older version was ever released.
 pub(crate) const VERSION: u32 = 3;

@@ -1,7 +1,7 @@
 //! The bytes of every file: encoding, decoding and checks.
 //!
-//! Owns: layouts and their checksums, as FORMAT.md describes them. Must not: open or write files, or use a length, an
-//! offset or a count before it was checked. No threads.
+//! Owns: layouts and their checksums, as FORMAT.md describes them, and the reading and writing of the manifest and the
+//! WAL. Must not: use a length, an offset or a count before it was checked. No threads.
 
 pub(crate) mod filter;
 pub(crate) mod footer;

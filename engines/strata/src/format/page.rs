@@ -10,8 +10,8 @@ use engine_api::{Key, Value};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a page, the unit of every read.
-pub(crate) const PAGE_BYTES: usize = 4096;
+use crate::storage::{PAGE_BYTES, PageBytes};
+
 /// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
 /// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share
@@ -53,9 +53,6 @@ const _: () = {
 const fn capacity(elided: usize) -> usize {
     (PAGE_BYTES - HEADER_BYTES - elided) / (RECORD_BYTES - elided)
 }
-
-/// Bytes of one page, verified or not.
-pub(crate) type PageBytes = [u8; PAGE_BYTES];
 
 /// Collects the pairs of a page and encodes it. It is reused for page after page.
 pub(crate) struct PageBuilder {

@@ -11,13 +11,13 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::format::Record;
 use crate::format::filter::Spot;
-use crate::format::page::PAGE_BYTES;
 use crate::read::find::{Aim, Looked, Probe};
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
 use crate::read::version::Run;
 use crate::read::visible::Visible;
+use crate::storage::PAGE_BYTES;
 
 /// Number of reads given to the device at once: beyond it a flash drive's queue gains no more speed.
 pub(crate) const DEPTH: usize = 64;

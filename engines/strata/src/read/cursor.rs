@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
-use crate::format::page::{PAGE_BYTES, Page, prefix};
+use crate::format::page::{Page, prefix};
+use crate::memtable::{Ascending, Sorted};
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
 use crate::read::version::Run;
-use crate::write::mem::{Ascending, Sorted};
+use crate::storage::PAGE_BYTES;
 
 /// Largest number of pages in one read, large enough to keep any device busy.
 const READ_PAGES: usize = 64;
@@ -378,7 +379,7 @@ mod tests {
 
     use super::*;
     use crate::format::secret::Seed;
-    use crate::write::mem::Mem;
+    use crate::memtable::Mem;
 
     proptest! {
         #[test]

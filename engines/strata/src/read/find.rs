@@ -13,11 +13,12 @@ use engine_api::{Key, Result, Value};
 
 use crate::format::Record;
 use crate::format::filter::{PLANES, Spot};
-use crate::format::page::{Page, PageBytes, prefix};
+use crate::format::page::{Page, prefix};
 use crate::read::among::Among;
 use crate::read::cache::Cached;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
+use crate::storage::PageBytes;
 
 /// The page to look at for a key.
 pub(crate) struct Aim {

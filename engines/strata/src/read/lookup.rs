@@ -10,10 +10,10 @@ use engine_api::Key;
 
 use crate::budget::Budget;
 use crate::file::PageBuffer;
-use crate::format::page::PAGE_BYTES;
 use crate::format::secret::Seed;
 use crate::memory::Pool;
 use crate::read::cache::RecordCache;
+use crate::storage::PAGE_BYTES;
 
 /// Number of gets after which a reader adds its counts to the store's.
 const ADD_EVERY: u64 = 256;

@@ -3,18 +3,20 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 
-use crate::engine::Shared;
+use crate::memtable::LIST_BYTES;
 use crate::read::batch::{Batch, DEPTH};
 use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::lookup::{Lookup, Reads};
 use crate::read::uring::Pipeline;
 use crate::read::visible::Visible;
-use crate::write::mem::LIST_BYTES;
 
 pub(crate) struct StrataReader<'e> {
-    shared: &'e Shared,
+    /// The newest state of the store.
+    newest: &'e ArcSwap<Visible>,
+    reads: &'e Arc<Reads>,
     visible: Arc<Visible>,
     lookup: Lookup,
     /// Pipeline for batches. The first batch makes it; a batch that fails drops it.
@@ -22,8 +24,8 @@ pub(crate) struct StrataReader<'e> {
 }
 
 impl<'e> StrataReader<'e> {
-    pub(crate) fn new(shared: &'e Shared) -> Self {
-        Self { shared, visible: shared.visible.load_full(), lookup: Lookup::new(&shared.reads), pipeline: None }
+    pub(crate) fn new(newest: &'e ArcSwap<Visible>, reads: &'e Arc<Reads>) -> Self {
+        Self { newest, reads, visible: newest.load_full(), lookup: Lookup::new(reads), pipeline: None }
     }
 }
 
@@ -34,7 +36,7 @@ impl Reader for StrataReader<'_> {
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         one_slot_per_key(keys, values)?;
-        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1, &self.shared.reads));
+        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1, self.reads));
         Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
         self.pipeline = Some(pipeline);
         Ok(())
@@ -45,10 +47,8 @@ impl Reader for StrataReader<'_> {
         let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
         match (lists.is_empty(), runs.next(), runs.next()) {
             // One run and nothing else, as after a load: visit its pages directly, without merging.
-            (true, Some(run), None) => {
-                RunCursor::new(run, first, None, Window::scan(&self.shared.reads, 1)).visit(visit)
-            }
-            _ => scan_merged(&self.visible, &self.shared.reads, lists, first, visit),
+            (true, Some(run), None) => RunCursor::new(run, first, None, Window::scan(self.reads, 1)).visit(visit),
+            _ => scan_merged(&self.visible, self.reads, lists, first, visit),
         }
     }
 
@@ -57,7 +57,7 @@ impl Reader for StrataReader<'_> {
     }
 
     fn refresh(&mut self) -> Result<()> {
-        let now = self.shared.visible.load();
+        let now = self.newest.load();
         if !Arc::ptr_eq(&now, &self.visible) {
             self.visible = Arc::clone(&now);
         }

@@ -5,8 +5,9 @@
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::Share;
-use crate::format::page::{PAGE_BYTES, Page, PageBytes, offset_at};
+use crate::format::page::{Page, offset_at};
 use crate::memory::prefetch;
+use crate::storage::{PAGE_BYTES, PageBytes};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 
 /// Cache lines that are prefetched on either side of the one where a record most likely begins. The record is within

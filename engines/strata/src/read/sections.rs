@@ -7,8 +7,9 @@ use engine_api::{Error, ErrorKind, Result};
 
 use crate::file::{PageBuffer, ReadFile, io_error};
 use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
-use crate::format::page::{PAGE_BYTES, prefix};
+use crate::format::page::prefix;
 use crate::memory::{HugeBytes, Pool};
+use crate::storage::PAGE_BYTES;
 
 /// A footer with its offset in the file, or the reason why it cannot be used.
 pub(crate) type Stored = std::result::Result<(Footer, u64), Wrong>;

@@ -13,7 +13,7 @@ use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
 use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
-use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
+use crate::format::page::{Page, prefix};
 use crate::memory::{HugeBytes, release_tail};
 use crate::read::cache::{Closed, RecordCache};
 use crate::read::guide::{Directory, guide_bytes};
@@ -21,9 +21,8 @@ use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
 use crate::read::sections::{check_directory, check_sections, damaged, read_footer, read_section};
 use crate::read::set::Source;
-use crate::storage::Storage;
-use crate::write::divide::Part;
-use crate::write::retire::Retire;
+use crate::retire::Retire;
+use crate::storage::{PAGE_BYTES, PageBytes, Storage};
 
 /// Returns the name of segment `id`'s file.
 pub(crate) fn name(id: u64) -> String {
@@ -42,6 +41,17 @@ pub(crate) struct Index {
     pub(crate) planes: [Option<(HugeBytes, Share)>; PLANES],
     /// Directory, as numbers in this machine's byte order.
     pub(crate) directory: HugeBytes,
+}
+
+/// Memory needs of a segment, apart from its directory, which is always in memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Part {
+    /// Size of each filter plane in bytes.
+    pub(crate) planes: [u64; PLANES],
+    /// Size of all its pages in bytes.
+    pub(crate) pages: u64,
+    /// Bytes of the pages that were brought into memory; `None` if the segment has no room for pages.
+    pub(crate) filled: Option<u64>,
 }
 
 /// A segment that is open for reading.

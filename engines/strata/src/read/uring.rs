@@ -12,9 +12,8 @@ use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
 use crate::budget::Share;
 use crate::file::{PageBuffer, ReadFile, passes};
-use crate::format::page::{PAGE_BYTES, PageBytes};
 use crate::read::lookup::Reads;
-use crate::storage::StorageFile;
+use crate::storage::{PAGE_BYTES, PageBytes, StorageFile};
 
 /// A number of slots, each of which is free, being read into, or holding the bytes of a read.
 pub(crate) struct Pipeline {

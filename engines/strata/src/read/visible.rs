@@ -7,10 +7,10 @@ use std::sync::Arc;
 use engine_api::{Checkpoint, Key, Result, Value};
 
 use crate::format::Record;
+use crate::memtable::Mem;
 use crate::read::cursor::Cursor;
 use crate::read::lookup::Lookup;
 use crate::read::version::Version;
-use crate::write::mem::Mem;
 
 /// The state that a reader sees. It holds whole batches only.
 #[derive(Clone)]

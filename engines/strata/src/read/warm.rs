@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use engine_api::{Result, Warmed};
 
-use crate::engine::Shared;
+use crate::budget::Budget;
 use crate::file::PageBuffer;
-use crate::format::page::PAGE_BYTES;
 use crate::read::segment::Segment;
+use crate::read::visible::Visible;
+use crate::storage::PAGE_BYTES;
 
 /// Number of pages of one read. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
 /// meanwhile waits for one of them at most.
@@ -18,17 +20,21 @@ const STEP_PAGES: u32 = 256;
 
 /// Reads the pages that are missing now. A segment that a merge replaces meanwhile is left out, because the merge keeps
 /// the pages that it writes.
-pub(crate) fn warm_up(shared: &Shared, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
-    let (ids, missing_bytes) = missing(shared);
+pub(crate) fn warm_up(
+    newest: &ArcSwap<Visible>,
+    budget: &Arc<Budget>,
+    go_on: &mut dyn FnMut(Warmed) -> bool,
+) -> Result<()> {
+    let (ids, missing_bytes) = missing(newest);
     let mut warmed = Warmed { read_bytes: 0, missing_bytes };
     if missing_bytes == 0 || !go_on(warmed) {
         return Ok(());
     }
     let mut buffer = PageBuffer::new(STEP_PAGES as usize);
-    let _share = shared.budget.take_for_work(buffer.bytes_mut().len() as u64);
+    let _share = budget.take_for_work(buffer.bytes_mut().len() as u64);
     for id in ids {
         let mut first = 0;
-        while let Some(segment) = segment(shared, id).filter(|segment| first < segment.pages()) {
+        while let Some(segment) = segment(newest, id).filter(|segment| first < segment.pages()) {
             let end = segment.pages().min(first + STEP_PAGES);
             if (first..end).any(|number| segment.ready(number).is_none()) {
                 warmed.read_bytes += read(&segment, first, end, &mut buffer)?;
@@ -44,8 +50,8 @@ pub(crate) fn warm_up(shared: &Shared, go_on: &mut dyn FnMut(Warmed) -> bool) ->
 }
 
 /// Returns the segments that have room for pages that are not in memory, and the size of these pages in bytes.
-fn missing(shared: &Shared) -> (Vec<u64>, u64) {
-    let visible = shared.visible.load();
+fn missing(newest: &ArcSwap<Visible>) -> (Vec<u64>, u64) {
+    let visible = newest.load();
     let missing = visible.version.segments().filter_map(|segment| {
         let bytes = segment.resident()?.missing_bytes();
         (bytes > 0).then_some((segment.info.id, bytes))
@@ -57,8 +63,8 @@ fn missing(shared: &Shared) -> (Vec<u64>, u64) {
 }
 
 /// Returns the segment if it is still in use and its pages still have room in memory.
-fn segment(shared: &Shared, id: u64) -> Option<Arc<Segment>> {
-    let visible = shared.visible.load();
+fn segment(newest: &ArcSwap<Visible>, id: u64) -> Option<Arc<Segment>> {
+    let visible = newest.load();
     visible.version.segments().find(|one| one.info.id == id && one.resident().is_some()).cloned()
 }
 

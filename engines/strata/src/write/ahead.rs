@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering;
 use engine_api::Result;
 
 use crate::budget::Share;
-use crate::engine::{Shared, Writer};
 use crate::format::wal::{self, Wal};
+use crate::memtable::Mem;
 use crate::storage::StorageFile;
-use crate::write::mem::Mem;
 use crate::write::merge::is_final;
+use crate::write::shared::{Shared, Writer};
 
 /// Number of WAL bytes after which the device is asked to write them. The rest then takes the flush at the end of a
 /// file a few milliseconds, and one request a megabyte costs nothing compared with the records.

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::engine::Shared;
 use crate::format::filter::PLANES;
-use crate::read::segment::Segment;
+use crate::read::segment::{Part, Segment};
 use crate::read::version::Version;
-use crate::write::divide::{Division, Part, divide};
+use crate::write::divide::{Division, divide};
+use crate::write::shared::Shared;
 
 /// The record cache grows only by at least 1/CACHE_STEP of its size, because the amount of memory left changes all the
 /// time.

@@ -6,9 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 
-use crate::engine::{Shared, StrataEngine, Writer};
 use crate::file::sync_dir;
 use crate::format::secret::WalKey;
 use crate::format::wal::BATCH_OPS_MAX;
@@ -18,52 +17,35 @@ use crate::storage::DirStorage;
 use crate::write::lost;
 use crate::write::merge::is_final;
 use crate::write::output::write_pairs;
+use crate::write::shared::{Shared, Writer};
 
-impl BulkLoad for StrataEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        checkpoint.check()?;
-        if let Some(at) = pairs.windows(2).position(|two| two[0].0 >= two[1].0) {
-            return Err(Error::new(
-                ErrorKind::FixInput,
-                format!("keys do not ascend: at={} of={}", at + 1, pairs.len()),
-            ));
-        }
-        let shared = &self.shared;
-        let mut writer = shared.writer()?;
-        shared.drain(&mut writer)?;
-        let last = shared.visible.load().version.last_key();
-        let Some((first, _)) = pairs.first() else { return shared.commit(&mut writer, &[], checkpoint, true) };
-        if last.is_some_and(|last| *first <= last) {
-            // A load that was interrupted repeats this chunk: all or part of it is in the store already.
-            return overwrite(shared, &mut writer, pairs, checkpoint);
-        }
-        // No batch has a record in a loaded segment, so its origin is batch 0.
-        let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
-        let mut manifest = shared.install.lock();
-        let mut version = Version::clone(&shared.visible.load().version);
-        version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));
-        shared
-            .install(
-                &mut manifest,
-                version,
-                |manifest| manifest.checkpoint = checkpoint.clone(),
-                |visible| visible.checkpoint = checkpoint.clone(),
-            )
-            .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
+/// Loads sorted pairs into the base run, or commits them if the store has keys at or above the first one.
+pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+    checkpoint.check()?;
+    if let Some(at) = pairs.windows(2).position(|two| two[0].0 >= two[1].0) {
+        return Err(Error::new(ErrorKind::FixInput, format!("keys do not ascend: at={} of={}", at + 1, pairs.len())));
     }
-}
-
-/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the new one holds
-/// only once all pairs are in the store. A repeated load finds its pairs there already.
-fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-    let before = shared.visible.load().checkpoint.clone();
-    let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
-    while let Some(part) = parts.next() {
-        let ops: Vec<_> = part.iter().map(|(key, value)| (*key, Some(*value))).collect();
-        let at = if parts.peek().is_some() { &before } else { checkpoint };
-        shared.commit(writer, &ops, at, true)?;
+    let mut writer = shared.writer()?;
+    shared.drain(&mut writer)?;
+    let last = shared.visible.load().version.last_key();
+    let Some((first, _)) = pairs.first() else { return shared.commit(&mut writer, &[], checkpoint, true) };
+    if last.is_some_and(|last| *first <= last) {
+        // A load that was interrupted repeats this chunk: all or part of it is in the store already.
+        return overwrite(shared, &mut writer, pairs, checkpoint);
     }
-    Ok(())
+    // No batch has a record in a loaded segment, so its origin is batch 0.
+    let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
+    let mut manifest = shared.install.lock();
+    let mut version = Version::clone(&shared.visible.load().version);
+    version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));
+    shared
+        .install(
+            &mut manifest,
+            version,
+            |manifest| manifest.checkpoint = checkpoint.clone(),
+            |visible| visible.checkpoint = checkpoint.clone(),
+        )
+        .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
 }
 
 /// Copies the newest state into the new directory `dir`. Segments are linked where the file system allows it, because they never change.
@@ -93,4 +75,17 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     lost::add(&target, &lost::read(&*shared.storage)?)?;
     sync_dir(&target)?;
     copy.write(&target)
+}
+
+/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the new one holds
+/// only once all pairs are in the store. A repeated load finds its pairs there already.
+fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+    let before = shared.visible.load().checkpoint.clone();
+    let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
+    while let Some(part) = parts.next() {
+        let ops: Vec<_> = part.iter().map(|(key, value)| (*key, Some(*value))).collect();
+        let at = if parts.peek().is_some() { &before } else { checkpoint };
+        shared.commit(writer, &ops, at, true)?;
+    }
+    Ok(())
 }

@@ -9,9 +9,9 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use engine_kit::check_space;
 use parking_lot::MutexGuard;
 
-use crate::engine::{Shared, Writer};
 use crate::format::wal;
 use crate::read::visible::Visible;
+use crate::write::shared::{Shared, Writer};
 
 impl Shared {
     /// Takes the writer lock, unless writing is refused.

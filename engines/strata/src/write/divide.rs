@@ -4,20 +4,10 @@
 //! that open, load, flush and merge.
 
 use crate::format::filter::PLANES;
+use crate::read::segment::Part;
 
 /// Smallest record cache that is worth having, in bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-
-/// Memory needs of a segment, apart from its directory, which is always in memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Part {
-    /// Size of each filter plane in bytes.
-    pub(crate) planes: [u64; PLANES],
-    /// Size of all its pages in bytes.
-    pub(crate) pages: u64,
-    /// Bytes of the pages that were brought into memory; `None` if the segment has no room for pages.
-    pub(crate) filled: Option<u64>,
-}
 
 /// A division of the memory: the share of each holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,8 +13,9 @@ use engine_api::{Key, Result, Value};
 use parking_lot::Mutex;
 
 use crate::format::footer::SegmentInfo;
-use crate::format::page::{PAGE_BYTES, page_length, prefix, seal_pairs};
+use crate::format::page::{page_length, prefix, seal_pairs};
 use crate::mapped::Mapped;
+use crate::storage::PAGE_BYTES;
 use crate::write::writer::SegmentWriter;
 
 /// Number of threads that fill a segment of a sorted load. Two of them write more than most devices take, and the

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use engine_api::{ErrorKind, PAIR_BYTES, Result};
 
-use crate::engine::Shared;
+use crate::memtable::ORDER_BYTES;
 use crate::read::cursor::{Cursor, Merged};
 use crate::read::version::{Run, Version};
 use crate::write::directory::{Own, own_files};
-use crate::write::mem::ORDER_BYTES;
 use crate::write::merge::{Ended, LOOK_AROUND, Pause};
 use crate::write::output::{Job, write};
+use crate::write::shared::Shared;
 
 /// Number of WAL files that are kept to be overwritten.
 const SPARES: usize = 2;

@@ -9,17 +9,18 @@ use std::sync::atomic::Ordering;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
-use crate::engine::Shared;
 use crate::file::sync_dir;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
-use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
+use crate::format::page::PAGE_RECORDS_MIN;
 use crate::memory::map_huge;
 use crate::read::segment::{self, Kept, Segment};
 use crate::read::version::Version;
 use crate::read::visible::Visible;
+use crate::storage::PAGE_BYTES;
 use crate::write::limits::pressure_of;
 use crate::write::plan::debt;
+use crate::write::shared::Shared;
 use crate::write::writer::{SegmentWriter, Written};
 
 /// Turns the error of opening a new segment into one that may be retried: no manifest names the segment, so it can be

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use engine_api::{Error, ErrorKind, Result};
 
-use crate::engine::{Shared, Work, Writer};
 use crate::read::visible::Visible;
 use crate::write::plan::{can_shrink, debt};
+use crate::write::shared::{Shared, Work, Writer};
 
 /// Number of delta runs from which commits are slowed. Twelve runs are usual: three of each of four sizes. As many
 /// again may wait while a merge into the base holds the others. RocksDB's triggers have the same values.

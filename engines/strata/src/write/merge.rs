@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use engine_api::{Error, ErrorKind, Result};
 
-use crate::engine::{Failure, Shared, Work};
+use crate::write::shared::{Failure, Shared, Work};
 use crate::write::steps::Merging;
 
 /// How often an idle thread looks for memory to divide and for garbage that readers have let go.

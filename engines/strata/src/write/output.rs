@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
-use crate::engine::Shared;
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
 use crate::read::segment::Segment;
 use crate::write::fill::THREADS;
 use crate::write::limits::{DEBT_SLOW, RUNS_SLOW};
 use crate::write::plan::debt;
+use crate::write::shared::Shared;
 use crate::write::writer::{Room, SegmentWriter};
 
 /// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use engine_api::Result;
 
 use crate::budget::Budget;
-use crate::engine::Accept;
 use crate::file::sync_dir;
 use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
 use crate::format::wal::Wal;
+use crate::memtable::Mem;
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
@@ -19,8 +19,7 @@ use crate::read::visible::Visible;
 use crate::sizes::{least_cache_bytes, mem_bytes, work_bytes};
 use crate::storage::Storage;
 use crate::write::directory::{remove, survey};
-use crate::write::mem::Mem;
-use crate::write::replay::{Replay, Replayed};
+use crate::write::replay::{Accept, Replay, Replayed};
 use crate::{Sizes, StrataOptions};
 
 /// The recovered state that the store continues from.

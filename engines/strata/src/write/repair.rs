@@ -12,18 +12,16 @@
 //! 4. Record the losses ([`lost`]), then write one manifest that names all of this, then set aside the unused files.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Repaired, Result, Value};
 
-use crate::engine::StrataEngine;
 use crate::file::{shown, sync_dir};
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
-use crate::storage::{DirStorage, Storage};
+use crate::storage::Storage;
 use crate::write::directory::{
     Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files,
 };
@@ -41,39 +39,30 @@ type Op = (Key, Option<Value>);
 /// Suffix of the name of a file that is not used any more.
 const SET_ASIDE: &str = ".set-aside";
 
-impl StrataEngine {
-    /// Repairs the store in `dir` as far as possible. Nobody may have it open.
-    ///
-    /// # Errors
-    /// `FixInput`: the directory has no file of a store, files of several stores or of another version, or a renamed
-    /// WAL file; I/O errors of reading and writing.
-    pub fn repair(dir: &Path) -> Result<Repaired> {
-        repair(&(Arc::new(DirStorage::existing(dir)) as Arc<dyn Storage>))
+/// Repairs the store as far as possible. Nobody may have it open.
+///
+/// # Errors
+/// As [`StrataEngine::repair`](crate::StrataEngine::repair).
+pub(crate) fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
+    let mut told = Repaired::default();
+    let mut aside = Vec::new();
+    let (manifest, rebuilt) = match stored(storage)? {
+        Stored::Usable(manifest) => (manifest, false),
+        Stored::Unusable(why) => {
+            let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
+            aside.extend(unused);
+            (manifest, true)
+        }
+    };
+    let mut repair = Repair { storage, manifest, rebuilt, aside, told };
+    repair.reserve_numbers()?;
+    repair.segments()?;
+    repair.wal()?;
+    repair.told.checkpoint = repair.manifest.checkpoint.clone();
+    if !repair.told.findings.is_empty() {
+        repair.install()?;
     }
-
-    /// Adds a line to the record of losses of the store in `dir` (FORMAT.md, "Lost"). Nobody may have the store open.
-    ///
-    /// # Errors
-    /// I/O errors of reading and writing the record.
-    pub fn remember_lost(dir: &Path, lost: &str) -> Result<()> {
-        lost::add(&DirStorage::existing(dir), &[lost.to_owned()])
-    }
-
-    /// Returns the losses that repairs of the store in `dir` have recorded, a line each. The store may be open.
-    ///
-    /// # Errors
-    /// I/O errors of reading the record.
-    pub fn lost(dir: &Path) -> Result<Vec<String>> {
-        lost::read(&DirStorage::existing(dir))
-    }
-
-    /// Repairs the store on any storage, as [`StrataEngine::repair`] does.
-    ///
-    /// # Errors
-    /// As [`StrataEngine::repair`].
-    pub fn repair_on(storage: &Arc<dyn Storage>) -> Result<Repaired> {
-        repair(storage)
-    }
+    Ok(repair.told)
 }
 
 /// Result of reading the WAL.
@@ -95,28 +84,6 @@ struct Repair<'a> {
     rebuilt: bool,
     aside: Vec<String>,
     told: Repaired,
-}
-
-fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
-    let mut told = Repaired::default();
-    let mut aside = Vec::new();
-    let (manifest, rebuilt) = match stored(storage)? {
-        Stored::Usable(manifest) => (manifest, false),
-        Stored::Unusable(why) => {
-            let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
-            aside.extend(unused);
-            (manifest, true)
-        }
-    };
-    let mut repair = Repair { storage, manifest, rebuilt, aside, told };
-    repair.reserve_numbers()?;
-    repair.segments()?;
-    repair.wal()?;
-    repair.told.checkpoint = repair.manifest.checkpoint.clone();
-    if !repair.told.findings.is_empty() {
-        repair.install()?;
-    }
-    Ok(repair.told)
 }
 
 /// The manifest that a store has, or the reason why it cannot be used.

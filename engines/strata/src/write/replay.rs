@@ -8,19 +8,22 @@ use std::sync::Arc;
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::budget::Budget;
-use crate::engine::{Accept, FROZEN_MAX};
 use crate::file::{shown, sync_dir};
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::wal::{self, End, Position};
+use crate::memtable::Mem;
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Frozen;
+use crate::sizes::FROZEN_MAX;
 use crate::storage::Storage;
 use crate::write::directory::Survey;
-use crate::write::mem::Mem;
 use crate::write::writer::{Room, SegmentWriter};
+
+/// Checks whether the store may stand at a checkpoint; an error refuses the opening.
+pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
 
 /// Result of a replay of the WAL.
 pub(crate) struct Replayed {

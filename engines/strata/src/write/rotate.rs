@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use engine_api::{ErrorKind, Result};
 
-use crate::engine::{FROZEN_MAX, Shared, Writer};
 use crate::format::wal::Wal;
+use crate::memtable::Mem;
 use crate::read::visible::Frozen;
+use crate::sizes::FROZEN_MAX;
 use crate::write::ahead::Ready;
 use crate::write::limits::PATIENCE;
-use crate::write::mem::Mem;
 use crate::write::merge::is_final;
+use crate::write::shared::{Shared, Writer};
 
 /// First pause of a commit after a shortage of descriptors or memory; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(1);

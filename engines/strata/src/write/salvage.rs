@@ -8,10 +8,10 @@ use engine_api::{Key, Result};
 
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::format::footer::{Origin, SegmentInfo};
-use crate::format::page::{PAGE_BYTES, Page};
+use crate::format::page::Page;
 use crate::read::sections::{check_sections, read_footer};
 use crate::read::segment::name;
-use crate::storage::Storage;
+use crate::storage::{PAGE_BYTES, Storage};
 use crate::write::writer::{Room, SegmentWriter};
 
 /// Result of salvaging a damaged segment.

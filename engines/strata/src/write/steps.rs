@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
-use crate::engine::Shared;
 use crate::format::footer::Origin;
 use crate::format::manifest::MergedBelow;
 use crate::read::cursor::{Merged, RunCursor, Window};
@@ -22,6 +21,7 @@ use crate::read::visible::Visible;
 use crate::write::limits::{HeldBy, held_by};
 use crate::write::output::{Job, Piece, write};
 use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable};
+use crate::write::shared::Shared;
 
 /// The merges in progress, at most one of them into the base.
 #[derive(Default)]

@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
 use parking_lot::MutexGuard;
 
-use crate::engine::{Shared, Writer};
 use crate::format::secret::Seed;
 use crate::format::wal::refuse_too_large;
 use crate::read::lookup::Lookup;
+use crate::write::shared::{Shared, Writer};
 
 pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,

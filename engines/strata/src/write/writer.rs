@@ -11,18 +11,15 @@ use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert_all, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
-use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
+use crate::format::page::{PageBuilder, prefix};
 use crate::mapped::Mapped;
 use crate::memory::{HugeBytes, Pool};
 use crate::read::lookup::Reads;
 use crate::read::segment::{Index, Kept, name};
-use crate::storage::{Storage, StorageFile};
+use crate::sizes::write_bytes;
+use crate::storage::{PAGE_BYTES, Storage, StorageFile};
 use crate::write::fill::at_once;
 
-/// Bytes collected before a write: 1/WRITE_SHARE of the memory, within [`WRITE_BYTES`].
-const WRITE_SHARE: u64 = 256;
-/// Fewest and most bytes collected before a write. Larger writes gain nothing.
-const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 /// Bytes held for each record while a segment is written: eight of its hash, and two in the planes together.
 const RECORD_WORK: u64 = 10;
 
@@ -89,11 +86,6 @@ pub(crate) struct Written {
 
 /// Memory of a filter plane, with its share of the budget if the plane stays in memory.
 type Plane = (HugeBytes, Option<Share>);
-
-/// Number of bytes that a writer collects before a write, in a store with this much memory.
-pub(crate) fn write_bytes(memory_bytes: u64) -> u64 {
-    (memory_bytes / WRITE_SHARE).clamp(WRITE_BYTES.0, WRITE_BYTES.1)
-}
 
 impl SegmentWriter {
     /// Creates the file of segment `id`.
