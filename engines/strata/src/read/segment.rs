@@ -150,16 +150,21 @@ impl Segment {
         })
     }
 
-    /// Loads a filter plane into memory, if that leaves at least `leave_bytes` of the budget.
-    pub(crate) fn load_plane(&self, plane: usize, budget: &Arc<Budget>, leave_bytes: u64) -> Result<()> {
-        let section = self.footer.planes[plane];
-        if self.planes[plane].get().is_none()
-            && let Some(share) = budget.take(section.bytes, leave_bytes)
-        {
-            let bytes = read_section(&self.file, section, &self.reads.pool)?;
-            // If another thread has set the plane meanwhile, that one stays.
-            let _ = self.planes[plane].set((bytes, Arc::new(share)));
-        }
+    /// Takes the bytes of a filter plane that is not in memory from the budget, if at least `leave_bytes` are left
+    /// afterwards.
+    pub(crate) fn claim_plane(&self, plane: usize, budget: &Arc<Budget>, leave_bytes: u64) -> Option<Share> {
+        let is_missing = self.planes[plane].get().is_none();
+        is_missing.then(|| budget.take(self.footer.planes[plane].bytes, leave_bytes)).flatten()
+    }
+
+    /// Reads a filter plane into memory, for which [`Segment::claim_plane`] has taken `share`.
+    ///
+    /// # Errors
+    /// As [`read_section`].
+    pub(crate) fn read_plane(&self, plane: usize, share: Share) -> Result<()> {
+        let bytes = read_section(&self.file, self.footer.planes[plane], &self.reads.pool)?;
+        // If another thread has set the plane meanwhile, that one stays.
+        let _ = self.planes[plane].set((bytes, Arc::new(share)));
         Ok(())
     }
 

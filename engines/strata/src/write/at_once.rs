@@ -15,8 +15,9 @@ use parking_lot::Mutex;
 const READS_AT_ONCE: usize = 8;
 
 /// Does `read` for every item, several at once, and returns the results in the order of the items.
-pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], read: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = Mutex::new(items.iter().enumerate());
+pub(crate) fn at_once<T: Send, R: Send>(items: Vec<T>, read: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let count = items.len();
+    let next = Mutex::new(items.into_iter().enumerate());
     let run = || {
         let mut done = Vec::new();
         loop {
@@ -29,7 +30,7 @@ pub(crate) fn at_once<T: Sync, R: Send>(items: &[T], read: impl Fn(&T) -> R + Sy
     let mut done = thread::scope(|scope| {
         // Without a thread, this one reads more.
         let start = |_| thread::Builder::new().name("strata-open".to_owned()).spawn_scoped(scope, run).ok();
-        let others: Vec<_> = (1..READS_AT_ONCE.min(items.len())).filter_map(start).collect();
+        let others: Vec<_> = (1..READS_AT_ONCE.min(count)).filter_map(start).collect();
         let mut done = run();
         for other in others {
             done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
@@ -49,13 +50,14 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_items_and_reads_take_place_at_once() {
         let items: Vec<usize> = (0..READS_AT_ONCE * 3).collect();
+        let expected: Vec<usize> = items.iter().map(|item| item * 2).collect();
         // Each read waits for as many others as may be under way: with fewer at once this would never end.
         let others = Barrier::new(READS_AT_ONCE);
-        let doubled = at_once(&items, |item| {
+        let doubled = at_once(items, |item| {
             others.wait();
             item * 2
         });
-        assert_eq!(doubled, items.iter().map(|item| item * 2).collect::<Vec<_>>());
-        assert_eq!(at_once(&[] as &[usize], |item| *item), Vec::<usize>::new());
+        assert_eq!(doubled, expected);
+        assert_eq!(at_once(Vec::<usize>::new(), |item| item), []);
     }
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::format::filter::PLANES;
 use crate::read::segment::{Part, Segment};
 use crate::read::version::Version;
+use crate::write::at_once::at_once;
 use crate::write::divide::{Division, divide};
 use crate::write::shared::Shared;
 
@@ -101,15 +102,16 @@ impl Shared {
         if version.segments().count() != division.planes.len() {
             return;
         }
+        let mut claims = Vec::new();
         for plane in 0..PLANES {
             // The first plane is worth more than the reserve for work.
             let leave = needed_bytes + if plane == 0 { 0 } else { self.work_left_bytes() };
             for (segment, _) in segments.iter().filter(|(_, (planes, _))| plane < **planes) {
-                if segment.load_plane(plane, &self.budget, leave).is_err() {
-                    self.counters.merge_failed();
-                }
+                claims.extend(segment.claim_plane(plane, &self.budget, leave).map(|share| (segment, plane, share)));
             }
         }
+        let read = at_once(claims, |(segment, plane, share)| segment.read_plane(plane, share));
+        read.iter().filter(|read| read.is_err()).for_each(|_| self.counters.merge_failed());
         let leave = needed_bytes + self.work_left_bytes();
         for (segment, _) in segments.iter().filter(|(_, (_, pages))| **pages) {
             segment.make_resident(&self.budget, leave);

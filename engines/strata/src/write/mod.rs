@@ -5,6 +5,7 @@
 //! and on `strata-load`.
 
 pub(crate) mod ahead;
+pub(crate) mod at_once;
 pub(crate) mod balance;
 pub(crate) mod bulk;
 pub(crate) mod commit;

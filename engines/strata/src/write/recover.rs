@@ -18,6 +18,7 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::sizes::{least_cache_bytes, mem_bytes, work_bytes};
 use crate::storage::Storage;
+use crate::write::at_once::at_once;
 use crate::write::directory::{remove, survey};
 use crate::write::replay::{Accept, Replay, Replayed};
 use crate::{Sizes, StrataOptions};
@@ -72,11 +73,14 @@ pub(crate) fn recover(
 /// Loads the filter planes that `write/divide.rs` will want, in its order, so that they are checked before anything is
 /// changed.
 fn load_planes(version: &Version, budget: &Arc<Budget>, work_bytes: u64, least_cache_bytes: u64) -> Result<()> {
+    let mut claims = Vec::new();
     for plane in 0..PLANES {
         let leave = work_bytes + if plane == 0 { 0 } else { least_cache_bytes };
-        version.segments().try_for_each(|segment| segment.load_plane(plane, budget, leave))?;
+        let claimed =
+            |segment| Segment::claim_plane(segment, plane, budget, leave).map(|share| (segment, plane, share));
+        claims.extend(version.segments().map(|segment| &**segment).filter_map(claimed));
     }
-    Ok(())
+    at_once(claims, |(segment, plane, share)| segment.read_plane(plane, share)).into_iter().collect()
 }
 
 /// Opens all runs. Their memory is divided once the store is open.
@@ -88,8 +92,8 @@ fn open_version(
 ) -> Result<Version> {
     let mut runs = Vec::new();
     for run in &manifest.runs {
-        let segments = run.iter().map(|info| Segment::open(storage, *info, budget, reads)).collect::<Result<_>>()?;
-        runs.push(Arc::new(Run::new(segments)));
+        let segments = at_once(run.iter().collect(), |info| Segment::open(storage, *info, budget, reads));
+        runs.push(Arc::new(Run::new(segments.into_iter().collect::<Result<_>>()?)));
     }
     let base = runs.pop().unwrap_or_default();
     Ok(Version { deltas: runs, base, merged_below: manifest.merged_below })
