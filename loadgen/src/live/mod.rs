@@ -107,6 +107,7 @@ pub struct LiveArgs {
 struct Outcome {
     end: Final,
     latency: Report,
+    /// Time from the first event sent to the last slot applied.
     seconds: f64,
     usage: Option<Usage>,
     charged: Option<Charged>,
@@ -309,11 +310,16 @@ fn follow(
         if let Some(reason) = status.as_ref().and_then(|status| reasons.due(status)) {
             bar.suspend(|| eprintln!("the service is not ready: {reason}"));
         }
+        if last != (sent, slot) {
+            (last, moved) = ((sent, slot), Instant::now());
+        }
         if let (Some(end), Some(slot), Some(status)) = (end, slot, &status)
             && slot >= end.slot
         {
             bar.finish();
-            let seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
+            // The stream tells its end only after it has computed the digest of all pairs, which takes seconds for
+            // large maps and is none of the service's time.
+            let seconds = started.map_or(0.0, |started| moved.duration_since(started).as_secs_f64());
             let latency = serde_json::from_slice(&get(metrics, "/histograms.json")?)
                 .context("the service's /histograms.json is not a latency report")?;
             let usage = service.map(|service| service.usage()).transpose()?;
@@ -325,9 +331,6 @@ fn follow(
                 charged: cap.charged(),
                 status: status.clone(),
             });
-        }
-        if last != (sent, slot) {
-            (last, moved) = ((sent, slot), Instant::now());
         }
         if moved.elapsed() > STALL_BOUND {
             let (stall_s, slot) =
