@@ -16,7 +16,6 @@ archive is read once, so that it comes from the page cache, if there is room for
 NAME.jsonl (a line for each repeat) and NAME.txt. Exit code 1: a program failed. Targets that are missed are named.
 """
 
-import argparse
 import json
 import os
 import re
@@ -25,6 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from kit import options
 
 EXTRACT = "token-owner"
 # Unpacked bytes of an archive for each pair, with the oddities and other accounts that `loadgen archive` writes.
@@ -92,9 +93,7 @@ def row(name, values, unit, target, holds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-archive", help="directory for the archive and the stores; removed")
+    parser = options(__doc__, "bench-archive")
     parser.add_argument("--gigabytes", type=float, default=10, help="unpacked size of the archive, about")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="archive", help="results: OUT.jsonl and OUT.txt")

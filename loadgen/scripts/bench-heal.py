@@ -14,7 +14,6 @@ Prints a JSON line for each engine and kind of archive, which --out appends to a
 million differences on 50 million pairs. Exit code 1: a program failed, or digests differ.
 """
 
-import argparse
 import json
 import os
 import re
@@ -25,8 +24,8 @@ import threading
 import time
 from datetime import datetime
 
-from bench_kit import tell, used_bytes
-from torture_life import Failed, Life, check, write_archives
+from kit import ENGINES, Failed, check, options, tell, used_bytes
+from torture_life import Life, write_archives
 
 SLOT_EVENTS = 10_000
 RATE = 20_000
@@ -155,10 +154,8 @@ def measure(args, engine, kind, archive, base, story):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=["lmdb", "redb", "rocksdb", "strata"])
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-heal", help="directory for archives and stores; removed")
+    parser = options(__doc__, "bench-heal")
+    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
     parser.add_argument("--pairs", type=int, default=50_000_000)
     parser.add_argument("--changed", type=int, default=1_000_000, help="accounts that differ, about")
     parser.add_argument("--memory", help="memory of the engine; its default share without this")

@@ -13,7 +13,6 @@ Samples the disk of the store and of its work directory, and the anonymous memor
 engine, which --out appends to a file. Exit code 1: a program failed.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -24,7 +23,7 @@ import sys
 import threading
 import time
 
-from bench_kit import Group, tell, used_bytes
+from kit import Group, options, tell, used_bytes
 
 SEED = "1"
 SAMPLE_SECONDS = 0.5
@@ -133,10 +132,8 @@ def measure(args, engine):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, "bench-large")
     parser.add_argument("engines", nargs="+", metavar="ENGINE")
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-large", help="directory for the stores; removed")
     parser.add_argument("--pairs", type=int, default=700_000_000)
     parser.add_argument("--cap", type=int, default=4 << 30, help="memory of the load and of the service, in bytes")
     parser.add_argument("--order", help="order of the load: sorted or shuffled")

@@ -13,17 +13,15 @@ full rate needs outage * rate / (full rate - rate) seconds; the target is 1.2 ti
 engine, which --out appends to a file. Exit code 1: a program failed, or the service was never level again.
 """
 
-import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 
-from bench_kit import Group, tell
+from kit import ENGINES, Group, free_port, options, tell
 
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
@@ -36,12 +34,6 @@ TARGET = 1.2
 FIGURES = ("write_amplification_percent", "merges", "merge_us", "merge_step_longest_us")
 # Slots that the server keeps: all.
 REPLAY_SLOTS = 1_000_000
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 class Service:
@@ -170,10 +162,8 @@ def measure(args, engine):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=["lmdb", "redb", "rocksdb", "strata"])
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-outage", help="directory for the stores; removed")
+    parser = options(__doc__, "bench-outage")
+    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
     parser.add_argument("--pairs", type=int, default=20_000_000)
     parser.add_argument("--cap", type=int, help="memory of the service in bytes; none without this")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of the stream")

@@ -11,18 +11,18 @@ Prints a JSON line for each takeover, which --out appends to a file, and then th
 a takeover took 3 s or longer.
 """
 
-import argparse
 import datetime
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
+
+from kit import ENGINES, free_port, options
 
 STORY = ["--pairs", "200000", "--seed", "1", "--events", "10000000", "--events-per-slot", "2000", "--rate", "5000"]
 STORY += ["--replay-slots", "1000000"]
@@ -31,12 +31,6 @@ SLOTS_BEFORE = 10
 LOOK_SECONDS = 0.01
 WAIT_SECONDS_MAX = 60
 TARGET_S = 3
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 def slot(port):
@@ -95,10 +89,8 @@ def takeover(args, children):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-takeover", help="directory for the store; removed")
-    parser.add_argument("--engine", default="strata", choices=["lmdb", "redb", "rocksdb", "strata"])
+    parser = options(__doc__, "bench-takeover")
+    parser.add_argument("--engine", default="strata", choices=ENGINES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()

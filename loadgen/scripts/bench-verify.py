@@ -13,12 +13,13 @@ from the page cache. Exit code 1: a verification answered wrongly, or took more 
   changed  `verify` with one value changed in the file: both digests, the sort, and the merge
 """
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import time
+
+from kit import options
 
 PAIR_BYTES = 64
 CHUNK_PAIRS = 1 << 16
@@ -77,9 +78,7 @@ def measure(bootstrap, engine, source, changed, work, pairs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-bench-verify", help="directory for the stores and the file")
+    parser = options(__doc__, "bench-verify")
     parser.add_argument("--pairs", type=int, default=2_000_000)
     parser.add_argument("--limit", type=float, default=2.0)
     parser.add_argument("engines", nargs="+")

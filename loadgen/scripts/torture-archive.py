@@ -18,7 +18,6 @@ Bounds (RUNBOOK.md, "A snapshot archive"): memory is the peak of RssAnon, sample
 the page cache; disk is the sum of the store and its work directory, sampled.
 """
 
-import argparse
 import os
 import random
 import re
@@ -27,7 +26,7 @@ import subprocess
 import sys
 import time
 
-from bench_kit import used_bytes
+from kit import Failed, options, used_bytes
 
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.1
@@ -47,10 +46,6 @@ CHUNKS = 128 * MIB
 MEMTABLES = {"rocksdb": 128 * MIB}
 READER = 24 * MIB
 READER_FILE = 200
-
-
-class Failed(Exception):
-    """A check that did not hold."""
 
 
 class Load:
@@ -224,9 +219,7 @@ def remove(store):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-torture-archive", help="directory for archives and stores; removed")
+    parser = options(__doc__, "torture-archive")
     parser.add_argument("--pairs", type=int, default=20_000_000)
     parser.add_argument("--kills", type=int, default=10, help="kills of each engine's loads")
     parser.add_argument("--seed", type=int, default=1, help="seed of the archives and of the places of the kills")

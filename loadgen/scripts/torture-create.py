@@ -12,13 +12,12 @@ stream's, nothing of spool and spill may be left, and the service has to end wit
 Prints a line for each life. Exit code 1: a check failed; the last line says which, and how to repeat it.
 """
 
-import argparse
 import os
-import random
 import shutil
 import sys
 
-from torture_life import Failed, Life, write_archives
+from kit import ENGINES, Failed, options
+from torture_life import Life, kill_lives, write_archives
 
 STORY = ["--events-per-slot", "500", "--unknown-share", "0.05", "--change-share", "0.3", "--close-share", "0.05"]
 STORY += ["--skip-every", "11"]
@@ -38,15 +37,18 @@ def live(args, engine, archive, story, moments):
         life.close()
 
 
+def kill_moments(rng, count, seconds):
+    """Half of the kills come within the first quarter, which is mostly the load."""
+    return [rng.uniform(0, seconds / rng.choice([1, 4])) for _ in range(count)]
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-torture-create", help="directory for archive and store; removed")
+    parser = options(__doc__, "torture-create")
     parser.add_argument("--pairs", type=int, default=4_000_000)
     parser.add_argument("--kills", type=int, default=20, help="kills for each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the archive and of the moments of the kills")
     parser.add_argument("--memory", default="64MiB", help="memory of the engine")
-    parser.add_argument("engines", nargs="+", choices=["lmdb", "redb", "rocksdb", "strata"])
+    parser.add_argument("engines", nargs="+", choices=ENGINES)
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
     story = ["--pairs", str(args.pairs), "--seed", str(args.seed), "--events", str(RATE * STREAM_SECONDS), *STORY]
@@ -54,18 +56,8 @@ def main():
     try:
         archive = write_archives(args, story, [])[0]["file"]
         for engine in args.engines:
-            _, seconds = live(args, engine, archive, story, [])
-            print(f"ok    {engine} without a kill: spool gone after seconds={seconds:.1f}", flush=True)
-            kills = number = 0
-            while kills < args.kills:
-                number += 1
-                rng = random.Random(f"{args.seed} {engine} {number}")
-                # Half of them within the first quarter, which is mostly the load.
-                moments = [rng.uniform(0, seconds / rng.choice([1, 4])) for _ in range(min(rng.randint(1, 4), args.kills - kills))]
-                phases, last = live(args, engine, archive, story, moments)
-                kills += len(phases)
-                where = "; ".join(f"{moment:.2f}s {phase}" for moment, phase in zip(moments, phases))
-                print(f"ok    {engine} life={number}: killed at {where}; then spool gone after seconds={last:.1f}", flush=True)
+            run = lambda number, moments: live(args, engine, archive, story, moments)
+            kill_lives(args, engine, run, kill_moments, "spool gone")
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
         print(f"FAILED: {engine}: {failed}\nagain: loadgen/scripts/torture-create.py --bin {args.bin} {again} {engine}")

@@ -17,9 +17,7 @@ begun (withholds), or one that stops to answer then (stalls). It keeps no more s
 Prints a line for each life. Exit code 1: a check failed; the last line says which, and how to repeat it.
 """
 
-import argparse
 import os
-import random
 import re
 import shutil
 import signal
@@ -28,7 +26,8 @@ import sys
 import threading
 import time
 
-from torture_life import LIFE_SECONDS_MAX, LOOK_SECONDS, Failed, Life, check, free_port, write_archives
+from kit import ENGINES, Failed, check, free_port, options
+from torture_life import LIFE_SECONDS_MAX, LOOK_SECONDS, Life, kill_lives, write_archives
 
 SLOT_EVENTS = 500
 STORY = ["--events-per-slot", str(SLOT_EVENTS), "--unknown-share", "0.05", "--change-share", "0.3"]
@@ -155,16 +154,18 @@ def live(args, engine, archives, story, base, number, moments):
         life.close()
 
 
+def kill_moments(rng, count, seconds):
+    return [rng.uniform(0, seconds / 2) for _ in range(count)]
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
-    parser.add_argument("--work", default="/tmp/solkv-torture-heal", help="directory for archives and store; removed")
+    parser = options(__doc__, "torture-heal")
     parser.add_argument("--pairs", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=20, help="kills for each engine")
     parser.add_argument("--seed", type=int, default=1, help="seed of the archives and of the moments of the kills")
     parser.add_argument("--memory", default="64MiB", help="memory of the engine")
     parser.add_argument("--fault", choices=["two", "withholds", "stalls"], help="a second server, and its fault")
-    parser.add_argument("engines", nargs="+", choices=["lmdb", "redb", "rocksdb", "strata"])
+    parser.add_argument("engines", nargs="+", choices=ENGINES)
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
     times = Times(args.fault)
@@ -174,17 +175,8 @@ def main():
         archives = write_archives(args, story, ["--incremental-slots", ",".join(map(str, times.archive_slots()))])
         base = archives[0]["slot"]
         for engine in args.engines:
-            _, seconds = live(args, engine, archives, story, base, 0, [])
-            print(f"ok    {engine} without a kill: healed after seconds={seconds:.1f}", flush=True)
-            kills = number = 0
-            while kills < args.kills:
-                number += 1
-                rng = random.Random(f"{args.seed} {engine} {number}")
-                moments = [rng.uniform(0, seconds / 2) for _ in range(min(rng.randint(1, 4), args.kills - kills))]
-                phases, last = live(args, engine, archives, story, base, number, moments)
-                kills += len(phases)
-                where = "; ".join(f"{moment:.2f}s {phase}" for moment, phase in zip(moments, phases))
-                print(f"ok    {engine} life={number}: killed at {where}; then healed after seconds={last:.1f}", flush=True)
+            run = lambda number, moments: live(args, engine, archives, story, base, number, moments)
+            kill_lives(args, engine, run, kill_moments, "healed")
     except Failed as failed:
         again = f"--pairs {args.pairs} --kills {args.kills} --seed {args.seed} --memory {args.memory}"
         again += f" --fault {args.fault}" if args.fault else ""

@@ -5,30 +5,17 @@ Used by torture-create.py and torture-heal.py. A check that does not hold raises
 
 import json
 import os
+import random
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 
+from kit import Failed, check, free_port
+
 LOOK_SECONDS = 0.1
 LIFE_SECONDS_MAX = 300
-
-
-class Failed(Exception):
-    """A check that did not hold."""
-
-
-def check(holds, text):
-    if not holds:
-        raise Failed(text)
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
 
 
 def write_archives(args, story, more):
@@ -39,6 +26,25 @@ def write_archives(args, story, more):
     check(done.returncode == 0, f"loadgen archive: {done.stdout}{done.stderr}")
     with open(report) as file:
         return json.load(file)["archives"]
+
+
+def kill_lives(args, engine, live, moments, ended):
+    """Lives of a store of the engine, until --kills kills: the first one without a kill, to know how long it takes.
+
+    live(number, moments) runs a life and returns the phases of its kills, and the seconds of its last start; number counts the
+    lives from 0. moments(rng, count, seconds) returns the times of the next kills after each start. ended says what ends a life.
+    """
+    _, seconds = live(0, [])
+    print(f"ok    {engine} without a kill: {ended} after seconds={seconds:.1f}", flush=True)
+    kills = number = 0
+    while kills < args.kills:
+        number += 1
+        rng = random.Random(f"{args.seed} {engine} {number}")
+        chosen = moments(rng, min(rng.randint(1, 4), args.kills - kills), seconds)
+        phases, last = live(number, chosen)
+        kills += len(phases)
+        where = "; ".join(f"{moment:.2f}s {phase}" for moment, phase in zip(chosen, phases))
+        print(f"ok    {engine} life={number}: killed at {where}; then {ended} after seconds={last:.1f}", flush=True)
 
 
 class Life:

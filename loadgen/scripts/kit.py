@@ -1,7 +1,34 @@
-"""Parts of several benchmarks: a memory limit for a program, the bytes of directories, and the lines of results."""
+"""Parts of several scripts: the common options, a memory limit for a program, the bytes of directories, lines of results, checks."""
 
+import argparse
 import json
 import os
+import socket
+
+ENGINES = ["lmdb", "redb", "rocksdb", "strata"]
+
+
+class Failed(Exception):
+    """A check that did not hold."""
+
+
+def check(holds, text):
+    if not holds:
+        raise Failed(text)
+
+
+def options(doc, name):
+    """Returns a parser of a script's options with those that every script has: --bin and --work."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default="target/release", help="directory of the built programs")
+    parser.add_argument("--work", default=f"/tmp/solkv-{name}", help="directory for everything that is made")
+    return parser
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
 
 
 class Group:
