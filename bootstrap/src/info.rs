@@ -14,7 +14,7 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::out::say;
 use crate::running::{self, Running};
-use crate::scan::{digest_of, open_to_scan, scan_memory};
+use crate::scan::{open_to_scan, scan_memory};
 use crate::served::{self, Served};
 use crate::state::{State, is_complete};
 
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         // A store without a readable chain checkpoint can be described anyway.
         Err(error) => (None, Some(error.to_string())),
     };
-    let digest = args.digest.then(|| digest_of(&*engine)).transpose()?;
+    let digest = args.digest.then(|| Digest::of(&*engine)).transpose()?;
     let found = Served {
         engine: engine.label().to_owned(),
         pairs_estimate: stats.pairs_estimate,
@@ -199,7 +199,7 @@ fn meaning(holds: &Holds) -> String {
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
     let engine = open_to_scan(&args.dir, None, None)?;
-    say!("{}", digest_of(&*engine)?.pairs());
+    say!("{}", Digest::of(&*engine)?.pairs());
     engine.close()?;
     Ok(0)
 }

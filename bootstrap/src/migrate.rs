@@ -23,7 +23,7 @@ use crate::out::{say, tell};
 use crate::progress::Progress;
 use crate::rank::Order;
 use crate::resume::{Found, check_directory, refuse_part};
-use crate::scan::{digest_of, open_to_scan, scan_memory};
+use crate::scan::{open_to_scan, scan_memory};
 use crate::signal::Stop;
 use crate::state::{State, is_complete, load_of};
 use crate::wrong::{Wrong, options_for};
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     }
     let took = started.elapsed();
     let started = Instant::now();
-    let (written, label) = (digest_of(&*to)?, to.label());
+    let (written, label) = (Digest::of(&*to)?, to.label());
     let took = (took, started.elapsed());
     refuse_other_content(&known, &origin, &read, &args.from_store)?;
     if read == written {

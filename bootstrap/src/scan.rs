@@ -1,14 +1,13 @@
-//! Opens stores that are read from end to end, and scans them for their digest.
+//! Opens stores that are read from end to end.
 //!
 //! Owns: the memory of such an engine. Must not: write to a store. Runs on the thread that reads the store.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Result;
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{Digest, EngineKind, EngineOptions, OpenMode, Terms};
+use engines::{EngineKind, EngineOptions, OpenMode, Terms};
 
 use crate::running;
 
@@ -34,14 +33,4 @@ pub(crate) fn open_to_scan(
         engines::check(dir, &EngineOptions::new(engine), OpenMode::Existing, &Terms::default())?;
     }
     engines::open_read_only(dir, Some(scan_memory(memory))).map_err(|error| running::explain(dir, error))
-}
-
-/// Scans a store and returns the digest of all its pairs.
-pub(crate) fn digest_of(engine: &dyn Engine) -> Result<Digest> {
-    let mut digest = Digest::default();
-    engine.reader()?.scan(&mut |key, value| {
-        digest.add(key, value);
-        ControlFlow::Continue(())
-    })?;
-    Ok(digest)
 }

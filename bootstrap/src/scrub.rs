@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use bytesize::ByteSize;
 use engine_api::{Engine, ErrorKind};
-use engines::Identity;
+use engines::{Digest, Identity};
 
 use crate::out::say;
 use crate::resume::refuse_part;
 use crate::running::warn_of_part;
-use crate::scan::{digest_of, open_to_scan};
+use crate::scan::open_to_scan;
 
 /// Arguments that select the store to check.
 #[derive(clap::Args, Clone, Debug)]
@@ -67,7 +67,7 @@ fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Resul
     let loaded = known.loaded_at(seq);
     if let Some(loaded) = loaded {
         // Checksums cannot tell that the files belong to another store, so compare the digests too.
-        let found = digest_of(engine)?;
+        let found = Digest::of(engine)?;
         if let Some(how) = loaded.difference(found.pairs(), &found.to_string()) {
             return Err(other(how, seq));
         }

@@ -3,7 +3,6 @@
 //! Owns: the choice of who makes the copy (the running service, or this process), the digest kept with the copy, the
 //! comparison. Must not: touch a store that a service has open. Runs on the main thread.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -83,7 +82,7 @@ fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result
     let mut said = format!("{made}\ncheckpoint {checkpoint}\n");
     warn_of_part(to)?;
     if args.digest {
-        let digest = digest(&*copy)?;
+        let digest = Digest::of(&*copy)?;
         refuse_other_content(to, &*copy, &digest)?;
         let record = Record { digest: digest.to_string() };
         let path = to.join(RECORD);
@@ -119,9 +118,9 @@ fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<S
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {
             Some(kept) => (kept, "kept with the snapshot"),
-            None => (digest(from)?, "of the snapshot as it is now"),
+            None => (Digest::of(from)?, "of the snapshot as it is now"),
         };
-        let found = digest(&*store)?;
+        let found = Digest::of(&*store)?;
         refuse_other_content(&args.dir, &*store, &found)?;
         if found != expected {
             bail!(
@@ -215,15 +214,6 @@ fn open_whole(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
             .with_context(|| format!("the store to copy is damaged: dir={}", dir.display()))?;
     }
     Ok(store)
-}
-
-fn digest(engine: &dyn Engine) -> Result<Digest> {
-    let mut digest = Digest::default();
-    engine.reader()?.scan(&mut |key, value| {
-        digest.add(key, value);
-        ControlFlow::Continue(())
-    })?;
-    Ok(digest)
 }
 
 fn read_record(dir: &Path) -> Result<Option<Digest>> {

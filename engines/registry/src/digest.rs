@@ -1,13 +1,14 @@
 //! The identity of a store's content: the digest of its map, and the id of the source that it was loaded from.
 //!
-//! Owns: both definitions, on which every program and every store agree to the bit. Must not: do I/O. The digest is
+//! Owns: both definitions, on which every program and every store agree to the bit. Must not: open a store. The digest is
 //! order-independent and incremental, so that a stream, a scan and a test reach the same digest in different ways. Any
 //! thread.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use engine_api::{Key, Value};
+use engine_api::{Engine, Key, Value};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// Sum modulo 2^128 of xxh3-128(key || value) over all pairs, and their number. Equal maps have equal digests. Two
@@ -19,6 +20,19 @@ pub struct Digest {
 }
 
 impl Digest {
+    /// Scans the newest commit of a store and returns the digest of all its pairs.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn of(engine: &dyn Engine) -> engine_api::Result<Self> {
+        let mut digest = Self::default();
+        engine.reader()?.scan(&mut |key, value| {
+            digest.add(key, value);
+            ControlFlow::Continue(())
+        })?;
+        Ok(digest)
+    }
+
     /// Adds a pair to the map.
     pub fn add(&mut self, key: &Key, value: &Value) {
         self.pairs += 1;

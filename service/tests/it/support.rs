@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -68,12 +67,7 @@ pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
 /// Returns the digest of a store that no process has open.
 pub(crate) fn digest(dir: &Path, options: &EngineOptions) -> String {
     let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
-    let mut digest = Digest::default();
-    let mut add = |key: &_, value: &_| {
-        digest.add(key, value);
-        ControlFlow::Continue(())
-    };
-    engine.reader().unwrap().scan(&mut add).unwrap();
+    let digest = Digest::of(&*engine).unwrap();
     engine.close().unwrap();
     digest.to_string()
 }
