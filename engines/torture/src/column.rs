@@ -130,8 +130,9 @@ impl Column {
     /// Whether settling a store with these figures merges deltas into a base in several groups: strata alone does, if
     /// it has more segments than runs.
     pub(crate) fn merges_groups(self, stats: &Stats) -> bool {
-        let figure = |name| figure(stats, name);
-        figure("delta_records") > 0 && figure("base_records") > 0 && figure("segments") > figure("delta_runs") + 1
+        figure(stats, "delta_records") > 0
+            && figure(stats, "base_records") > 0
+            && figure(stats, "segments") > figure(stats, "delta_runs") + 1
     }
 
     /// Whether the engine relies on flushed files keeping their names. RocksDB renames `CURRENT` to name a manifest

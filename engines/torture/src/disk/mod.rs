@@ -164,11 +164,13 @@ impl Disk {
         // A request that is held at the gate must not block the unmount.
         self.shared.gate.release();
         let until = Instant::now() + PATIENCE;
+        let mut is_cut = false;
         while let Err(e) = unmount(&self.point, UnmountFlags::empty()) {
             if e != rustix::io::Errno::BUSY || Instant::now() >= until {
                 // Aborts the requests in flight. A mount that is still busy disappears with its last user.
                 unmount(&self.point, UnmountFlags::FORCE).ok();
                 unmount(&self.point, UnmountFlags::DETACH)?;
+                is_cut = true;
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -180,8 +182,7 @@ impl Disk {
             std::thread::sleep(Duration::from_millis(1));
         }
         match session.join() {
-            // The session's end after its requests were aborted above.
-            Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
+            Err(e) if is_cut && e.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
             ended => ended,
         }
     }
