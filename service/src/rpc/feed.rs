@@ -21,8 +21,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
-use super::first_map;
 use super::places::{Places, Taking};
+use super::refuse_other_map;
 use crate::feed::{
     DUMPS_MAX, Feed, FeedError, FeedSettings, Filter, Head, NotDone, Registration, Scope, Tail, Workers,
 };
@@ -57,7 +57,7 @@ impl FeedRpc for FeedService {
     type SubscribeStream = Responses;
 
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Responses>, Status> {
-        first_map(&request.get_ref().map)?;
+        refuse_other_map(&request.get_ref().map)?;
         let Some((feed, workers)) = self.feed.clone() else {
             return Err(Status::failed_precondition("the service keeps no feed: its configuration says feed = false"));
         };

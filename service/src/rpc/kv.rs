@@ -11,8 +11,8 @@ use proto::v1::{
 use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
-use super::first_map;
 use super::places::Places;
+use super::refuse_other_map;
 use super::wait::{Waits, Wanted};
 use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
 use crate::net::figures::Place;
@@ -51,7 +51,7 @@ impl Kv for KvService {
         let asked = self.lookups.clock();
         let (metadata, extensions, message) = request.into_parts();
         let GetRequest { key: bytes, commitment, min_context_slot, map } = message;
-        first_map(&map)?;
+        refuse_other_map(&map)?;
         let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
         let peer = Peer::of(&extensions)?;
@@ -65,7 +65,7 @@ impl Kv for KvService {
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
         let asked = self.lookups.clock();
         let (metadata, extensions, message) = request.into_parts();
-        first_map(&message.map)?;
+        refuse_other_map(&message.map)?;
         let wanted = Wanted::new(&metadata, message.commitment, message.min_context_slot)?;
         let packed = !message.packed_keys.is_empty();
         let keys = keys_of(message)?;
@@ -85,7 +85,7 @@ impl Kv for KvService {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        first_map(&request.get_ref().map)?;
+        refuse_other_map(&request.get_ref().map)?;
         Ok(Response::new(self.status.response()))
     }
 }

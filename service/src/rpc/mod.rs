@@ -193,7 +193,7 @@ fn router(routes: Routes, guard: GuardLayer) -> Router<Stack<GuardLayer, Identit
 ///
 /// # Errors
 /// `NOT_FOUND`.
-fn first_map(name: &str) -> Result<(), tonic::Status> {
+fn refuse_other_map(name: &str) -> Result<(), tonic::Status> {
     if name.is_empty() {
         return Ok(());
     }
