@@ -78,14 +78,18 @@ const TABLE: &[&str] = &[
 /// files.
 pub(crate) const CACHE: &str = "cache";
 
+/// Name of the setting for a cache of pairs in addition to the block cache, in bytes. RocksDB's options files do not
+/// take it, because it is an object.
+pub(crate) const ROW_CACHE: &str = "row_cache";
+
 /// Returns the names that [`RocksdbOptions::set`](crate::RocksdbOptions::set) accepts.
 pub fn settings() -> impl Iterator<Item = &'static str> {
-    TREE.iter().chain(TABLE).copied().chain([CACHE])
+    TREE.iter().chain(TABLE).copied().chain([CACHE, ROW_CACHE])
 }
 
 /// Builds a block cache of the kind that `set` names, otherwise of the profile's kind.
 pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> Result<Cache> {
-    let is_clock = match set.iter().rev().find(|(name, _)| name == CACHE).map(|(_, value)| value.as_str()) {
+    let is_clock = match last(set, CACHE) {
         None => is_clock,
         Some("lru") => false,
         Some("hyper_clock") => true,
@@ -117,10 +121,22 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
     // A nested string adds to the table's options that are set already.
     let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
     let text = tree + &table;
-    options.get_options_from_string(&text).map_err(|e| {
+    let mut options = options.get_options_from_string(&text).map_err(|e| {
         let what = format!("RocksDB does not take its settings: set={text:?}: correct the value");
         Error::with_source(ErrorKind::FixInput, format!("{what}: {e}"), e)
-    })
+    })?;
+    if let Some(bytes) = last(set, ROW_CACHE) {
+        let bytes = bytes.parse().map_err(|_| {
+            Error::new(ErrorKind::FixInput, format!("not a number of bytes: {ROW_CACHE}={bytes}"))
+        })?;
+        options.set_row_cache(&Cache::new_lru_cache(bytes));
+    }
+    Ok(options)
+}
+
+/// Returns the last value that `set` has for `name`, which is the one that holds.
+fn last<'a>(set: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    set.iter().rev().find(|(named, _)| named == name).map(|(_, value)| value.as_str())
 }
 
 /// Whether `value` is a single value, without a part that RocksDB would take for another setting.
@@ -137,9 +153,8 @@ fn is_one_value(value: &str) -> bool {
 /// if it was asked for. RocksDB corrects it for its own files, but its writer of sorted files does not and follows a
 /// null pointer.
 fn whole_filters(set: &[(String, String)]) -> Result<&'static str> {
-    let last = |wanted: &str| set.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
-    let partitioned = last("index_type") == Some("kTwoLevelIndexSearch");
-    match last("partition_filters") {
+    let partitioned = last(set, "index_type") == Some("kTwoLevelIndexSearch");
+    match last(set, "partition_filters") {
         _ if partitioned => Ok(""),
         None => Ok("partition_filters=false;"),
         Some("false") => Ok(""),

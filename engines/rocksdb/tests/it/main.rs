@@ -169,6 +169,7 @@ fn what_is_set_comes_before_the_profile() {
     for wrong in [
         ("max_open_files", "many"),
         ("cache", "fifo"),
+        ("row_cache", "much"),
         ("manual_wal_flush", "true"),
         ("recycle_log_file_num", "4"),
         ("compaction_style", "kCompactionStyleFIFO"),
@@ -179,6 +180,28 @@ fn what_is_set_comes_before_the_profile() {
         let error = RocksdbEngine::open(dir.path(), &tuned_with(&[wrong])).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FixInput, "{wrong:?}: {error}");
         assert!(error.to_string().contains(wrong.0), "{wrong:?}: {error}");
+    }
+}
+
+#[test]
+fn a_row_cache_never_shows_a_replaced_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = RocksdbEngine::open(dir.path(), &tuned_with(&[("row_cache", "1048576")])).unwrap();
+    let log = fs::read_to_string(dir.path().join("LOG")).unwrap();
+    assert!(log.contains("Options.row_cache: 1048576"), "{log}");
+    let of_round = |round: u64| (0..PAIRS).map(|number| (key(number), key(number ^ round))).collect::<Vec<_>>();
+    for round in 1..4 {
+        let before = engine.reader().unwrap();
+        commit(&engine, &of_round(round), round);
+        engine.settle().unwrap();
+        // Twice, so that the second get finds its pair in the cache.
+        for mut reader in [engine.reader().unwrap(), engine.reader().unwrap()] {
+            for (key, value) in of_round(round) {
+                assert_eq!(reader.get(&key).unwrap(), Some(value));
+            }
+        }
+        let old = (round > 1).then(|| key(round - 1));
+        assert_eq!({ before }.get(&key(0)).unwrap(), old, "a reader sees the commit at its opening");
     }
 }
 
