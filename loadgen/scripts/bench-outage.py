@@ -9,8 +9,9 @@ stopped for --outage seconds and started again. It is level once the slot that i
 schedule as it was before the outage. The time counts from the start of the process. A service that catches up at its
 full rate needs outage * rate / (full rate - rate) seconds; the target is 1.2 times this.
 
---cap puts the service into a cgroup of that many bytes, for which this needs permission. Prints a JSON line for each
-engine, which --out appends to a file. Exit code 1: a program failed, or the service was never level again.
+--cap puts the service into a cgroup of that many bytes, for which this needs permission. The store is cold at each start
+then. Prints a JSON line for each engine, which --out appends to a file. Exit code 1: a program failed, or the service was
+never level again.
 """
 
 import json
@@ -21,7 +22,7 @@ import sys
 import time
 import urllib.request
 
-from kit import ENGINES, Group, free_port, options, tell
+from kit import ENGINES, Group, drop_cached, free_port, options, tell
 
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
@@ -100,16 +101,28 @@ def ahead(service, slots_per_s):
     return None if slot is None else slot - time.monotonic() * slots_per_s
 
 
+def cool(args, store):
+    """Drops the store's pages under a cap: pages that another process has read are charged to that process."""
+    if args.cap:
+        drop_cached(store)
+
+
 def outage(args, store, engine, children, log):
     """Returns the seconds from the second start until the service is level with the stream, and the engine's figures."""
     port, slots_per_s = free_port(), args.rate / EVENTS_PER_SLOT
     group = Group(args.cap)
+
+    def start():
+        service = Service(args, engine, store, port, group, log)
+        children.append(service.process)
+        return service
+
     try:
         command = [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story(args, 10**9)]
         command += ["--rate", str(args.rate), "--replay-slots", str(REPLAY_SLOTS), "--linger", "1h"]
         children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log))
-        service = Service(args, engine, store, port, group, log)
-        children.append(service.process)
+        cool(args, store)
+        service = start()
         while service.slot() in (None, 0):
             time.sleep(LOOK_SECONDS)
         time.sleep(BEFORE_SECONDS)
@@ -117,10 +130,10 @@ def outage(args, store, engine, children, log):
         # The least of them: the schedule runs on while a slot is under way.
         level = min(seen)
         service.stop()
+        cool(args, store)
         time.sleep(args.outage)
         started = time.monotonic()
-        service = Service(args, engine, store, port, group, log)
-        children.append(service.process)
+        service = start()
         while time.monotonic() - started < WAIT_SECONDS_MAX:
             now = ahead(service, slots_per_s)
             if now is not None and now >= level:

@@ -24,7 +24,7 @@ piece() {
         memory) for scenario in warm warm-more recover; do bench "$scenario" "$scenario"; done ;;
         changes) for scenario in writes batches beside aged values; do bench "$scenario" "$scenario"; done ;;
         loads) for scenario in loads-sorted loads-shuffled loads-shuffled-once; do bench loads "$scenario"; done ;;
-        live) bench live live ;;
+        live) for scenario in live-caps live-memory; do bench "$scenario" "$scenario"; done ;;
         large)
             bench caps-100m caps --pairs 100000000 --repeats 1
             bench recover-100m recover --pairs 100000000 --repeats 1 --engine strata

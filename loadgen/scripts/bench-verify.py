@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from kit import options
+from kit import drop_cached, options
 
 PAIR_BYTES = 64
 CHUNK_PAIRS = 1 << 16
@@ -31,16 +31,6 @@ def write_pairs(path, pairs):
             file.write(os.urandom(PAIR_BYTES * min(CHUNK_PAIRS, pairs - at)))
         file.flush()
         os.fsync(file.fileno())
-
-
-def drop_cached(*paths):
-    for path in paths:
-        files = [path] if os.path.isfile(path) else [os.path.join(d, f) for d, _, fs in os.walk(path) for f in fs]
-        for name in files:
-            handle = os.open(name, os.O_RDONLY)
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
 
 
 def timed(command, expected, source=None):

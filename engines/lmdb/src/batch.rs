@@ -8,14 +8,16 @@
 //! which pages of the level are not in memory, and `MADV_WILLNEED` announces those.
 //!
 //! This check costs about as much as the gets of a batch that is in memory. So the pages of a window are checked only
-//! if it is the reader's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
-//! to be read. In a window that was checked, the missing pages are counted. In another one the thread's major faults
+//! if it is the store's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
+//! to be read. A new reader takes this over from the reader that read last, because the ingest opens one for each slot. In a window that was checked, the missing pages are counted. In another one the thread's major faults
 //! are counted, which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
 //! show the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
 //! `getrusage` per window.
 //!
 //! The lookups are gets and not moves of one cursor. A cursor first compares the key with both ends of its present
 //! leaf, which are two more cache misses, and the keys of a batch seldom share a leaf.
+
+use std::sync::atomic::Ordering;
 
 use engine_api::{Key, Result, Value, one_slot_per_key};
 use lmdb::RoTransaction;
@@ -37,7 +39,7 @@ const KEYS_A_COLD_PAGE: usize = 32;
 
 /// State that a reader keeps between its batches of lookups.
 pub(crate) struct Batches {
-    /// Whether the newest window was cold. Also true before the first window.
+    /// Whether the newest window was cold.
     cold: bool,
     /// Major faults of the thread after the newest window.
     faults: u64,
@@ -49,8 +51,11 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    pub(crate) fn new() -> Self {
-        Self { cold: true, faults: 0, order: Vec::new(), pages: Vec::new(), missing: Vec::new() }
+    /// Creates the state of a new reader of `store` on this thread.
+    pub(crate) fn new(store: &Store) -> Self {
+        // ORDERING: Relaxed: a guess, which costs only time.
+        let cold = store.is_cold.load(Ordering::Relaxed);
+        Self { cold, faults: major_faults(), order: Vec::new(), pages: Vec::new(), missing: Vec::new() }
     }
 
     /// Looks up every `keys[i]` into `values[i]`.
@@ -82,6 +87,8 @@ impl Batches {
             self.faults = faults;
         }
         self.order = order;
+        // ORDERING: Relaxed: as in `new`.
+        store.is_cold.store(self.cold, Ordering::Relaxed);
         Ok(())
     }
 
@@ -165,7 +172,7 @@ mod tests {
         let engine = open(dir.path());
         let txn = engine.store.env().begin_ro_txn().unwrap();
         let mut values = vec![Some([7; 32]); 1];
-        Batches::new().get_many(&engine.store, &txn, &[key(1)], &mut values).unwrap();
+        Batches::new(&engine.store).get_many(&engine.store, &txn, &[key(1)], &mut values).unwrap();
         assert_eq!(values, [None], "an empty store has no pages at all");
         drop(txn);
         fill(&engine, PAIRS);
@@ -174,7 +181,7 @@ mod tests {
             for count in [0, 1, 63, 3 * WINDOW_KEYS as u64, 20_000] {
                 let keys = asked(count);
                 let mut values = vec![Some([7; 32]); keys.len()];
-                let mut batches = Batches { cold, ..Batches::new() };
+                let mut batches = Batches { cold, ..Batches::new(&engine.store) };
                 batches.get_many(&engine.store, &txn, &keys, &mut values).unwrap();
                 for (key, value) in keys.iter().zip(&values) {
                     assert_eq!(get(&txn, engine.store.pairs(), key).unwrap(), *value, "cold={cold} count={count}");
@@ -192,7 +199,7 @@ mod tests {
         let page_bytes = engine.store.env().stat().unwrap().page_size() as usize;
         let keys: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577)).collect();
         let window: Vec<(u64, usize)> = (0..keys.len()).map(|at| (0, at)).collect();
-        let mut batches = Batches::new();
+        let mut batches = Batches::new(&engine.store);
         batches.announce(&engine.store, &txn, &keys, &window).unwrap();
         for (key, told) in keys.iter().zip(&batches.pages) {
             let value = txn.get(engine.store.pairs(), key).unwrap();
@@ -221,7 +228,7 @@ mod tests {
         let txn = engine.store.env().begin_ro_txn().unwrap();
         let keys: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577)).collect();
         let window: Vec<(u64, usize)> = (0..keys.len()).map(|at| (0, at)).collect();
-        let mut batches = Batches::new();
+        let mut batches = Batches::new(&engine.store);
         let mut values = vec![None; keys.len()];
         let missing = batches.announce(&engine.store, &txn, &keys, &window).unwrap();
         assert!(missing > WINDOW_KEYS / 2, "missing={missing} cached={before} all={all}");
@@ -234,10 +241,11 @@ mod tests {
         batches.get_many(&engine.store, &txn, &keys, &mut values).unwrap();
         assert!(values.iter().all(Option::is_some));
         assert!(!batches.cold, "every page was in memory");
+        assert!(!Batches::new(&engine.store).cold, "the next reader need not look for its pages either");
         let others: Vec<Key> = (0..WINDOW_KEYS as u64).map(|number| key(number * 577 + 250)).collect();
         let major = super::major_faults();
         batches.get_many(&engine.store, &txn, &others, &mut values).unwrap();
         assert!(super::major_faults() > major, "the leaves of other keys were not in memory");
-        assert!(batches.cold, "the gets had to wait for the device");
+        assert!(batches.cold && Batches::new(&engine.store).cold, "the gets had to wait for the device");
     }
 }

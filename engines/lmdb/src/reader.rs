@@ -32,7 +32,7 @@ impl<'e> LmdbReader<'e> {
         let guard = store.map().hold();
         let commits_seen = store.commits.count();
         let txn = store.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
-        Ok(Self { store, commits_seen, txn: Some(txn), guard, batches: Batches::new() })
+        Ok(Self { store, commits_seen, txn: Some(txn), guard, batches: Batches::new(store) })
     }
 
     fn txn(&self) -> Result<&RoTransaction<'e>> {
