@@ -180,7 +180,8 @@ units:
 	@deploy/test/host.sh
 	@deploy/test/setup.sh
 
-# Results go into a folder of the day; runs that are in its file already are not repeated.
+# Results go into a folder of the day, with the folders and names of loadgen/results, which keeps the newest of each kind. Runs that
+# are in their file already are not repeated.
 RESULTS ?= results/$(shell date +%F)
 SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
 
@@ -210,36 +211,36 @@ bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of i
 # CAP_BYTES=201326592 puts the service into a cgroup of that size.
 bench-outage: build ## Measures how long each of ENGINES needs to catch up after an outage of 60 s at 10k events/s (5 minutes an engine).
 	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
-		--out "$(RESULTS)/outage.jsonl" $(ENGINES)
+		--out "$(RESULTS)/outage/outage.jsonl" $(ENGINES)
 
 ARCHIVE_GB ?= 10
 bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
-	@loadgen/scripts/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover.jsonl"
+	@loadgen/scripts/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover/takeover.jsonl"
 
 bench-heal: build ## Measures a heal of a million changes from an incremental and a full archive, on each of ENGINES (PAIRS=50000000).
-	@loadgen/scripts/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal.jsonl" $(ENGINES)
+	@loadgen/scripts/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal/heal.jsonl" $(ENGINES)
 
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
 	cargo build --locked --release -p solkv-solana --example append_vec --example read
-	@mkdir -p "$(RESULTS)"
-	@loadgen/scripts/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
+	@mkdir -p "$(RESULTS)/archive"
+	@loadgen/scripts/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
 
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
-	@mkdir -p "$(RESULTS)"
+	@mkdir -p "$(RESULTS)/transports"
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
 		"$(BIN)/bootstrap" --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 >/dev/null && \
 		"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
-			--out "$(RESULTS)/transports.jsonl"
+			--out "$(RESULTS)/transports/transports.jsonl"
 
 SOAK_SECONDS ?= 3600
 soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap smaller than its data, and samples it.
-	@mkdir -p "$(RESULTS)"
-	@BIN="$(BIN)" OUT="$(RESULTS)/soak-$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
+	@mkdir -p "$(RESULTS)/soak"
+	@BIN="$(BIN)" OUT="$(RESULTS)/soak/$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
 		loadgen/scripts/soak.sh
 
 # RocksDB with a filter, in the order of the seed: ARGS='"rocksdb --bloom 20 --order shuffled"'.
 bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 46 GB; ARGS for other engines).
-	@loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large.jsonl" $(if $(ARGS),$(ARGS),strata)
+	@loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large/large.jsonl" $(if $(ARGS),$(ARGS),strata)
 
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
 	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument

@@ -9,11 +9,12 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use engine_api::Durability;
+use engine_kit::Rng;
 
 use crate::Store;
 use crate::agent::{Agent, say};
 use crate::bulk::chunk;
-use crate::support::{Change, Map, Rng, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
+use crate::support::{Change, Map, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
 
 const ROUNDS: u64 = 5;
 /// Number of keys: few enough that batches overwrite and delete each other's pairs.

@@ -8,32 +8,13 @@ use std::fmt::Display;
 use std::ops::ControlFlow;
 
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Value};
+use engine_kit::Rng;
 
 /// The whole content of a store.
 pub(crate) type Map = BTreeMap<Key, Value>;
 
 /// One change: a put, or a delete for `None`.
 pub(crate) type Change = (Key, Option<Value>);
-
-/// A seeded generator (splitmix64: Steele, Lea, Flood 2014), so that a printed seed repeats a run.
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// Returns a key that is unrelated in order to those of neighbouring numbers.
 pub(crate) fn key(number: u64) -> Key {

@@ -40,9 +40,9 @@
 //!
 //! `make bench-settings` measures each setting by turns with the defaults: programs on LMDB's own interface
 //! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-*.toml`. Medians of three
-//! or five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
-//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Each effect is a
-//! ratio to the default: a time divided by the default's time, or a rate divided by the default's rate.
+//! or five turns, with the lowest and the highest (`loadgen/results/settings`). The stores have 5M pairs unless another
+//! number is named. Each effect is a ratio to the default: a time divided by the default's time, or a rate divided by
+//! the default's rate.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|

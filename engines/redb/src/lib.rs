@@ -33,10 +33,9 @@
 //! ## Tried
 //!
 //! `make bench-settings` measures each setting by turns with the defaults: programs on redb's own interface
-//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-redb-*.toml`. Medians of two to
-//! five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
-//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Times are ratios of times
-//! and rates are ratios of rates.
+//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-redb-*.toml`. Medians of
+//! two to five turns, with the lowest and the highest (`loadgen/results/settings`). The stores have 5M pairs unless
+//! another number is named. Times are ratios of times and rates are ratios of rates.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|

@@ -50,7 +50,7 @@
 //!
 //! `loadgen bench loadgen/scenarios/settings/rocksdb-*.toml` measures each setting by turns with the one that it is compared
 //! with. Ratios are medians, with the lowest and the highest, of two or three repeats on a virtual machine with two cores
-//! (`loadgen/results/2026-11-22/settings`; the whole filters of tuned: 2026-11-23). Rows that name a number of repeats
+//! (`loadgen/results/settings`, 2026-11-22; the whole filters of tuned: 2026-11-23). Rows that name a number of repeats
 //! are of 2026-11-25, and have 95% intervals in brackets. A ratio below 1 is a gain.
 //!
 //! | setting | effect | kept |

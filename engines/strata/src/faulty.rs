@@ -13,28 +13,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use engine_kit::Rng;
 use parking_lot::{Condvar, Mutex};
 
 use crate::storage::{Storage, StorageFile};
-
-/// A seeded pseudorandom generator (splitmix64), for the disk and for the tests on it.
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// Returns the next number of the sequence.
-    #[allow(clippy::should_implement_trait, reason = "it has no end and is no iterator")]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    /// Returns a number below `bound`, which must not be zero.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// A fault, counted over all calls of its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -198,7 +180,7 @@ impl FaultyStorage {
 
     /// Returns the state after a power loss as a new disk.
     pub fn after_crash(&self, seed: u64) -> Self {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let disk = self.0.lock();
         let mut names = disk.durable_names.clone();
         // All in order up to some point, and any subset after it.

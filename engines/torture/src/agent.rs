@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Durability, Engine, Error, ErrorKind};
+use engine_kit::Rng;
 
 use crate::beside::beside;
 use crate::column::Column;
 use crate::model::{Bad, Check, History, Model, wrong};
 use crate::plan::Plan;
 use crate::reading::{Readings, SCRUB, WATCH};
-use crate::rng::Rng;
 use crate::telling::{report, say};
 use crate::writer::{Failed, Point, check_before_or_after, refusal, write};
 

@@ -5,9 +5,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::Engine;
+use engine_kit::Rng;
 
 use crate::model::{Bad, Check, Model, wrong};
-use crate::rng::Rng;
 
 /// Stores with more pairs than this are scanned seldom.
 pub(crate) const MANY_PAIRS: u64 = 100_000;

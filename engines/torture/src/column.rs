@@ -6,9 +6,8 @@ use std::path::Path;
 
 use bytesize::ByteSize;
 use engine_api::{Buffered, Durability, Engine, Stats};
+use engine_kit::Rng;
 use engines::{EngineKind, EngineOptions, OpenMode, Profile};
-
-use crate::rng::Rng;
 
 /// RocksDB accepts no memtable below 64 KiB.
 const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";

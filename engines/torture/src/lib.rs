@@ -20,7 +20,6 @@ mod life;
 mod model;
 mod plan;
 mod reading;
-mod rng;
 #[cfg(feature = "strata")]
 mod small;
 mod swarm;
@@ -31,9 +30,9 @@ mod writer;
 pub use agent::{Task, run as run_agent};
 pub use column::Column;
 pub use disk::{Disk, Fault, FaultKind, Notice, own_mounts};
+pub use engine_kit::Rng;
 pub use life::{Failure, Life};
 pub use model::History;
-pub use rng::Rng;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
 

@@ -15,13 +15,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use engine_api::Durability;
+use engine_kit::Rng;
 
 use crate::agent::Task;
 use crate::child::Agent;
 use crate::column::Column;
 use crate::disk::{Disk, Fault, FaultKind, Notice};
 use crate::model::{Bad, History};
-use crate::rng::Rng;
 use crate::swarm::{End, EndKind, Swarm};
 use crate::totals::Totals;
 

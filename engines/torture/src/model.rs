@@ -9,11 +9,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Engine, Key, Reader, Value};
+use engine_kit::Rng;
 use parking_lot::Mutex;
 
 use crate::column::Column;
 use crate::plan::{Op, Plan, Work, value};
-use crate::rng::Rng;
 
 /// Result of a check. Both an error of the engine and a wrong answer end it.
 pub(crate) type Check<T = ()> = std::result::Result<T, Bad>;

@@ -8,8 +8,7 @@
 //! it knows its expected value without a map.
 
 use engine_api::{Checkpoint, Key, Value};
-
-use crate::rng::Rng;
+use engine_kit::Rng;
 
 /// Number of keys that are overwritten and deleted again and again.
 const SMALL: u64 = 1_000;

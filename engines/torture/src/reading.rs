@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use engine_api::{Durability, Engine, Reader};
+use engine_kit::Rng;
 
 use crate::beside::MANY_PAIRS;
 use crate::model::{Check, Model, wrong};
-use crate::rng::Rng;
 use crate::telling::say;
 use crate::writer::write;
 

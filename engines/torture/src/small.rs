@@ -8,10 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{Engine, Error};
+use engine_kit::Rng;
 use engine_strata::storage::DirStorage;
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
-
-use crate::rng::Rng;
 
 /// Opens a store in a directory with random options: sometimes all pages have room in memory, sometimes not even the
 /// filters.

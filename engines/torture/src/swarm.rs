@@ -3,10 +3,11 @@
 //! Owns: the choice. Must not: carry it out. Options are switched off because a fault in every run would hide the
 //! errors that only occur without it.
 
+use engine_kit::Rng;
+
 use crate::column::Column;
 use crate::disk::{Fault, FaultKind};
 use crate::reading;
-use crate::rng::Rng;
 
 /// Events that may occur in a life.
 #[derive(Clone, Debug)]

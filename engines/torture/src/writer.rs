@@ -4,10 +4,10 @@
 //! that owns the store.
 
 use engine_api::{Durability, Engine, Error, ErrorKind, Key, Value, WriteTxn};
+use engine_kit::Rng;
 
 use crate::model::{Bad, Check, Model, wrong};
 use crate::plan::{Op, Work};
-use crate::rng::Rng;
 
 /// Point that a write has reached.
 #[derive(Clone, Copy, PartialEq, Eq)]

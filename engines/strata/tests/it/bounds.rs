@@ -102,7 +102,7 @@ fn keys_that_share_their_first_bytes_over_many_segments_are_found_with_few_reads
         let engine = open();
         assert!(all(&engine).unwrap() == map, "shared={shared}");
         let mut reader = engine.reader().unwrap();
-        let mut rng = Rng(3);
+        let mut rng = Rng::new(3);
         let keys: Vec<Key> = (0..1000).map(|_| near(rng.below(PAIRS), shared)).collect();
         let before = stat(&engine, "get_reads");
         for key in &keys {

@@ -125,7 +125,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 #[test]
 fn merges_settling_and_opening_again_keep_the_map() {
     let dir = tempfile::tempdir().unwrap();
-    let (engine, map) = grown(dir.path(), &mut Rng(1));
+    let (engine, map) = grown(dir.path(), &mut Rng::new(1));
     assert_holds(&engine, &map);
     engine.settle().unwrap();
     assert_holds(&engine, &map);
@@ -155,7 +155,7 @@ fn merges_settling_and_opening_again_keep_the_map() {
 #[test]
 fn a_snapshot_stands_while_everything_is_merged_away_beneath_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (engine, map) = grown(dir.path(), &mut Rng(2));
+    let (engine, map) = grown(dir.path(), &mut Rng::new(2));
     let mut reader = engine.reader().unwrap();
     let mut other = Map::new();
     let all: Vec<_> = map.keys().map(|key| (*key, None)).collect();
@@ -174,7 +174,7 @@ fn a_snapshot_stands_while_everything_is_merged_away_beneath_it() {
 #[test]
 fn a_copy_opens_by_itself() {
     let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (engine, map) = grown(dir.path(), &mut Rng(3));
+    let (engine, map) = grown(dir.path(), &mut Rng::new(3));
     let copied = copy.path().join("copy");
     engine.snapshot(&copied).unwrap();
     commit(&engine, &[([9; 32], Some([9; 32]))], 999, &mut map.clone());
@@ -189,7 +189,7 @@ fn a_copy_opens_by_itself() {
 #[test]
 fn flipped_bits_are_found_wherever_they_are_and_never_returned() {
     let dir = tempfile::tempdir().unwrap();
-    let mut random = Rng(4);
+    let mut random = Rng::new(4);
     let (engine, map) = grown(dir.path(), &mut random);
     engine.settle().unwrap();
     Box::new(engine).close().unwrap();

@@ -108,7 +108,7 @@ proptest! {
         let options = StrataOptions { memory_bytes, disk_reserve_bytes: 0 };
         let engine =
             StrataEngine::open_sized(Arc::new(FaultyStorage::default()), &options, PIECES).expect("an empty store");
-        let (mut map, mut rng) = (Map::new(), Rng(seed));
+        let (mut map, mut rng) = (Map::new(), Rng::new(seed));
         for seq in 1..=batches {
             let change = |rng: &mut Rng| (crowded(rng.below(3000)), (rng.below(4) != 0).then(|| key(rng.next())));
             let changes: Changes = (0..60).map(|_| change(&mut rng)).collect();

@@ -27,7 +27,7 @@ fn store(dir: &Path) -> Map {
     let mut map: Map = (0..9000).map(|n| (key(n), [1; 32])).collect();
     let sorted: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
     engine.load_sorted(&sorted, &seq(1)).unwrap();
-    let mut random = Rng(7);
+    let mut random = Rng::new(7);
     for at in 2..12 {
         let change = |random: &mut Rng| (key(random.below(10_000)), (random.below(3) > 0).then_some([at as u8; 32]));
         let changes: BTreeMap<Key, _> = (0..400).map(|_| change(&mut random)).collect();

@@ -223,7 +223,7 @@ fn assert_no_difference(fault: Fault) {
     let (storage, map) = filled(dir.path());
     let engine = storage.open().unwrap();
     storage.set(Some(fault), None);
-    let mut rng = Rng(1);
+    let mut rng = Rng::new(1);
     for round in 0..8 {
         let keys = some_keys(&mut rng);
         let mut found = vec![None; keys.len()];
@@ -256,7 +256,7 @@ fn a_read_of_the_ring_that_fails_is_an_error_and_the_next_batch_is_right() {
         let engine = storage.open().unwrap();
         storage.set(Some(Fault::Broken), Some(at));
         let mut reader = engine.reader().unwrap();
-        let mut rng = Rng(at);
+        let mut rng = Rng::new(at);
         for round in 0..3 {
             let keys = some_keys(&mut rng);
             let mut found = vec![None; keys.len()];
@@ -310,7 +310,7 @@ fn a_ring_that_the_kernel_refuses_costs_no_answer() {
                 refuse_enter(errno);
                 let mut reader = engine.reader().unwrap();
                 for seed in 0..3 {
-                    let keys = some_keys(&mut Rng(seed));
+                    let keys = some_keys(&mut Rng::new(seed));
                     let mut found = vec![None; keys.len()];
                     reader.get_many(&keys, &mut found).unwrap_or_else(|error| panic!("errno={errno}: {error}"));
                     assert_gets(&keys, &found, &map, &format!("errno={errno}"));

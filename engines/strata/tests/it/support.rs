@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
+pub(crate) use engine_kit::Rng;
 use solkv_engine_strata::faulty::FaultyStorage;
-pub(crate) use solkv_engine_strata::faulty::Rng;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 pub(crate) type Map = BTreeMap<Key, Value>;
@@ -14,7 +14,7 @@ pub(crate) type Map = BTreeMap<Key, Value>;
 pub(crate) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
 
 pub(crate) fn key(i: u64) -> Key {
-    let mut rng = Rng(i);
+    let mut rng = Rng::new(i);
     let mut key = [0; 32];
     key.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_be_bytes()));
     key
@@ -33,7 +33,7 @@ pub(crate) fn at(seq: u64) -> Checkpoint {
 
 /// Returns batch `seq` of a sequence in which batches overwrite and delete pairs of earlier ones.
 pub(crate) fn batch(seed: u64, seq: u64, changes: u64) -> Vec<(Key, Option<Value>)> {
-    let mut rng = Rng(seed ^ seq.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut rng = Rng::new(seed ^ seq.wrapping_mul(0x2545_f491_4f6c_dd1d));
     (0..changes).map(|_| (key(rng.below(4000)), (rng.below(5) != 0).then(|| value(rng.next())))).collect()
 }
 

@@ -26,7 +26,7 @@ fn open(storage: &FaultyStorage) -> StrataEngine {
 
 /// Returns a batch of mostly updates. As many keys are deleted as added, so the set of keys moves on.
 fn batch(seq: u64) -> Vec<(Key, Option<Value>)> {
-    let mut rng = Rng(seq);
+    let mut rng = Rng::new(seq);
     let oldest = seq * 8;
     let change = |n: u64| match n {
         0..8 => (key(oldest + n), None),

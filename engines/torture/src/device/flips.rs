@@ -9,13 +9,13 @@ use std::io;
 use std::sync::Arc;
 
 use engine_api::{Engine, Error, ErrorKind};
+use engine_kit::Rng;
 use engine_strata::StrataEngine;
 use engine_strata::faulty::FaultyStorage;
 use engine_strata::storage::Storage;
 
 use super::{OPTIONS, again};
 use crate::model::{Bad, Check, Model, wrong};
-use crate::rng::Rng;
 use crate::totals::Totals;
 
 const FLIPS: u64 = 12;

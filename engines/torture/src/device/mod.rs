@@ -15,6 +15,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use engine_api::{Durability, Engine, Error, ErrorKind};
+use engine_kit::Rng;
 use engine_strata::faulty::{Fault, FaultyStorage};
 use engine_strata::{StrataEngine, StrataOptions};
 
@@ -25,7 +26,6 @@ use crate::life::Failure;
 use crate::model::{Bad, Check, History, Model, wrong};
 use crate::plan::Plan;
 use crate::reading::{GET, HOLD, Readings, SCAN};
-use crate::rng::Rng;
 use crate::small::sizes;
 use crate::totals::Totals;
 use crate::writer::{Failed, check_before_or_after, refusal, write};

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use engine_kit::Rng;
 use parking_lot::{Condvar, Mutex};
 
 use super::tree::Errno;
-use crate::rng::Rng;
 
 /// Kind of misbehaviour of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,9 +13,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use engine_kit::Rng;
+
 use super::image::Image;
 use super::tree::{Body, Change, File, Naming, Pending, Tree};
-use crate::rng::Rng;
 
 /// Rule that decides which unflushed changes survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use engine_kit::Rng;
 use fuser::{BackgroundSession, Config, Session, SessionACL};
 use parking_lot::Mutex;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
@@ -27,7 +28,6 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 pub use gate::{Fault, FaultKind, Notice};
 
-use crate::rng::Rng;
 use gate::Gate;
 use tree::Tree;
 

@@ -1,6 +1,7 @@
-//! The only random generator of the crate: it is seeded, so that a printed seed repeats a run.
+//! The random generator of the engines' tests, models and simulated disks.
 //!
-//! Does no I/O. Used on any thread, one generator for each.
+//! Owns: the sequence of a seed, so that a printed seed repeats a run. Must not: choose a seed; be used by an engine,
+//! because its numbers can be guessed. Does no I/O. Used on any thread, one generator for each.
 
 /// Random generator splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
