@@ -40,11 +40,11 @@ use session::{Scratch, Served, Session};
 
 /// Maximum number of clients. Each may cost 0.6 MiB of memory if it asks for the largest batches, 40 MiB in all, and
 /// costs the spinning thread one look at a cache line in each round.
-pub const SESSIONS_MAX: usize = 64;
+pub(crate) const SESSIONS_MAX: usize = 64;
 
 /// Maximum number of clients of one user: half, so that the other half is free for everybody else, as over the Unix
 /// socket.
-pub const SESSIONS_PER_USER: usize = SESSIONS_MAX / 2;
+pub(crate) const SESSIONS_PER_USER: usize = SESSIONS_MAX / 2;
 
 /// Minimum interval of log lines about refused clients, so that a client that comes back again and again does not fill
 /// the log.
@@ -52,7 +52,7 @@ const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
 /// How long the thread spins for another request before it sleeps. This is a few times the duration of a wake-up (5 to
 /// 20 us), which a client saves if it comes back in time.
-pub const SPIN: Duration = Duration::from_micros(50);
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
 /// Interval at which a busy thread checks for new and gone clients. The check is a system call, for which requests
 /// should not wait often.
