@@ -35,7 +35,7 @@ use crate::status;
 use crate::views::Views;
 
 /// Name of the socket in the store's directory.
-pub const SOCKET: &str = "admin.sock";
+pub(crate) const SOCKET: &str = "admin.sock";
 
 /// How long a stop of the service waits for a snapshot under way. A snapshot of links takes less. A snapshot that
 /// copies every byte is abandoned and leaves `DIR.partial`.
@@ -58,7 +58,7 @@ pub struct SnapshotFigures {
 
 /// The handlers of the socket's requests. Clones share their state.
 #[derive(Clone)]
-pub struct Admin {
+pub(crate) struct Admin {
     inner: Arc<Inner>,
 }
 
@@ -74,7 +74,7 @@ struct Inner {
 
 impl Admin {
     /// Returns handlers for `engine`, which they keep alive only during a snapshot.
-    pub fn new(
+    pub(crate) fn new(
         engine: &Arc<Measured>,
         status: status::Status,
         figures: Arc<SnapshotFigures>,
@@ -85,7 +85,7 @@ impl Admin {
     }
 
     /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
-    pub fn wait_for_snapshot(&self) {
+    pub(crate) fn wait_for_snapshot(&self) {
         let running = self.inner.running();
         let waited = self.inner.ended.wait_timeout_while(running, STOP_GRACE, |running| *running);
         if *waited.unwrap_or_else(PoisonError::into_inner).0 {
@@ -200,7 +200,7 @@ fn refusal(error: Error) -> Status {
 
 /// Serves the socket in `dir` until `shutdown` is ready; a request under way then gets no answer. If the socket cannot
 /// be made, for example because its path is too long, the service runs without it and logs a warning.
-pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()>) {
     let (listener, _file) = match bind(&dir) {
         Ok(bound) => bound,
         Err(error) => {

@@ -8,11 +8,11 @@ use foldhash::fast::RandomState;
 
 /// A map by the chain's keys. The standard library's hasher takes an eighth of ingest-apply's time with a store in
 /// memory. This one has a seed of its own in each map, which nobody who chooses keys can learn.
-pub type KeyMap<V> = HashMap<[u8; 32], V, RandomState>;
+pub(crate) type KeyMap<V> = HashMap<[u8; 32], V, RandomState>;
 
 /// Upper bound of slots, exclusive. At five slots a second the chain reaches it in seven thousand years, so a higher
 /// number is no slot: a Yellowstone server that has just started answers `u64::MAX` for "none yet".
-pub const SLOT_END: u64 = 1 << 40;
+pub(crate) const SLOT_END: u64 = 1 << 40;
 
 /// The block that the data stands at. The next slot handed out is its child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@
 //! the configuration, the system's list of groups, and the store's marker. The marker gives the engine and the
 //! extraction if the settings leave them out. Runs on `main`.
 
-pub mod file;
+pub(crate) mod file;
 mod paths;
 mod settings;
 #[cfg(test)]
@@ -19,8 +19,9 @@ use crate::ingest::extract::Extract;
 use crate::net;
 use crate::setting::Given;
 use crate::store::{self, EngineGiven, Opening};
-pub use paths::Moment;
-pub use settings::{Config, LogFormat, ProcessGiven, ProcessSettings, Settings};
+pub(crate) use paths::Moment;
+pub use settings::Settings;
+pub(crate) use settings::{Config, LogFormat};
 
 impl Settings {
     /// Fills in the defaults, some of which come from the store's directory or from other settings, and checks all values.

@@ -15,7 +15,7 @@ const WRONG: u8 = 2;
 
 /// An error, with the exit code that says whether starting again could help.
 #[derive(Debug)]
-pub struct Failed {
+pub(crate) struct Failed {
     code: u8,
     error: anyhow::Error,
 }
@@ -23,18 +23,18 @@ pub struct Failed {
 impl Failed {
     /// Marks an error that lasts until the caller changes something: the configuration, a file that it names, the
     /// store's directory.
-    pub fn wrong(error: anyhow::Error) -> Self {
+    pub(crate) fn wrong(error: anyhow::Error) -> Self {
         Self { code: WRONG, error }
     }
 
     /// Gives an error of the loader the exit code of its kind.
-    pub fn by_remedy(error: anyhow::Error) -> Self {
+    pub(crate) fn by_remedy(error: anyhow::Error) -> Self {
         let kind = error.downcast_ref::<engine_api::Error>().map(engine_api::Error::kind);
         let lasts = error.is::<Wrong>() || matches!(kind, Some(ErrorKind::FixInput | ErrorKind::DataDamaged));
         if lasts { Self::wrong(error) } else { error.into() }
     }
 
-    pub fn code(&self) -> u8 {
+    pub(crate) fn code(&self) -> u8 {
         self.code
     }
 }

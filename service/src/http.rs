@@ -27,7 +27,7 @@ use crate::handles::Handles;
 use crate::metrics;
 use crate::net::limit::Limit;
 
-pub use host::Hosts;
+pub(crate) use host::Hosts;
 
 /// How long a request under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ const JSON: &str = "application/json";
 
 /// State from which the pages are rendered.
 #[derive(Clone)]
-pub struct HttpState {
+pub(crate) struct HttpState {
     pub latency: Arc<Latency>,
     pub handles: Handles,
     /// Past samples for the dashboard.
@@ -49,7 +49,7 @@ pub struct HttpState {
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
-pub async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F)
+pub(crate) async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F)
 where
     F: Future<Output = ()> + Send + 'static,
 {

@@ -2,44 +2,69 @@
 //!
 //! Owns: ingest (receive, assemble, apply), the feed, the overlay of processed slots, lookups over gRPC and shared
 //! memory, metrics and the dashboard, and the order in which all of these start and stop. Must not: apply a slot out of
-//! chain order, skip a gap, or touch the engine on a network thread. Threads: see [`run`].
+//! chain order, skip a gap, or touch the engine on a network thread. Threads: see `run`.
+//!
+//! The program, its tests and the fuzz targets use three modules, which are public, and the names that are re-exported
+//! below. Nobody outside depends on the shape of the rest.
 
-pub mod admin;
+mod admin;
 mod audit;
 mod backup;
-pub mod chain;
+mod chain;
 pub mod cli;
-pub mod config;
+mod config;
 mod creation;
-pub mod dashboard;
-pub mod failed;
-pub mod feed;
-pub mod figure;
-pub mod handles;
+mod dashboard;
+mod failed;
+mod feed;
+mod figure;
+mod handles;
 mod heal;
-pub mod http;
+mod http;
 pub mod ingest;
-pub mod lookups;
+mod lookups;
 mod map;
-pub mod metrics;
-pub mod net;
+mod metrics;
+mod net;
 mod out;
-pub mod overlay;
-pub mod processed;
-pub mod published;
-pub mod pulse;
-pub mod readiness;
+mod overlay;
+mod processed;
+mod published;
+mod pulse;
+mod readiness;
 mod reading;
 pub mod rpc;
-pub mod run;
+mod run;
 mod setting;
-pub mod shm;
+mod shm;
 mod slots;
-pub mod slow;
-pub mod spool;
-pub mod status;
-pub mod stop;
+mod slow;
+mod spool;
+mod status;
+mod stop;
 mod store;
-pub mod systemd;
-pub mod views;
-pub mod warmth;
+mod systemd;
+mod views;
+mod warmth;
+
+pub use chain::Base;
+pub use config::Settings;
+pub use feed::{Change, FeedSettings, FeedWriter, Retention, Workers};
+pub use handles::Handles;
+pub use lookups::{LookupThreads, Lookups};
+pub use metrics::catalogue;
+pub use net::Access;
+pub use net::limit::ConnectionLimits;
+pub use net::socket::SocketAccess;
+pub use overlay::Overlay;
+pub use pulse::Pulses;
+pub use readiness::Limits as ReadinessLimits;
+pub use shm::{ShmServer, ShmState};
+
+// Entry points of the fuzz targets, as `ingest::fuzzing` is.
+#[doc(hidden)]
+pub use feed::fuzzing::log as fuzz_feed;
+#[doc(hidden)]
+pub use processed::fuzzing::banks as fuzz_banks;
+#[doc(hidden)]
+pub use spool::fuzzing::file as fuzz_spool;

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::chain::Commitment;
 use crate::figure::count;
 use crate::pulse::Pulses;
-pub use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
+pub(crate) use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
 use crate::setting::{HOUR, settings};
 use crate::slow::Transport;
 use crate::stop;
@@ -30,12 +30,12 @@ use worker::{Request, Worker};
 
 /// Maximum number of gets that wait for a thread. A lookup that reads from a device takes 100 us, so a full queue is
 /// about 100 ms of work. A later request is better served by an immediate answer that the service is busy.
-pub const LOOKUP_QUEUE: usize = 1024;
+pub(crate) const LOOKUP_QUEUE: usize = 1024;
 
 /// Maximum number of `get_many` requests queued or running, over all connections. At 10,000 keys each, 32 requests hold
 /// about 20 MB; as many of them as [`LOOKUP_QUEUE`] would hold over 600 MB. Here one connection may take all places
 /// until another one asks; `rpc::places` grants it fewer.
-pub const GET_MANY_QUEUE: usize = 32;
+pub(crate) const GET_MANY_QUEUE: usize = 32;
 
 /// Number of threads by default. From memory two answer all requests that the network threads can bring.
 const THREADS: usize = 2;
@@ -82,7 +82,7 @@ pub struct Origin {
 
 /// Returns the default number of threads for a store of this size in a process with this memory. `in_turn` says that
 /// the engine's `get_many` waits for one read of the device after another.
-pub fn default_threads(in_turn: bool, store_bytes: u64, memory_bytes: u64) -> usize {
+pub(crate) fn default_threads(in_turn: bool, store_bytes: u64, memory_bytes: u64) -> usize {
     if in_turn && store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
 }
 
@@ -142,7 +142,7 @@ impl Lookups {
         Ok((Self { requests, batches, figures: Arc::clone(&state.figures), latency }, pool))
     }
 
-    /// Returns the current reading of the clock that [`Origin::asked`] uses.
+    /// Returns the current reading of the clock that `Origin::asked` uses.
     pub fn clock(&self) -> u64 {
         self.latency.clock().raw()
     }
@@ -155,7 +155,7 @@ impl Lookups {
     /// Looks up the value of one key. Dropping the future while the request is queued cancels it.
     ///
     /// # Errors
-    /// Any kind of [`LookupError`].
+    /// Any kind of `LookupError`.
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::Get { key, commitment, origin, reply })?;
@@ -166,7 +166,7 @@ impl Lookups {
     /// work.
     ///
     /// # Errors
-    /// Any kind of [`LookupError`]; busy also while [`GET_MANY_QUEUE`] such requests are queued or running.
+    /// Any kind of `LookupError`; busy also while `GET_MANY_QUEUE` such requests are queued or running.
     pub async fn get_many(
         &self,
         keys: Vec<Key>,
@@ -183,7 +183,7 @@ impl Lookups {
     /// not counted as a lookup.
     ///
     /// # Errors
-    /// Any kind of [`LookupError`] that opening the state can meet.
+    /// Any kind of `LookupError` that opening the state can meet.
     pub async fn probe(&self) -> Result<(), LookupError> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::Probe { reply })?;
@@ -203,7 +203,7 @@ impl Lookups {
 
 impl LookupThreads {
     /// Ends the threads and waits for them until `deadline`. Each finishes the piece that it is reading; requests still
-    /// queued get [`LookupError::Stopped`]. Afterwards no reader holds the engine, unless a thread did not end.
+    /// queued get `LookupError::Stopped`. Afterwards no reader holds the engine, unless a thread did not end.
     ///
     /// # Errors
     /// The names of the threads that have not ended.

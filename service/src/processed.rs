@@ -4,8 +4,7 @@
 //! the `overlay` thread from [`start`] until its receiver has ended; the receiver is a task on the tokio runtime.
 
 mod convert;
-#[doc(hidden)]
-pub mod fuzzing;
+pub(crate) mod fuzzing;
 mod receive;
 
 use std::io;
@@ -30,7 +29,7 @@ const QUEUE_BATCHES: usize = 64;
 ///
 /// # Errors
 /// I/O errors of starting the thread.
-pub fn start(
+pub(crate) fn start(
     config: ReceiveConfig,
     overlay: &Arc<Overlay>,
     published: &Arc<Published>,

@@ -38,7 +38,7 @@ impl Pulse {
 pub struct Pulses(Arc<Mutex<Vec<(String, Pulse)>>>);
 
 impl Pulses {
-    /// Adds a thread and returns its counter. The thread must beat from now on, until it ends with [`Pulse::end`].
+    /// Adds a thread and returns its counter. The thread must beat from now on, until it ends with `Pulse::end`.
     pub fn add(&self, thread: impl Into<String>) -> Pulse {
         let pulse = Pulse::default();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((thread.into(), pulse.clone()));

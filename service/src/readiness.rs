@@ -30,7 +30,7 @@ const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
 const TROUBLE_BYTES_MAX: usize = 400;
 
 /// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
-pub const LAG_SLOTS_MAX: u64 = 216_000;
+pub(crate) const LAG_SLOTS_MAX: u64 = 216_000;
 
 settings! {
     /// Limits beyond which the service is not ready.

@@ -46,7 +46,7 @@ const NET_THREADS: usize = 2;
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The resources that the configuration names, read and checked.
-pub struct Checked {
+pub(crate) struct Checked {
     /// Addresses, certificates, and the tokens of clients.
     pub edge: Edge,
     /// Settings of the stream's servers. Their secrets were read once as a check, and are not kept.
@@ -58,7 +58,7 @@ impl Checked {
     ///
     /// # Errors
     /// The first resource that cannot be used. The error's exit code says whether starting again could help.
-    pub fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
+    pub(crate) fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
         let edge = Edge::open(config.net())?;
         config.check_sockets(at).map_err(Failed::wrong)?;
         if at == Moment::Start {
@@ -75,7 +75,7 @@ impl Checked {
 }
 
 /// Runs the service until SIGTERM or SIGINT, or until the engine fails.
-pub fn run(config: &Config) -> Result<(), Failed> {
+pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     probe::limit_arenas(probe::memory_limit().bytes);
     // The load of a store and the comparison of a heal have lines of their own.
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));

@@ -10,7 +10,7 @@ use crate::figure::{count, unix_ms};
 
 /// Maximum number of log lines a second. More would say nothing new and would make slow requests slower. The next line
 /// says how many were suppressed.
-pub const LINES_PER_SECOND: u64 = 5;
+pub(crate) const LINES_PER_SECOND: u64 = 5;
 
 /// A threshold that no request reaches.
 const NEVER_NS: u64 = u64::MAX;

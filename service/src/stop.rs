@@ -30,7 +30,7 @@ impl std::error::Error for Stuck {}
 ///
 /// # Errors
 /// The names of the threads that have not ended. They run until the process ends.
-pub fn join_all(threads: impl IntoIterator<Item = JoinHandle<()>>, deadline: Instant) -> Result<(), Stuck> {
+pub(crate) fn join_all(threads: impl IntoIterator<Item = JoinHandle<()>>, deadline: Instant) -> Result<(), Stuck> {
     let mut stuck = Stuck::default();
     for thread in threads {
         let name = thread.thread().name().unwrap_or("unnamed").to_owned();

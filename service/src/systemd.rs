@@ -31,22 +31,22 @@ const LOADING_LIMIT: Duration = Duration::from_secs(120);
 const LOOKS_A_PERIOD: u32 = 4;
 
 /// Sets the status line that systemd shows.
-pub fn status(text: &str) {
+pub(crate) fn status(text: &str) {
     notify(&[NotifyState::Status(text)]);
 }
 
 /// Sets the status line of a start that takes long, and has systemd wait for it for another `LOADING_LIMIT`.
-pub fn loading(text: &str) {
+pub(crate) fn loading(text: &str) {
     notify(&[NotifyState::Status(text), NotifyState::ExtendTimeoutUsec(LOADING_LIMIT.as_micros() as u32)]);
 }
 
 /// Reports that lookups are answered.
-pub fn ready() {
+pub(crate) fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
 /// Reports that the service is about to end.
-pub fn stopping() {
+pub(crate) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
@@ -57,7 +57,7 @@ fn notify(states: &[NotifyState<'_>]) {
 }
 
 /// Threads that sleep until they have work. The watchdog wakes them, so that they can show that they react.
-pub struct Sleepers {
+pub(crate) struct Sleepers {
     /// Leads to ingest-apply. Weak, because that thread ends when the receiver drops its own sender.
     pub apply: mpsc::WeakSender<Message>,
     /// Leads to shm-lookup; `None` without shared memory.
@@ -78,7 +78,7 @@ impl Sleepers {
 
 /// Keeps the status line up to date and, if the unit has a watchdog, feeds it as long as every thread makes progress.
 /// Returns only without systemd; otherwise abort the task.
-pub async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
+pub(crate) async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }

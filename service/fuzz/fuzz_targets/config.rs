@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use service::config::Settings;
+use service::Settings;
 
 fuzz_target!(|text: &str| {
     for prefix in ["", "dir = \"/a\"\ngeyser = \"http://h:1\"\n"] {

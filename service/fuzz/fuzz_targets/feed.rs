@@ -1,6 +1,6 @@
 //! Any bytes as the feed's log: opened, continued and read.
 //!
-//! Owns: a directory for them. Must not: check more than `service::feed::fuzzing` does. One thread.
+//! Owns: a directory for them. Must not: check more than `service::fuzz_feed` does. One thread.
 
 #![no_main]
 
@@ -14,4 +14,4 @@ static DIR: LazyLock<TempDir> = LazyLock::new(|| {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for the log can be made")
 });
 
-fuzz_target!(|bytes: &[u8]| service::feed::fuzzing::log(bytes, &DIR.path().join("feed")));
+fuzz_target!(|bytes: &[u8]| service::fuzz_feed(bytes, &DIR.path().join("feed")));

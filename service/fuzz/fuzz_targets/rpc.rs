@@ -16,18 +16,12 @@ use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
-use service::config::Settings;
-use service::feed::{Change, FeedSettings, FeedWriter, Retention, Workers};
-use service::handles::Handles;
 use service::ingest;
-use service::lookups::{LookupThreads, Lookups};
-use service::net::Access;
-use service::net::limit::ConnectionLimits;
-use service::net::socket::SocketAccess;
-use service::overlay::Overlay;
-use service::pulse::Pulses;
-use service::readiness::Limits;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
+use service::{
+    Access, Change, ConnectionLimits, FeedSettings, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
+    ReadinessLimits, Retention, Settings, SocketAccess, Workers,
+};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixStream};
@@ -106,7 +100,7 @@ fn world() -> anyhow::Result<World> {
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     writer.publish(&checkpoint);
     let overlay = Overlay::new(&checkpoint, false, false);
-    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, Limits::default()));
+    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessLimits::default()));
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");

@@ -1,6 +1,6 @@
 //! Any bytes as the spool of slots: opened, continued and read.
 //!
-//! Owns: a directory for them. Must not: check more than `service::spool::fuzzing` does. One thread.
+//! Owns: a directory for them. Must not: check more than `service::fuzz_spool` does. One thread.
 
 #![no_main]
 
@@ -14,4 +14,4 @@ static DIR: LazyLock<TempDir> = LazyLock::new(|| {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for the spool can be made")
 });
 
-fuzz_target!(|bytes: &[u8]| service::spool::fuzzing::file(bytes, &DIR.path().join("spool")));
+fuzz_target!(|bytes: &[u8]| service::fuzz_spool(bytes, &DIR.path().join("spool")));

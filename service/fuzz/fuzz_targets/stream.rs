@@ -7,7 +7,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use prost::Message as _;
-use service::chain::Base;
+use service::Base;
 use service::ingest::extract::Extract;
 use service::ingest::follow::{Follow, Selection};
 use service::ingest::subscribe::Commitment;
@@ -59,7 +59,7 @@ fuzz_target!(|input: Input| {
         blockhash: if known { hash(slot % 16) } else { [0; 32] },
     });
     let updates: Vec<Option<SubscribeUpdate>> = input.messages.into_iter().filter_map(update).collect();
-    service::processed::fuzzing::banks(selection, base, updates.clone());
+    service::fuzz_banks(selection, base, updates.clone());
     service::ingest::fuzzing::stream(selection, commitment, base, updates);
 });
 

@@ -13,7 +13,7 @@ use super::{Config, Settings};
 /// # Errors
 /// The file cannot be read or is not TOML; a key is unknown; a value is refused. Each error names the file, and also
 /// the line if the value comes from the file.
-pub fn config(path: &Path, flags: Settings) -> Result<Config> {
+pub(crate) fn config(path: &Path, flags: Settings) -> Result<Config> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={name}"))?;
     let file: Settings = text.parse().with_context(|| format!("cannot use file={name}"))?;

@@ -123,7 +123,7 @@ pub(crate) struct Curve {
 
 /// The ring of samples, and the figures read with the newest.
 #[derive(Debug, Default)]
-pub struct History {
+pub(crate) struct History {
     inner: Mutex<Inner>,
 }
 

@@ -10,7 +10,7 @@ use crate::net::host_name;
 
 /// The words that tell one service from another.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Identity {
+pub(crate) struct Identity {
     host: String,
     dir: String,
     /// The setting `extract`: the value taken from an account.
@@ -24,7 +24,7 @@ pub struct Identity {
 
 impl Identity {
     /// Returns the identity of the service with this configuration.
-    pub fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &Config) -> Self {
         Self {
             host: host_name().unwrap_or_default(),
             dir: config.store.dir.display().to_string(),

@@ -21,9 +21,9 @@ use base64::prelude::BASE64_STANDARD;
 
 use crate::handles::Handles;
 
-pub use history::History;
-pub use identity::Identity;
-pub use sample::Sampler;
+pub(crate) use history::History;
+pub(crate) use identity::Identity;
+pub(crate) use sample::Sampler;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");

@@ -42,7 +42,7 @@ const RATE_OVER: Duration = Duration::from_secs(10);
 
 /// The running sampler. Dropping it tells the thread to end; [`Sampler::join`] also waits for it.
 #[derive(Debug)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     /// The thread waits on this channel, and its closing is the signal to end.
     stop: Sender<()>,
     thread: JoinHandle<()>,
@@ -53,7 +53,7 @@ impl Sampler {
     ///
     /// # Errors
     /// The operating system cannot start a thread.
-    pub fn start(latency: Arc<Latency>, handles: Handles, dir: PathBuf) -> io::Result<(Self, Arc<History>)> {
+    pub(crate) fn start(latency: Arc<Latency>, handles: Handles, dir: PathBuf) -> io::Result<(Self, Arc<History>)> {
         let history = Arc::new(History::default());
         let into = Arc::clone(&history);
         let (stop, stopped) = bounded(0);
@@ -71,7 +71,7 @@ impl Sampler {
     ///
     /// # Errors
     /// The thread has not ended by then.
-    pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
+    pub(crate) fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
         drop(self.stop);
         stop::join_all([self.thread], deadline)
     }

@@ -37,7 +37,7 @@ use crate::stop;
 use crate::views::Views;
 
 /// Maximum number of dumps under way. Each holds one range that is sent and one that is copied, 32 MiB for all of them.
-pub const DUMPS_MAX: usize = 8;
+pub(crate) const DUMPS_MAX: usize = 8;
 
 /// Number of threads that copy ranges, and so of views that dumps hold at a time. Two already saturate a device.
 const DUMP_THREADS: usize = 2;

@@ -6,8 +6,7 @@
 
 mod dump;
 mod filter;
-#[doc(hidden)]
-pub mod fuzzing;
+pub(crate) mod fuzzing;
 mod history;
 mod pool;
 mod record;
@@ -29,16 +28,17 @@ use engine_api::{Error, ErrorKind};
 use solana::ChainCheckpoint;
 use tokio::sync::watch;
 
-pub use dump::{DUMPS_MAX, DumpError, DumpRange};
-pub use filter::Filter;
+pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
+pub(crate) use filter::Filter;
 pub(crate) use history::History;
-pub use pool::NotDone;
-pub(crate) use record::RECORD_BYTES;
-pub use record::{Change, FRAME_CHANGES_MAX, Frame, SlotEnd};
-pub use ring::Ring;
-pub use settings::{FeedGiven, FeedSettings};
-pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
-pub use tail::{Piece, Scope, Tail};
+pub(crate) use pool::NotDone;
+pub use record::Change;
+pub(crate) use record::{FRAME_CHANGES_MAX, Frame, RECORD_BYTES, SlotEnd};
+pub(crate) use ring::Ring;
+pub(crate) use settings::FeedGiven;
+pub use settings::FeedSettings;
+pub(crate) use subscribers::{Registration, Subscriber, Subscribers};
+pub(crate) use tail::{Scope, Tail};
 pub use workers::Workers;
 pub use writer::{FeedWriter, Retention};
 

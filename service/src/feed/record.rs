@@ -50,7 +50,7 @@ pub struct Frame {
 
 /// Maximum number of changes of one frame: 117 MB, or 185 MB where each change ends a slot. It bounds the memory that a
 /// damaged length can make a reader allocate.
-pub const FRAME_CHANGES_MAX: usize = 1 << 20;
+pub(crate) const FRAME_CHANGES_MAX: usize = 1 << 20;
 
 pub(super) const SEGMENT_HEADER_BYTES: u64 = size_of::<SegmentHeader>() as u64;
 pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();

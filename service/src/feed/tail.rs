@@ -21,7 +21,7 @@ const SHORT_CHANGES: u64 = 256;
 
 /// Bounds of a piece: its last change, its last key, and its size.
 #[derive(Clone, Copy, Debug)]
-pub struct Scope {
+pub(crate) struct Scope {
     /// Sequence number of the last change to check.
     pub last_seq: u64,
     /// If set, only changes of keys up to this one pass. No slot end is reported then, because the slot's other changes
@@ -33,7 +33,7 @@ pub struct Scope {
 
 /// Result of checking a piece.
 #[derive(Debug, Default)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// Changes that pass, each with its sequence number, in order.
     pub changes: Vec<(u64, Change)>,
     /// Slot that ends with the last change checked, if one does.
@@ -44,7 +44,7 @@ pub struct Piece {
 
 /// A subscriber's position in the feed.
 #[derive(Debug)]
-pub struct Tail {
+pub(crate) struct Tail {
     feed: Arc<Feed>,
     filter: Arc<Filter>,
     /// Frames that were read and not yet checked to their ends.
@@ -56,17 +56,17 @@ pub struct Tail {
 
 impl Tail {
     /// Creates a position right before the change `next_seq`.
-    pub fn new(feed: Arc<Feed>, filter: Arc<Filter>, next_seq: u64) -> Self {
+    pub(crate) fn new(feed: Arc<Feed>, filter: Arc<Filter>, next_seq: u64) -> Self {
         Self { feed, filter, frames: VecDeque::new(), cursor: Cursor::new(next_seq), next_seq }
     }
 
     /// Sequence number of the next change to check.
-    pub fn next_seq(&self) -> u64 {
+    pub(crate) fn next_seq(&self) -> u64 {
         self.next_seq
     }
 
     /// Moves on to `next_seq`, which must not be before the current position.
-    pub fn skip_to(&mut self, next_seq: u64) {
+    pub(crate) fn skip_to(&mut self, next_seq: u64) {
         debug_assert!(next_seq >= self.next_seq);
         self.next_seq = self.next_seq.max(next_seq);
         while self.frames.front().is_some_and(|frame| frame.last_seq() < self.next_seq) {
@@ -76,7 +76,7 @@ impl Tail {
 
     /// Returns the part of `scope` that is in memory, if it is small: a piece of it never waits for the disk. Returns
     /// `None` where the next piece is work for another thread.
-    pub fn at_hand(&mut self, scope: &Scope) -> Option<Scope> {
+    pub(crate) fn at_hand(&mut self, scope: &Scope) -> Option<Scope> {
         if self.frames.is_empty() && self.next_seq <= scope.last_seq {
             self.frames.extend(self.feed.recent(self.next_seq)?);
         }
@@ -90,7 +90,7 @@ impl Tail {
     /// # Errors
     /// [`FeedError::Gone`] when the changes are no longer kept; [`FeedError::Log`] when the log cannot be read or is
     /// damaged.
-    pub fn piece(&mut self, scope: &Scope) -> Result<Piece, FeedError> {
+    pub(crate) fn piece(&mut self, scope: &Scope) -> Result<Piece, FeedError> {
         let (mut piece, mut looked) = (Piece::default(), 0);
         while self.next_seq <= scope.last_seq {
             if self.frames.is_empty() && !self.fill()? {

@@ -37,7 +37,7 @@ impl Workers {
     /// Runs `job` on one of the `feed-read-N` threads.
     ///
     /// # Errors
-    /// Any kind of [`NotDone`].
+    /// Any kind of `NotDone`.
     pub async fn read<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
         self.read.run(job).await
     }

@@ -206,7 +206,7 @@ impl FeedWriter {
 
     /// Leaves the next `count` changes, which lead the store to `to_slot`, out of the log: until the last of them is
     /// published, [`FeedWriter::append`] appends nothing, and subscribers see the feed as it is now. Then the log begins
-    /// after them, and a subscriber that wants any change before gets [`FeedError::Gone`](super::FeedError::Gone).
+    /// after them, and a subscriber that wants any change before gets `FeedError::Gone`.
     pub fn leave_out(&mut self, count: u64, to_slot: u64) {
         let last_seq = self.feed.head.borrow().seq + count;
         info!(count, last_seq, "changes are left out of the feed: subscribers must start over after them");

@@ -24,14 +24,14 @@ const SHOWN_MAX: usize = 100;
 
 /// Host names that are answered, in addition to those that no attacker can own.
 #[derive(Clone, Debug, Default)]
-pub struct Hosts {
+pub(crate) struct Hosts {
     names: Vec<String>,
 }
 
 impl Hosts {
     /// Collects the names of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own
     /// name.
-    pub fn new(settings: &HttpSettings) -> Self {
+    pub(crate) fn new(settings: &HttpSettings) -> Self {
         let HttpSettings { metrics, metrics_hosts } = settings;
         let listened = metrics.rsplit_once(':').map_or(metrics.as_str(), |(name, _)| name);
         let own = host_name();

@@ -18,7 +18,7 @@ Prometheus as its data source.
 [deploy/prometheus](deploy/prometheus) has a scrape configuration, recording rules and alerts.
 ";
 
-pub fn markdown() -> String {
+pub(crate) fn markdown() -> String {
     let mut out = HEAD.to_owned();
     for group in Group::ALL {
         write!(out, "\n## {}\n\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n", group.title())

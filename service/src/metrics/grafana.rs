@@ -11,7 +11,7 @@ use super::panels::{PANELS, Panel};
 const COLUMNS: u64 = 24;
 
 /// Returns the dashboard in the form that Grafana imports, with a line break at the end.
-pub fn dashboard() -> String {
+pub(crate) fn dashboard() -> String {
     let dashboard = json!({
         "uid": "solkv",
         "title": "solkv",

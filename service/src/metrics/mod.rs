@@ -5,8 +5,8 @@
 
 pub mod catalogue;
 mod collect;
-pub mod document;
-pub mod grafana;
+pub(crate) mod document;
+pub(crate) mod grafana;
 mod panels;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use catalogue::Metric;
 
 /// Memory and disk, as the thread `sample` read them last.
 #[derive(Clone, Debug, Default)]
-pub struct Resources {
+pub(crate) struct Resources {
     /// Memory of this process; `None` if the kernel does not report it.
     pub rss: Option<OwnRss>,
     /// Memory of the cgroup that sets the cap, or else of the process's own cgroup; `None` without a cgroup.
@@ -33,7 +33,7 @@ pub struct Resources {
 }
 
 /// Returns a whole scrape in the Prometheus text format.
-pub fn prometheus(handles: &Handles, resources: Resources, snapshot: &Snapshot) -> String {
+pub(crate) fn prometheus(handles: &Handles, resources: Resources, snapshot: &Snapshot) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collect::Families::new(handles.clone(), resources)));
     let (mut text, mut out) = (String::new(), String::new());
@@ -44,7 +44,7 @@ pub fn prometheus(handles: &Handles, resources: Resources, snapshot: &Snapshot) 
 }
 
 /// Returns the service's counters with their entries in the catalogue.
-pub fn counters(handles: &Handles) -> [(&'static Metric, u64); 14] {
+pub(crate) fn counters(handles: &Handles) -> [(&'static Metric, u64); 14] {
     use catalogue as c;
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -16,7 +16,7 @@ const BACKLOG: u32 = 1024;
 
 /// Addresses of the listeners. A name may have several; the first that can be bound is used.
 #[derive(Clone, Debug)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     /// Addresses of the gRPC listener.
     pub listen: Vec<SocketAddr>,
     /// Addresses of the HTTP listener.
@@ -28,7 +28,7 @@ impl Addresses {
     ///
     /// # Errors
     /// An address cannot be resolved, or is refused; the error names the ways out.
-    pub fn of(settings: Settings<'_>, access: &Access) -> Result<Self, Failed> {
+    pub(crate) fn of(settings: Settings<'_>, access: &Access) -> Result<Self, Failed> {
         let addresses = Self {
             listen: resolve("listen", &settings.grpc.listen)?,
             metrics: resolve("metrics", &settings.http.metrics)?,
@@ -65,12 +65,12 @@ impl Addresses {
     ///
     /// # Errors
     /// An address cannot be bound; the error names the option.
-    pub fn bind(&self) -> Result<Ports> {
+    pub(crate) fn bind(&self) -> Result<Ports> {
         Ok(Ports { listen: bound("listen", &self.listen)?, metrics: HttpPort::Bound(bound("metrics", &self.metrics)?) })
     }
 
     /// Logs a warning for each listener that is open to other machines.
-    pub fn warn(&self, settings: Settings<'_>, access: &Access) {
+    pub(crate) fn warn(&self, settings: Settings<'_>, access: &Access) {
         if !loopback(&self.metrics) {
             tracing::warn!(metrics = settings.http.metrics, "HTTP is open to other machines, without encryption");
         }
@@ -89,7 +89,7 @@ impl Addresses {
 
 /// The two ports, bound and not yet listening.
 #[derive(Debug)]
-pub struct Ports {
+pub(crate) struct Ports {
     listen: TcpSocket,
     metrics: HttpPort,
 }
@@ -107,7 +107,7 @@ impl Ports {
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
-    pub fn listen_http(self) -> Result<(Self, TcpListener)> {
+    pub(crate) fn listen_http(self) -> Result<(Self, TcpListener)> {
         let listening = self.metrics.listen()?.into_std()?;
         let first = TcpListener::from_std(listening.try_clone()?)?;
         Ok((Self { metrics: HttpPort::Listening(listening), ..self }, first))
@@ -117,7 +117,7 @@ impl Ports {
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
-    pub fn listen(self) -> Result<(TcpListener, TcpListener)> {
+    pub(crate) fn listen(self) -> Result<(TcpListener, TcpListener)> {
         Ok((listen("listen", self.listen)?, self.metrics.listen()?))
     }
 }

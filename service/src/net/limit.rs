@@ -37,10 +37,10 @@ const SOURCE_MIN: u32 = 8;
 const CONNECTIONS_MAX: u32 = 65_536;
 
 /// Maximum number of HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
-pub const HTTP_CONNECTIONS_MAX: u32 = 128;
+pub(crate) const HTTP_CONNECTIONS_MAX: u32 = 128;
 
 /// Maximum number of HTTP connections of one source: a browser opens six, and each carries one request.
-pub const HTTP_SOURCE_MAX: u32 = 32;
+pub(crate) const HTTP_SOURCE_MAX: u32 = 32;
 
 /// File descriptors left to the store, the log and the stream. RocksDB keeps every file of the store open: about one
 /// for each 64 MB of it.
@@ -91,7 +91,7 @@ fn default_per_source(max: u32) -> u32 {
 
 /// Admits connections of one listener while there is room. Clones share the room, and so do the two listeners of gRPC.
 #[derive(Clone, Debug)]
-pub struct Limit {
+pub(crate) struct Limit {
     rooms: Arc<Rooms>,
     listener: Listener,
 }
@@ -119,7 +119,7 @@ struct State {
 
 /// The limit that a connection met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// Its source has as many settled connections as it may have.
     Source {
         /// Maximum number of settled connections of one source.
@@ -131,21 +131,21 @@ pub enum Refused {
 
 impl Limit {
     /// Returns the limits of gRPC on TCP and on the Unix socket.
-    pub fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
+    pub(crate) fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
         let max = limits.max_connections;
         let rooms = Rooms::new(max, max - max / UDS_SHARE, limits.max_connections_per_address, figures);
         (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
     /// Returns the limit of HTTP connections.
-    pub fn http(figures: &Arc<Figures>) -> Self {
+    pub(crate) fn http(figures: &Arc<Figures>) -> Self {
         let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, figures);
         Self { rooms, listener: Listener::Http }
     }
 
     /// Returns a place for one more connection, held until it is dropped; `None`, counted as a refusal, if there is
     /// none. A connection over the Unix socket is settled at once, because the mode of the socket's file has let it in.
-    pub fn admit(&self, source: Source) -> Option<Admission> {
+    pub(crate) fn admit(&self, source: Source) -> Option<Admission> {
         let figures = self.rooms.figures.of(self.listener);
         match self.rooms.enter(source, self.listener) {
             Ok(seat) => {
@@ -236,7 +236,7 @@ const GONE: u8 = 3;
 
 /// The place of one connection.
 #[derive(Debug)]
-pub struct Seat {
+pub(crate) struct Seat {
     rooms: Arc<Rooms>,
     listener: Listener,
     source: Source,
@@ -247,17 +247,17 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub fn source(&self) -> Source {
+    pub(crate) fn source(&self) -> Source {
         self.source
     }
 
     /// Returns the listener that accepted the connection.
-    pub fn listener(&self) -> Listener {
+    pub(crate) fn listener(&self) -> Listener {
         self.listener
     }
 
     /// Whether a request of the connection was admitted.
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         // ORDERING: Acquire: see `State::evict`.
         self.state.load(Ordering::Acquire) == SETTLED
     }
@@ -266,7 +266,7 @@ impl Seat {
     ///
     /// # Errors
     /// The source's share is full, and the connection stays a newcomer; or the connection was evicted or has ended.
-    pub fn settle(&self) -> Result<(), Refused> {
+    pub(crate) fn settle(&self) -> Result<(), Refused> {
         if self.is_settled() {
             return Ok(());
         }
@@ -291,7 +291,7 @@ impl Seat {
     }
 
     /// Polls until another connection has taken this one's place; pending forever once settled.
-    pub fn poll_evicted(&self, context: &mut TaskContext<'_>) -> Poll<()> {
+    pub(crate) fn poll_evicted(&self, context: &mut TaskContext<'_>) -> Poll<()> {
         if self.is_settled() {
             return Poll::Pending;
         }
@@ -303,27 +303,27 @@ impl Seat {
 
 /// An open connection with its place, which dropping it frees.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     seat: Arc<Seat>,
 }
 
 impl Admission {
-    pub fn seat(&self) -> &Arc<Seat> {
+    pub(crate) fn seat(&self) -> &Arc<Seat> {
         &self.seat
     }
 
-    pub fn figures(&self) -> &Arc<Figures> {
+    pub(crate) fn figures(&self) -> &Arc<Figures> {
         &self.seat.rooms.figures
     }
 
     /// Counts that the service ends the connection, and the reason.
-    pub fn cut(&self, ending: Ending) {
+    pub(crate) fn cut(&self, ending: Ending) {
         count(&self.figures().of(self.seat.listener).cut, 1);
         self.figures().ended(ending);
     }
 
     /// Waits until another connection has taken this one's place.
-    pub async fn evicted(&self) {
+    pub(crate) async fn evicted(&self) {
         poll_fn(|context| self.seat.poll_evicted(context)).await;
     }
 }
@@ -360,7 +360,7 @@ impl Drop for Admission {
 ///
 /// # Errors
 /// The hard limit has no room for `max_connections`.
-pub fn open_files(max_connections: u32) -> Result<()> {
+pub(crate) fn open_files(max_connections: u32) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
         .context("cannot raise the limit of open files")?;

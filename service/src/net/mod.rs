@@ -5,12 +5,12 @@
 
 mod access;
 mod bind;
-pub mod figures;
-pub mod limit;
-pub mod secrets;
+pub(crate) mod figures;
+pub(crate) mod limit;
+pub(crate) mod secrets;
 mod settings;
-pub mod socket;
-pub mod source;
+pub(crate) mod socket;
+pub(crate) mod source;
 mod tls;
 mod tokens;
 
@@ -19,12 +19,10 @@ use std::sync::Arc;
 use crate::failed::Failed;
 
 pub use access::Access;
-pub use bind::{Addresses, Ports};
-pub use settings::{
-    AccessGiven, AccessSettings, GrpcGiven, GrpcSettings, HttpGiven, HttpSettings, ShmGiven, ShmSettings,
-};
-pub use tls::Tls;
-pub use tokens::{Refusal, Tokens};
+pub(crate) use bind::{Addresses, Ports};
+pub(crate) use settings::{AccessGiven, AccessSettings, GrpcGiven, GrpcSettings, HttpGiven, HttpSettings, ShmGiven};
+pub(crate) use tls::Tls;
+pub(crate) use tokens::{Refusal, Tokens};
 
 /// Settings of the listeners on TCP.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +33,7 @@ pub struct Settings<'c> {
 }
 
 /// The settings of the network edge, read and checked.
-pub struct Edge {
+pub(crate) struct Edge {
     pub access: Arc<Access>,
     /// Addresses of the gRPC and HTTP listeners.
     pub addresses: Addresses,
@@ -46,7 +44,7 @@ impl Edge {
     ///
     /// # Errors
     /// As [`Access::open`] and [`Addresses::of`].
-    pub fn open(settings: Settings<'_>) -> Result<Self, Failed> {
+    pub(crate) fn open(settings: Settings<'_>) -> Result<Self, Failed> {
         let access = Access::open(settings.access).map_err(Failed::wrong)?;
         let addresses = Addresses::of(settings, &access)?;
         Ok(Self { access: Arc::new(access), addresses })

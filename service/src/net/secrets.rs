@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const OTHERS_READ: u32 = 0o004;
 
 /// Returns the setting's file; without one the systemd credential, if it exists.
-pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
+pub(crate) fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
     let given = || std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(credential));
     setting.map(Path::to_owned).or_else(|| given().filter(|path| path.exists()))
 }
@@ -27,7 +27,7 @@ pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// Everybody may read the file, it is too large or not text, or the file system refuses.
-pub fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     let name = path.display();
     let file = open(path)?;
     let mode = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.mode();
@@ -43,7 +43,7 @@ pub fn read(path: &Path) -> Result<String> {
 ///
 /// # Errors
 /// The file is too large or not text, or the file system refuses.
-pub fn read_public(path: &Path) -> Result<String> {
+pub(crate) fn read_public(path: &Path) -> Result<String> {
     text(open(path)?, path)
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 /// The origin of a connection. Connections of the same source share one peer's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
+pub(crate) enum Source {
     /// An IPv4 address. All of 127.0.0.0/8 is one source, because every local process may use each of these addresses.
     V4(Ipv4Addr),
     /// The first 64 bits of an IPv6 address. A network of this size is the least that a customer gets, and its owner
@@ -18,7 +18,7 @@ pub enum Source {
 
 impl Source {
     /// Returns the source of an address. An IPv4 address written as IPv6 counts as the IPv4 one.
-    pub fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) if address.is_loopback() => Self::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(address) => Self::V4(address),
@@ -27,7 +27,7 @@ impl Source {
     }
 
     /// Whether the source is, or may be, another machine. Users of the Unix socket are not.
-    pub fn is_network(self) -> bool {
+    pub(crate) fn is_network(self) -> bool {
         !matches!(self, Self::User(_))
     }
 }

@@ -25,11 +25,11 @@ use crate::chain::{Base, Event};
 
 /// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
 /// ten.
-pub const BANKS_MAX: usize = 256;
+pub(crate) const BANKS_MAX: usize = 256;
 
 /// Maximum memory for the writes of banks, in bytes. A mainnet slot of 7000 updates takes 0.7 to 1.3 MB, so this is
 /// over a minute.
-pub const BYTES_MAX: usize = 256 << 20;
+pub(crate) const BYTES_MAX: usize = 256 << 20;
 
 /// Memory of a bank in addition to its writes, in bytes, rounded up.
 const BANK_BYTES: usize = 256;
@@ -37,7 +37,7 @@ const BANK_BYTES: usize = 256;
 /// One input of this module, made from one message of the stream. `bank` is `None` where the server does not send bank
 /// ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// The inputs after this one come from a new connection.
     Connected,
     /// An account was written in a bank.
@@ -50,7 +50,7 @@ pub enum Seen {
 
 /// Status that the stream reports of a bank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BankStatus {
+pub(crate) enum BankStatus {
     /// The bank exists from now on: the server will send all its writes.
     Begun,
     /// All transactions of the bank were executed.
@@ -63,7 +63,7 @@ pub enum BankStatus {
 
 /// Bounds on the banks and bytes that may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Maximum number of banks, and of slots that any message has named.
     pub banks_max: usize,
     /// Maximum bytes of all banks and their writes.
@@ -72,7 +72,7 @@ pub struct Limits {
 
 /// Counts of banks dropped since the start, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dropped {
+pub(crate) struct Dropped {
     /// Banks whose slot is committed in the engine.
     pub committed: u64,
     /// Banks that were reported dead.
@@ -90,7 +90,7 @@ pub struct Dropped {
 /// The state machine of banks: [`Banks::push`] each input, [`Banks::advance`] with the engine, read the
 /// [`Banks::view`].
 #[derive(Debug)]
-pub struct Banks {
+pub(crate) struct Banks {
     limits: Limits,
     slots: BTreeMap<u64, Slot>,
     banks: usize,
@@ -145,7 +145,7 @@ struct Meta {
 
 impl Dropped {
     /// Returns each reason with its count.
-    pub fn by_reason(&self) -> [(&'static str, u64); 6] {
+    pub(crate) fn by_reason(&self) -> [(&'static str, u64); 6] {
         [
             ("committed", self.committed),
             ("dead", self.dead),
@@ -165,7 +165,7 @@ impl Default for Limits {
 
 impl Banks {
     /// Creates the state without banks, on top of an engine at `base`.
-    pub fn new(base: Option<Base>, limits: Limits) -> Self {
+    pub(crate) fn new(base: Option<Base>, limits: Limits) -> Self {
         Self {
             limits,
             slots: BTreeMap::new(),
@@ -180,7 +180,7 @@ impl Banks {
     }
 
     /// Takes in one input. Returns whether the view may have changed.
-    pub fn push(&mut self, seen: Seen) -> bool {
+    pub(crate) fn push(&mut self, seen: Seen) -> bool {
         let changed = match seen {
             Seen::Connected => self.connected(),
             Seen::Account { slot, .. } | Seen::Status { slot, .. } if self.is_committed(slot) => false,
@@ -199,7 +199,7 @@ impl Banks {
 
     /// Follows the engine's newest published slot and the root. Returns whether the view may have changed. `committed`
     /// must have been read before `root`, so that the root is never older than it.
-    pub fn advance(&mut self, committed: Option<u64>, root: Option<Base>) -> bool {
+    pub(crate) fn advance(&mut self, committed: Option<u64>, root: Option<Base>) -> bool {
         if committed == self.committed && root == self.root {
             return false;
         }
@@ -233,7 +233,7 @@ impl Banks {
     }
 
     /// Returns the processed fork as it is now.
-    pub fn view(&self) -> View {
+    pub(crate) fn view(&self) -> View {
         if self.overflow_through.is_some() {
             return View { path: Vec::new(), overflowed: true };
         }
@@ -266,16 +266,16 @@ impl Banks {
     }
 
     /// Number of banks held, dead ones included.
-    pub fn banks(&self) -> usize {
+    pub(crate) fn banks(&self) -> usize {
         self.banks
     }
 
     /// Estimated bytes of all banks and their writes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub fn dropped(&self) -> Dropped {
+    pub(crate) fn dropped(&self) -> Dropped {
         self.dropped
     }
 

@@ -14,9 +14,9 @@
 //! is. An answer can be more settled than was asked for only there, or at processed while no bank on top of the engine
 //! is known. The slot of the answer tells both.
 
-pub mod banks;
-pub mod undo;
-pub mod view;
+pub(crate) mod banks;
+pub(crate) mod undo;
+pub(crate) mod view;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

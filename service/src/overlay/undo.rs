@@ -28,16 +28,16 @@ use crate::chain::KeyMap;
 
 /// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags by 32 slots, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
-pub const CHANGES_MAX: usize = 1 << 18;
+pub(crate) const CHANGES_MAX: usize = 1 << 18;
 
 /// Memory of one change, in bytes, rounded up: its key twice, its old value, its slot and the tables.
-pub const CHANGE_BYTES: usize = 256;
+pub(crate) const CHANGE_BYTES: usize = 256;
 
 /// A table is shrunk once it has room for this many times its entries.
 const ROOM: usize = 4;
 
 /// A change: its slot, its key, and the value that the key had before.
-pub type Change = (u64, Key, Option<Value>);
+pub(crate) type Change = (u64, Key, Option<Value>);
 
 /// Old values of keys that changed after the finalized slot.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ const UNKNOWN: [u8; 32] = [0; 32];
 
 /// The last write of each account in a bank, with the write version that makes it the last. `None` as the value means
 /// closed.
-pub type Writes = HashMap<Key, (Option<Value>, u64)>;
+pub(crate) type Writes = HashMap<Key, (Option<Value>, u64)>;
 
 /// A whole bank: all its writes are known.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl View {
 }
 
 /// Returns the newest write of `key` in `blocks`, which begin with the tip.
-pub fn newest_write(blocks: &[Block], key: &Key) -> Known {
+pub(crate) fn newest_write(blocks: &[Block], key: &Key) -> Known {
     let newest = blocks.iter().find_map(|block| block.writes.get(key));
     newest.map_or(Known::Nothing, |(value, _)| Known::Value(*value))
 }

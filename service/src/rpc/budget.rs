@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use tonic::Status;
 
-use super::places::{Account, Places, Taken};
+use super::account::{Account, Places, Taken};
 use crate::figure::count;
 use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;

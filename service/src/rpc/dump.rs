@@ -4,17 +4,29 @@
 //! range before the last one was passed on. Threads: the subscriber's task on the network edge.
 
 use bytes::Bytes;
-use engine_api::ErrorKind;
+use engine_api::{ErrorKind, Key};
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{DumpEnd, DumpPairs};
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 
-use super::feed::{CHANGES_PER_MESSAGE, Dump, Ended, Subscription, closing};
+use super::places::Taking;
+use super::subscription::{CHANGES_PER_MESSAGE, Ended, Subscription, closing};
 use crate::feed::{DumpError, DumpRange, Scope, Tail};
 
 /// Bytes of pairs in one message: enough that the cost of a message is small, and few enough that sixteen may be
 /// queued.
 const PAIRS_BYTES: usize = 1024 * 64;
+
+/// The dump at the beginning of a subscription.
+pub(super) struct Dump {
+    /// The last key that the subscriber already has; `None` for a dump from the beginning.
+    pub(super) after: Option<Key>,
+    /// The place among all dumps, released when the dump ends.
+    pub(super) _place: OwnedSemaphorePermit,
+    /// The place in the subscriber's own share of dumps.
+    pub(super) _share: Taking,
+}
 
 impl Subscription {
     /// Sends the rest of the map, after the keys that the subscriber already has. Returns the position from which the

@@ -4,14 +4,17 @@
 //! Threads: the tokio runtime of the network edge.
 
 mod accept;
+mod account;
 mod budget;
 mod dump;
 mod feed;
 mod guard;
 mod health;
 mod kv;
+mod maps;
 mod places;
 mod socket;
+mod subscription;
 pub(crate) mod uds;
 mod wait;
 
@@ -187,17 +190,6 @@ fn router(routes: Routes, guard: GuardLayer) -> Router<Stack<GuardLayer, Identit
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .layer(guard)
         .add_routes(routes)
-}
-
-/// Refuses a request that names a map. There is one map so far, and it has no name.
-///
-/// # Errors
-/// `NOT_FOUND`.
-fn refuse_other_map(name: &str) -> Result<(), tonic::Status> {
-    if name.is_empty() {
-        return Ok(());
-    }
-    Err(tonic::Status::not_found("no such map: this service has one, whose name is empty: leave `map` out"))
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -4,15 +4,13 @@
 //! whole network have a share. So none of them can keep the others out. Must not: wait. A request without a place is
 //! refused, and the rule is counted. Threads: the network edge.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tonic::Status;
 
 use super::budget::Peer;
 use crate::net::figures::{Place, Scope};
-use crate::net::source::Source;
 
 /// One connection may take one in this many places: a program that keeps several requests under way stays well below
 /// it.
@@ -29,68 +27,6 @@ const UDS_SHARE: u64 = 8;
 /// machine.
 const SUBSCRIBERS_MIN: u64 = 4;
 
-/// Number of sources from which on the accounts are searched for empty ones.
-const SWEEP_MIN: usize = 64;
-
-/// Bytes and places that one source holds, over all its connections.
-#[derive(Debug, Default)]
-pub(super) struct Account {
-    pub(super) bytes: AtomicU64,
-    places: Taken,
-}
-
-/// Number of places taken, by kind.
-#[derive(Debug, Default)]
-pub(super) struct Taken([AtomicU64; Place::ALL.len()]);
-
-impl Taken {
-    fn of(&self, place: Place) -> &AtomicU64 {
-        &self.0[place as usize]
-    }
-}
-
-/// The places that all connections share.
-#[derive(Debug, Default)]
-pub(super) struct Places {
-    all: Taken,
-    network: Taken,
-    accounts: Mutex<Accounts>,
-}
-
-#[derive(Debug, Default)]
-struct Accounts {
-    by_source: HashMap<Source, Weak<Account>>,
-    /// Number of accounts at which the ended ones are removed.
-    sweep_at: usize,
-}
-
-impl Places {
-    /// Returns the account of a source.
-    pub(super) fn account(&self, source: Source) -> Arc<Account> {
-        // A poisoned lock is safe: every change of the accounts is complete before anything that could panic.
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(account) = accounts.by_source.get(&source).and_then(Weak::upgrade) {
-            return account;
-        }
-        if accounts.by_source.len() >= accounts.sweep_at {
-            accounts.by_source.retain(|_, account| account.strong_count() > 0);
-            accounts.sweep_at = SWEEP_MIN.max(accounts.by_source.len() * 2);
-        }
-        let account = Arc::new(Account::default());
-        accounts.by_source.insert(source, Arc::downgrade(&account));
-        account
-    }
-
-    /// Takes `count` of the `max` places of a kind for a connection.
-    ///
-    /// # Errors
-    /// A share is used up; the status says which.
-    pub(super) fn take(peer: &Arc<Peer>, place: Place, count: u64, max: u64) -> Result<Taking, Status> {
-        let taking = Taking { peer: Arc::clone(peer), place, count, scopes: 0 };
-        taking.take(max)
-    }
-}
-
 /// Places held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Taking {
@@ -102,18 +38,23 @@ pub(super) struct Taking {
 }
 
 impl Taking {
-    fn take(mut self, max: u64) -> Result<Self, Status> {
-        for (scope, share) in self.scopes(max) {
-            let add = |taken: u64| taken.checked_add(self.count).filter(|taken| *taken <= share);
+    /// Takes `count` of the `max` places of a kind for a connection.
+    ///
+    /// # Errors
+    /// A share is used up; the status says which.
+    pub(super) fn new(peer: &Arc<Peer>, place: Place, count: u64, max: u64) -> Result<Self, Status> {
+        let mut taking = Self { peer: Arc::clone(peer), place, count, scopes: 0 };
+        for (scope, share) in taking.scopes(max) {
+            let add = |taken: u64| taken.checked_add(count).filter(|taken| *taken <= share);
             // ORDERING: Relaxed: the sum alone decides; it guards no other memory.
-            let taken = self.counter(scope).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+            let taken = taking.counter(scope).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
             if taken.is_err() {
-                self.peer.figures().no_place(self.place, scope);
-                return Err(refusal(self.place, scope, share));
+                peer.figures().no_place(place, scope);
+                return Err(refusal(place, scope, share));
             }
-            self.scopes += 1;
+            taking.scopes += 1;
         }
-        Ok(self)
+        Ok(taking)
     }
 
     /// Returns the scopes in which the places count, the narrowest first, and the share of each.
@@ -144,7 +85,7 @@ impl Taking {
 impl Drop for Taking {
     fn drop(&mut self) {
         for (scope, _) in self.scopes(0).take(self.scopes) {
-            // ORDERING: Relaxed: see `take`.
+            // ORDERING: Relaxed: see `new`.
             self.counter(scope).fetch_sub(self.count, Ordering::Relaxed);
         }
     }
@@ -175,11 +116,12 @@ mod tests {
     use super::*;
     use crate::net::figures::Figures;
     use crate::net::limit::tests::source;
+    use crate::net::source::Source;
 
     const MAX: u64 = 16;
 
     fn take_all(peer: &Arc<Peer>) -> Vec<Taking> {
-        std::iter::from_fn(|| Places::take(peer, Place::Waiters, 1, MAX).ok()).collect()
+        std::iter::from_fn(|| Taking::new(peer, Place::Waiters, 1, MAX).ok()).collect()
     }
 
     #[test]
@@ -196,25 +138,16 @@ mod tests {
         assert_eq!(local.len(), 2);
         let refused = |scope| figures.refused_places(Place::Waiters, scope);
         assert_eq!(Scope::ALL.map(refused), [3, 1, 2, 1]);
-        let refused = Places::take(&three, Place::Waiters, 1, MAX).unwrap_err();
+        let refused = Taking::new(&three, Place::Waiters, 1, MAX).unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert!(refused.message().contains("from this address") && refused.message().contains("max=8"), "{refused}");
         drop((held, others, local));
         assert_eq!(take_all(&three).len(), 4, "and what was refused at a wider scope is not kept at a narrower one");
-        assert!(Places::take(&one, Place::Waiters, 5, MAX).is_err(), "several at once");
-        let few = Places::take(&one, Place::Dumps, 1, 2).unwrap();
-        assert!(Places::take(&two, Place::Dumps, 1, 2).is_err());
-        drop((few, Places::take(&peer(source(9)), Place::Dumps, 1, 2).unwrap()));
-        let both = [(); 2].map(|()| Places::take(&one, Place::Subscribers, 1, 2));
+        assert!(Taking::new(&one, Place::Waiters, 5, MAX).is_err(), "several at once");
+        let few = Taking::new(&one, Place::Dumps, 1, 2).unwrap();
+        assert!(Taking::new(&two, Place::Dumps, 1, 2).is_err());
+        drop((few, Taking::new(&peer(source(9)), Place::Dumps, 1, 2).unwrap()));
+        let both = [(); 2].map(|()| Taking::new(&one, Place::Subscribers, 1, 2));
         assert!(both.iter().all(Result::is_ok), "whoever allows two may have both on one machine");
-    }
-
-    #[test]
-    fn the_accounts_of_sources_that_have_gone_are_not_kept() {
-        let budget = Budget::new(Arc::<Figures>::default());
-        for n in 0..10_000u32 {
-            Peer::of_test(&budget, Source::User(n));
-        }
-        assert!(budget.places.accounts.lock().unwrap().by_source.len() <= SWEEP_MIN);
     }
 }

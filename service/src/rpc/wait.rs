@@ -10,7 +10,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 
 use super::budget::Peer;
-use super::places::Places;
+use super::places::Taking;
 use crate::chain::Commitment;
 use crate::net::figures::Place;
 use crate::overlay::Overlay;
@@ -104,7 +104,7 @@ impl Waits {
             return Ok(());
         }
         let places = keys.div_ceil(KEYS_PER_WAITER).max(1) as u64;
-        let _places = Places::take(peer, Place::Waiters, places, WAITERS_MAX)?;
+        let _places = Taking::new(peer, Place::Waiters, places, WAITERS_MAX)?;
         let arrives = reached.wait_for(|slot| wanted.is_in(*slot));
         match tokio::time::timeout(wanted.wait, arrives).await {
             Ok(Ok(_)) => Ok(()),

@@ -11,14 +11,13 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use super::SESSIONS_MAX;
-use super::session::Session;
+use super::room::SESSIONS_MAX;
 
 /// Maximum number of events in one turn: the listener, the service's own bell, and two descriptors a session.
 const EVENTS_MAX: usize = 2 + 2 * SESSIONS_MAX;
@@ -60,23 +59,23 @@ impl Bells {
         Ok(Self { epoll })
     }
 
-    /// Watches the bell and the socket of a session.
-    pub(super) fn add(&self, session: &Session) -> io::Result<()> {
-        let data = |kind| EventData::new_u64(session.id() << 1 | kind);
-        epoll::add(&self.epoll, session.bell(), data(BELL), EventFlags::IN | EventFlags::ET)?;
+    /// Watches the bell and the socket of session `id`.
+    pub(super) fn add(&self, id: u64, bell: &OwnedFd, socket: &UnixStream) -> io::Result<()> {
+        let data = |kind| EventData::new_u64(id << 1 | kind);
+        epoll::add(&self.epoll, bell, data(BELL), EventFlags::IN | EventFlags::ET)?;
         // The socket's end (EPOLLHUP) is reported without being asked for; no other event matters.
-        let watched = epoll::add(&self.epoll, session.socket(), data(SOCKET), EventFlags::empty());
+        let watched = epoll::add(&self.epoll, socket, data(SOCKET), EventFlags::empty());
         if watched.is_err() {
-            self.remove(session);
+            self.remove(bell, socket);
         }
         Ok(watched?)
     }
 
     /// Stops watching a session. The client may keep its bell forever, and would otherwise continue to ring it here.
-    pub(super) fn remove(&self, session: &Session) {
+    pub(super) fn remove(&self, bell: &OwnedFd, socket: &UnixStream) {
         // An error means that the descriptor was not watched.
-        let _unknown = epoll::delete(&self.epoll, session.bell());
-        let _unknown = epoll::delete(&self.epoll, session.socket());
+        let _unknown = epoll::delete(&self.epoll, bell);
+        let _unknown = epoll::delete(&self.epoll, socket);
     }
 
     /// Turns events of the listener on or off.

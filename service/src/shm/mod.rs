@@ -11,14 +11,16 @@
 
 mod bells;
 mod discard;
+mod room;
 mod session;
+mod state;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,23 +30,16 @@ use rustix::net::sockopt::socket_peercred;
 use shm_layout::{hello, sleep_fence};
 
 use crate::lookups::IDLE_REFRESH;
-use crate::lookups::LookupState;
 use crate::pulse::{Pulse, Pulses};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
-use crate::status::Status;
 use crate::stop;
 use bells::Bells;
 use discard::Discard;
+use room::{Full, full};
 use session::{Scratch, Served, Session};
 
-/// Maximum number of clients. Each may cost 0.6 MiB of memory if it asks for the largest batches, 40 MiB in all, and
-/// costs the spinning thread one look at a cache line in each round.
-pub const SESSIONS_MAX: usize = 64;
-
-/// Maximum number of clients of one user: half, so that the other half is free for everybody else, as over the Unix
-/// socket.
-pub const SESSIONS_PER_USER: usize = SESSIONS_MAX / 2;
+pub use state::ShmState;
 
 /// Minimum interval of log lines about refused clients, so that a client that comes back again and again does not fill
 /// the log.
@@ -52,7 +47,7 @@ const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
 /// How long the thread spins for another request before it sleeps. This is a few times the duration of a wake-up (5 to
 /// 20 us), which a client saves if it comes back in time.
-pub const SPIN: Duration = Duration::from_micros(50);
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
 /// Interval at which a busy thread checks for new and gone clients. The check is a system call, for which requests
 /// should not wait often.
@@ -68,15 +63,6 @@ const ACCEPTS_A_LOOK: usize = 4;
 
 /// Source label under which these lookups' latencies are recorded.
 const SOURCE: &str = "shm";
-
-/// State of the service that the thread reads and writes.
-#[derive(Clone, Debug)]
-pub struct ShmState {
-    pub lookups: LookupState,
-    pub status: Status,
-    /// Number of clients connected at this moment.
-    pub sessions: Arc<AtomicU64>,
-}
 
 /// The running thread. Dropping this does not stop it; see [`ShmServer::join`].
 pub struct ShmServer {
@@ -316,7 +302,7 @@ impl<'e> Server<'e> {
         self.sessions.retain(|session| {
             let stays = !gone.contains(&session.id());
             if !stays {
-                bells.remove(session);
+                bells.remove(session.bell(), session.socket());
             }
             stays
         });
@@ -364,7 +350,7 @@ impl<'e> Server<'e> {
             return session::refuse(socket.as_fd(), hello::FULL);
         }
         let started = Session::start(self.next_id, user, socket, self.feed.as_ref())
-            .and_then(|session| self.bells.add(&session).map(|()| session));
+            .and_then(|session| self.bells.add(session.id(), session.bell(), session.socket()).map(|()| session));
         match started {
             Ok(session) => self.sessions.push(session),
             Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
@@ -390,23 +376,6 @@ impl<'e> Server<'e> {
         // ORDERING: Relaxed: a statistic.
         self.state.sessions.store(sessions as u64, Ordering::Relaxed);
     }
-}
-
-/// The reason why there is no room for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Full {
-    whose: &'static str,
-    max: usize,
-}
-
-/// Checks whether there is room for a client of `user` in addition to those of `users`. Returns the limit if there is
-/// none.
-fn full(users: impl ExactSizeIterator<Item = u32>, user: u32) -> Option<Full> {
-    if users.len() >= SESSIONS_MAX {
-        return Some(Full { whose: "", max: SESSIONS_MAX });
-    }
-    let own = users.filter(|other| *other == user).count();
-    (own >= SESSIONS_PER_USER).then_some(Full { whose: " of this user", max: SESSIONS_PER_USER })
 }
 
 #[cfg(test)]

@@ -27,7 +27,8 @@ use shm_layout::{
     Hello, KEYS_MAX, Request, Response, SEGMENT_BYTES, STATUS_BYTES_MAX, Segment, VERSION, Wake, hello, op, status,
 };
 
-use super::{ShmState, bells};
+use super::bells;
+use super::state::ShmState;
 use crate::chain;
 use crate::lookups::LookupError;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};

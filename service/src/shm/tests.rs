@@ -11,6 +11,7 @@ use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
 
+use super::room::SESSIONS_PER_USER;
 use super::*;
 use crate::handles::Handles;
 use crate::lookups::tests::{Pool, commit, later};
@@ -152,18 +153,6 @@ fn the_largest_batch_keeps_its_order() {
         assert_eq!(client.segment.value(index), (index % 3 == 1).then_some([7; 32]), "index={index}");
     }
     server.join(later()).unwrap();
-}
-
-#[test]
-fn a_user_has_half_of_the_sessions() {
-    let of = |users: &[(u32, usize)], user| {
-        let users: Vec<u32> = users.iter().flat_map(|(user, count)| vec![*user; *count]).collect();
-        full(users.into_iter(), user).map(|full| full.max)
-    };
-    let half = SESSIONS_PER_USER;
-    assert_eq!((of(&[(1, half - 1)], 1), of(&[(1, half)], 1), of(&[(1, half)], 2)), (None, Some(half), None));
-    assert_eq!(of(&[(1, half), (2, half - 1)], 3), None);
-    assert_eq!(of(&[(1, half), (2, half)], 3), Some(SESSIONS_MAX));
 }
 
 #[test]

@@ -10,8 +10,7 @@
 //! only appended to. A crash can leave a part of a frame at its end. The next opening cuts the file after the last whole
 //! frame, and the stream is asked for the slots from there.
 
-#[doc(hidden)]
-pub mod fuzzing;
+pub(crate) mod fuzzing;
 mod reader;
 mod record;
 mod writer;
@@ -22,15 +21,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwapOption;
 use serde_json::{Value, json};
 
-pub use reader::{Found, Reader, look};
-pub use record::{EVENTS_MAX, Origin, source_of};
-pub use writer::{Full, Writer, remove, remove_empty};
+pub(crate) use reader::{Reader, look};
+pub(crate) use record::{Origin, source_of};
+pub(crate) use writer::{Full, Writer, remove, remove_empty};
 
 /// Name of the file in the spool's directory.
 pub(crate) const FILE: &str = "slots";
 
 /// Returns the spool's directory in that of a store.
-pub fn dir_of(store: &Path) -> PathBuf {
+pub(crate) fn dir_of(store: &Path) -> PathBuf {
     store.join(engines::SPOOL)
 }
 

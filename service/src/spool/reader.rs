@@ -16,7 +16,7 @@ use crate::chain::{Base, WholeSlot};
 
 /// Content of a spool that nobody writes, as its whole frames show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub(crate) struct Found {
     pub origin: Origin,
     /// The newest slot, or the base if there is none.
     pub last: Base,
@@ -27,7 +27,7 @@ pub struct Found {
 
 /// A reader of slots, at a place between two of them.
 #[derive(Debug)]
-pub struct Reader {
+pub(crate) struct Reader {
     file: File,
     path: PathBuf,
     at: u64,
@@ -42,7 +42,7 @@ pub struct Reader {
 ///
 /// # Errors
 /// I/O errors; a file that is no spool.
-pub fn look(dir: &Path) -> Result<Option<Found>> {
+pub(crate) fn look(dir: &Path) -> Result<Option<Found>> {
     let path = dir.join(FILE);
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -97,7 +97,7 @@ impl Reader {
     ///
     /// # Errors
     /// I/O errors; a file that is no spool.
-    pub fn open(dir: &Path) -> Result<Self> {
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(FILE);
         let shown = path.display();
         let file = File::open(&path).with_context(|| format!("cannot open file={shown}"))?;
@@ -108,12 +108,12 @@ impl Reader {
     }
 
     /// The slot read or passed last, or the block that the spool follows.
-    pub fn last(&self) -> Base {
+    pub(crate) fn last(&self) -> Base {
         self.last
     }
 
     /// [`source_of`](super::source_of) the provider of the slot read last; 0 for one that is not known.
-    pub fn source(&self) -> u32 {
+    pub(crate) fn source(&self) -> u32 {
         self.source
     }
 
@@ -121,7 +121,7 @@ impl Reader {
     ///
     /// # Errors
     /// I/O errors; damage.
-    pub fn pass(&mut self, until: u64) -> Result<bool> {
+    pub(crate) fn pass(&mut self, until: u64) -> Result<bool> {
         let Some(head) = self.head(until)? else { return Ok(false) };
         self.at += head.bytes as u64;
         self.last = head.block;
@@ -132,7 +132,7 @@ impl Reader {
     ///
     /// # Errors
     /// I/O errors; damage.
-    pub fn next(&mut self, until: u64) -> Result<Option<WholeSlot>> {
+    pub(crate) fn next(&mut self, until: u64) -> Result<Option<WholeSlot>> {
         let Some(head) = self.head(until)? else { return Ok(None) };
         let mut frame = vec![0; head.bytes];
         self.file

@@ -14,7 +14,7 @@ use crate::chain::{Base, Event, WholeSlot};
 
 /// Maximum number of events of one slot. No block of the chain can write-lock a third as many accounts. The number
 /// bounds the memory that a damaged length can make a reader allocate.
-pub const EVENTS_MAX: usize = 1 << 20;
+pub(crate) const EVENTS_MAX: usize = 1 << 20;
 
 pub(super) const HEADER_BYTES: usize = size_of::<FileHeader>();
 pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
@@ -77,7 +77,7 @@ const _: () = assert!(size_of::<EventRecord>() == 80 && PACKED_BYTES_MAX < u32::
 
 /// Beginning of a spool, which never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub(crate) struct Origin {
     /// Block that the first slot of the spool follows.
     pub base: Base,
     /// The accounts and the value that the events are about, such as `token-owner exact`.
@@ -155,7 +155,7 @@ impl Head {
 }
 
 /// Returns the number by which a frame names a provider. Their order in the configuration may change.
-pub fn source_of(provider: &str) -> u32 {
+pub(crate) fn source_of(provider: &str) -> u32 {
     crc32c::crc32c(provider.as_bytes())
 }
 

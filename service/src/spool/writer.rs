@@ -22,11 +22,11 @@ const FILE_MODE: u32 = 0o600;
 
 /// Reason why the spool takes no more slots. The slots before it are kept.
 #[derive(Debug)]
-pub struct Full(pub String);
+pub(crate) struct Full(pub String);
 
 /// The writing end of a spool.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -44,7 +44,7 @@ impl Writer {
     ///
     /// # Errors
     /// I/O errors; another process writes the spool; its events are about something else than those of `origin`.
-    pub fn open(dir: &Path, origin: &Origin, bytes_max: u64, figures: Arc<Figures>) -> Result<Self> {
+    pub(crate) fn open(dir: &Path, origin: &Origin, bytes_max: u64, figures: Arc<Figures>) -> Result<Self> {
         let path = dir.join(FILE);
         let shown = path.display();
         fs::DirBuilder::new()
@@ -86,12 +86,12 @@ impl Writer {
     }
 
     /// The newest slot, or the block that the spool follows.
-    pub fn last(&self) -> Base {
+    pub(crate) fn last(&self) -> Base {
         self.last
     }
 
     /// Notes that the next slots come from the provider that [`source_of`](super::source_of) is this number.
-    pub fn set_source(&mut self, source: u32) {
+    pub(crate) fn set_source(&mut self, source: u32) {
         self.source = source;
     }
 
@@ -99,7 +99,7 @@ impl Writer {
     ///
     /// # Errors
     /// The spool is full, or the disk is, or the slot cannot be written. Nothing may be appended after that.
-    pub fn append(&mut self, slot: &WholeSlot) -> Result<(), Full> {
+    pub(crate) fn append(&mut self, slot: &WholeSlot) -> Result<(), Full> {
         let path = self.path.display();
         if slot.parent_slot != self.last.slot {
             return Err(Full(format!(
@@ -132,7 +132,7 @@ impl Writer {
     ///
     /// # Errors
     /// The flush has failed: the slots since the last flush may be lost, and nothing may be appended after that.
-    pub fn flush(&mut self) -> Result<(), Full> {
+    pub(crate) fn flush(&mut self) -> Result<(), Full> {
         if self.figures.flushed_bytes() == self.bytes {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Writer {
 ///
 /// # Errors
 /// I/O errors; another process writes the spool.
-pub fn remove(dir: &Path) -> Result<()> {
+pub(crate) fn remove(dir: &Path) -> Result<()> {
     let path = dir.join(FILE);
     let file = File::open(&path).with_context(|| format!("cannot open file={}", path.display()))?;
     lock(&file, &path)?;
@@ -159,7 +159,7 @@ pub fn remove(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// The empty directory cannot be removed.
-pub fn remove_empty(dir: &Path) -> Result<()> {
+pub(crate) fn remove_empty(dir: &Path) -> Result<()> {
     match fs::remove_dir(dir) {
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
             Err(error).with_context(|| format!("cannot remove the empty spool: dir={}", dir.display()))

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use proto::v1::kv_client::KvClient;
 use proto::v1::{Commitment, GetRequest};
-use solkv_service::metrics::catalogue::{ALL, Metric};
+use solkv_service::catalogue::{ALL, Metric};
 use workload::Pairs;
 
 use crate::support::{Service, client_runtime, columns, load, stream, wait_for};
