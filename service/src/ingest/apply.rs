@@ -143,9 +143,7 @@ impl Apply {
 
     /// Takes in one message. `nothing_waits` says that the queue is empty.
     pub(super) fn take(&mut self, message: Message, nothing_waits: bool) -> Result<()> {
-        let let_go = self.standing.lets_go(&message);
         match message {
-            _ if let_go => {}
             Message::Batch(inputs) => {
                 for input in inputs {
                     self.input(input)?;
@@ -154,7 +152,7 @@ impl Apply {
             Message::Reconnected { provider } => {
                 // The replay may bring the missing slots, so the wait for a parent starts over.
                 self.waiting.over();
-                if self.standing.follows(provider) {
+                if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.complete);
                 }

@@ -236,9 +236,7 @@ impl Spooler {
     }
 
     fn take(&mut self, message: Message, nothing_waits: bool) -> Result<(), Full> {
-        let let_go = self.standing.lets_go(&message);
         match message {
-            _ if let_go => {}
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
                 self.waiting.over();
@@ -246,7 +244,7 @@ impl Spooler {
                 if let Some(writer) = &mut self.writer {
                     writer.set_source(self.source);
                 }
-                if self.standing.follows(provider) {
+                if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.last());
                 }
