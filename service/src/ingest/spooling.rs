@@ -37,15 +37,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often the stream is shown as the spool's receiver sees it.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 
-/// Settings of the spool and of the slots that it takes.
+/// Settings of the spool. Those of the slots that it takes are the stream's.
 #[derive(Clone, Debug)]
 pub struct SpoolConfig {
     /// Directory of the spool, which is made if it is missing.
     pub dir: PathBuf,
     /// Maximum size of the spool.
     pub bytes_max: u64,
-    /// How long a whole slot waits for its parent before the parent counts as missing.
-    pub gap_timeout: Duration,
     /// Limits of readiness, which a [`State`] needs.
     pub limits: readiness::Limits,
 }
@@ -87,7 +85,7 @@ impl Spooling {
         figures: Arc<Figures>,
         run: impl FnOnce(Spooler, mpsc::Receiver<Message>) -> Result<JoinHandle<()>>,
     ) -> Result<Self> {
-        let SpoolConfig { dir, bytes_max, gap_timeout, limits } = config;
+        let SpoolConfig { dir, bytes_max, limits } = config;
         figures.begin();
         let place = Place { dir: dir.clone(), meaning: stream.selection.to_string(), bytes_max };
         let writer = base.map(|base| place.open(base, &figures)).transpose()?;
@@ -109,7 +107,7 @@ impl Spooling {
             assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
             standing: Standing::of_spool(state.clone()),
             state: state.clone(),
-            waiting: Waiting::new(gap_timeout),
+            waiting: Waiting::new(stream.settings.gap_timeout),
         };
         let writer = run(spooler, received)?;
         let receiver = tokio::spawn(receive_from(upstreams, stream, messages, state.clone(), stopped));
