@@ -21,7 +21,7 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpda
 
 use super::chain::{Block, Chain, Slot};
 use super::fault::{Fault, Nature};
-use super::messages;
+use super::messages::{self, Item};
 use super::script::{End, Pings, Script, play};
 use super::units::{self, Subscription};
 use crate::ingest::follow::Selection;
@@ -237,8 +237,6 @@ pub(super) struct Connection {
     fault: Fault,
     connection: u64,
 }
-
-pub(super) type Item = Result<SubscribeUpdate, Status>;
 
 impl Client for Connection {
     type Requests = mpsc::Sender<SubscribeRequest>;
