@@ -59,7 +59,7 @@ pub struct ApplyConfig {
 }
 
 impl ApplyConfig {
-    /// Returns what these settings mean for a store of this engine, in the memory that the process may use.
+    /// Returns the settings that follow from the operator's, for a store of this engine and the memory of this process.
     pub fn new(commit: &CommitSettings, receive: &ReceiveSettings, engine: EngineKind, durability: Durability) -> Self {
         let due = commit.commit_every.map(|changes| changes as usize);
         Self {

@@ -17,7 +17,7 @@ use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
 use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::subscribe::Commitment;
 
-/// What a subscription brings next: a message, or the error that ends it.
+/// A message of a subscription, or the error that ends it.
 pub(super) type Item = Result<SubscribeUpdate, Status>;
 
 pub(super) fn update(one: UpdateOneof) -> SubscribeUpdate {
