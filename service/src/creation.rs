@@ -247,12 +247,8 @@ fn make_way(dir: &Path, slot: u64) -> Result<()> {
 
 /// Follows the stream into the spool, which begins after `base`, or with the stream's next slot.
 pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
-    let settings = SpoolConfig {
-        dir: spool::dir_of(&config.store.dir),
-        bytes_max: config.store.spool_max_bytes.as_u64(),
-        gap_timeout: config.receive.gap_timeout,
-        limits: config.readiness,
-    };
+    let (dir, bytes_max) = (spool::dir_of(&config.store.dir), config.store.spool_max_bytes.as_u64());
+    let settings = SpoolConfig { dir, bytes_max, limits: config.readiness };
     Spooling::start(settings, base, stream, Arc::clone(&shown.spool))
 }
 

@@ -24,8 +24,7 @@ use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Ring, Workers};
 use crate::handles::Handles;
 use crate::ingest;
-use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
-use crate::ingest::batch;
+use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::provider;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, LookupThreads, Lookups};
@@ -155,7 +154,9 @@ impl Map {
     /// A checkpoint that cannot be read.
     pub(crate) fn apply(&mut self, config: &Config, stop: watch::Receiver<bool>) -> engine_api::Result<Apply> {
         let (engine, state, pulse) = (Arc::clone(&self.engine), self.state.clone(), self.pulses.add("ingest-apply"));
-        Apply::new(engine, state, self.writer.take(), apply_config(config), pulse, stop)
+        let durability = config.engine_use.durability.into();
+        let config = ApplyConfig::new(&config.commit, &config.receive, config.engine.engine, durability);
+        Apply::new(engine, state, self.writer.take(), config, pulse, stop)
     }
 
     /// Returns the service that subscribers of the feed ask.
@@ -245,20 +246,4 @@ fn lookup_thread_count(config: &Config) -> usize {
     let default =
         || lookups::default_threads(in_turn, probe::disk_bytes(&config.store.dir), probe::memory_limit().bytes);
     config.lookups.lookup_threads.map_or_else(default, |threads| threads as usize)
-}
-
-fn apply_config(config: &Config) -> ApplyConfig {
-    ApplyConfig {
-        batch: batch::Limits::within(
-            probe::memory_limit().bytes,
-            config.engine.engine,
-            config.commit.commit_every.map(|changes| changes as usize),
-        ),
-        commit_interval: config.commit.commit_interval,
-        gap_timeout: config.receive.gap_timeout,
-        full_retry: FULL_RETRY,
-        depth: config.commit.ingest_depth as usize,
-        reads_in_turn: config.engine.engine.descriptor().get_many_waits_in_turn,
-        durability: config.engine_use.durability.into(),
-    }
 }

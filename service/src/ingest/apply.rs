@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use engine_api::{Durability, Engine, Error, ErrorKind, Result};
 use engine_latency::Measured;
+use engines::EngineKind;
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -22,6 +23,7 @@ use super::batch::{self, Batch};
 use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
+use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
 use crate::chain::{Base, Gap, WholeSlot};
@@ -29,8 +31,8 @@ use crate::feed::{FeedWriter, SlotEnd};
 use crate::figure::{count, unix_ms};
 use crate::pulse::Pulse;
 
-/// Default wait before a commit that failed for lack of space, or of something else that may come back, is retried.
-pub const FULL_RETRY: Duration = Duration::from_secs(2);
+/// Value of [`ApplyConfig::full_retry`] outside of a simulation.
+const FULL_RETRY: Duration = Duration::from_secs(2);
 /// How often the engine's own figures are refreshed. Not at every commit, because some engines inspect their files for
 /// them.
 const STATS_EVERY: Duration = Duration::from_secs(1);
@@ -54,6 +56,22 @@ pub struct ApplyConfig {
     pub reads_in_turn: bool,
     /// Which failures a commit survives: a crash of the process only, or a power loss as well.
     pub durability: Durability,
+}
+
+impl ApplyConfig {
+    /// Returns the settings that follow from the operator's, for a store of this engine and the memory of this process.
+    pub fn new(commit: &CommitSettings, receive: &ReceiveSettings, engine: EngineKind, durability: Durability) -> Self {
+        let due = commit.commit_every.map(|changes| changes as usize);
+        Self {
+            batch: batch::Limits::within(probe::memory_limit().bytes, engine, due),
+            commit_interval: commit.commit_interval,
+            gap_timeout: receive.gap_timeout,
+            full_retry: FULL_RETRY,
+            depth: commit.ingest_depth as usize,
+            reads_in_turn: engine.descriptor().get_many_waits_in_turn,
+            durability,
+        }
+    }
 }
 
 /// The applying side of the ingest, run by the ingest-apply thread.
@@ -143,9 +161,7 @@ impl Apply {
 
     /// Takes in one message. `nothing_waits` says that the queue is empty.
     pub(super) fn take(&mut self, message: Message, nothing_waits: bool) -> Result<()> {
-        let let_go = self.standing.lets_go(&message);
         match message {
-            _ if let_go => {}
             Message::Batch(inputs) => {
                 for input in inputs {
                     self.input(input)?;
@@ -154,7 +170,7 @@ impl Apply {
             Message::Reconnected { provider } => {
                 // The replay may bring the missing slots, so the wait for a parent starts over.
                 self.waiting.over();
-                if self.standing.follows(provider) {
+                if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.complete);
                 }

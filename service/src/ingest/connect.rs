@@ -104,7 +104,7 @@ impl<C: Client> Connection<C> {
         applied: Option<u64>,
     ) -> Result<Self, Ended> {
         let terms = Terms { applied, token: upstream.has_token() };
-        let mut client = upstream.connect().await?;
+        let mut client = upstream.connect().await.map_err(Ended::Retry)?;
         if let Some(from_slot) = request.from_slot {
             request.from_slot = Some(check_replay(&mut client, from_slot, applied).await?);
         }
@@ -354,11 +354,11 @@ mod tests {
     impl Upstream for Breaks {
         type Client = Self;
 
-        async fn connect(&self) -> Result<Self, Ended> {
+        async fn connect(&self) -> Result<Self, String> {
             Ok(Self(self.0))
         }
 
-        async fn newest_slot(&self, _: Commitment) -> Result<u64, Ended> {
+        async fn newest_slot(&self, _: Commitment) -> Result<u64, String> {
             Ok(1)
         }
     }

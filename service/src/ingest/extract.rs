@@ -81,7 +81,7 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-pub(super) fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
+fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
     bytes.try_into().ok()
 }
 

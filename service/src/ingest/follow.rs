@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::extract::Extract;
+use solana::extract::Extract;
 
 /// Which accounts the service subscribes to. An account that leaves the token programs takes its key out of the map,
 /// but only if the server sends its last write in the slot. A server sends only accounts that match a filter of the

@@ -47,7 +47,7 @@ async fn ask<U: Upstream>(index: usize, upstream: &U, providers: &Providers, com
             return;
         }
         Ok(Ok(slot)) => format!("the server says that its newest slot is slot={slot}, which no chain has"),
-        Ok(Err(ended)) => upstream.masked(ended.trouble().unwrap_or_default()),
+        Ok(Err(why)) => upstream.masked(&why),
         Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
     };
     if providers.failed(index, &why) {

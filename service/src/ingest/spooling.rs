@@ -37,15 +37,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often the stream is shown as the spool's receiver sees it.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 
-/// Settings of the spool and of the slots that it takes.
+/// Settings of the spool. Those of the slots that it takes are the stream's.
 #[derive(Clone, Debug)]
 pub struct SpoolConfig {
     /// Directory of the spool, which is made if it is missing.
     pub dir: PathBuf,
     /// Maximum size of the spool.
     pub bytes_max: u64,
-    /// How long a whole slot waits for its parent before the parent counts as missing.
-    pub gap_timeout: Duration,
     /// Limits of readiness, which a [`State`] needs.
     pub limits: readiness::Limits,
 }
@@ -87,7 +85,7 @@ impl Spooling {
         figures: Arc<Figures>,
         run: impl FnOnce(Spooler, mpsc::Receiver<Message>) -> Result<JoinHandle<()>>,
     ) -> Result<Self> {
-        let SpoolConfig { dir, bytes_max, gap_timeout, limits } = config;
+        let SpoolConfig { dir, bytes_max, limits } = config;
         figures.begin();
         let place = Place { dir: dir.clone(), meaning: stream.selection.to_string(), bytes_max };
         let writer = base.map(|base| place.open(base, &figures)).transpose()?;
@@ -109,7 +107,7 @@ impl Spooling {
             assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
             standing: Standing::of_spool(state.clone()),
             state: state.clone(),
-            waiting: Waiting::new(gap_timeout),
+            waiting: Waiting::new(stream.settings.gap_timeout),
         };
         let writer = run(spooler, received)?;
         let receiver = tokio::spawn(receive_from(upstreams, stream, messages, state.clone(), stopped));
@@ -236,9 +234,7 @@ impl Spooler {
     }
 
     fn take(&mut self, message: Message, nothing_waits: bool) -> Result<(), Full> {
-        let let_go = self.standing.lets_go(&message);
         match message {
-            _ if let_go => {}
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
                 self.waiting.over();
@@ -246,7 +242,7 @@ impl Spooler {
                 if let Some(writer) = &mut self.writer {
                     writer.set_source(self.source);
                 }
-                if self.standing.follows(provider) {
+                if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.last());
                 }

@@ -1,7 +1,7 @@
 //! The standing of ingest-apply on the chain: catching up or live, in a gap, or held up by a commit.
 //!
-//! Owns: the phase that readiness is told, the end of a gap, and which messages of a given-up connection are skipped.
-//! Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
+//! Owns: the phase that readiness is told, the end of a gap, and whether the newest connection was given up. Must not:
+//! touch the engine or the assembler. Runs on the ingest-apply thread.
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
 //! applied slot, and the receiver connects again from there. The gap is over once its first slot, or a later one, is
@@ -18,7 +18,6 @@ use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::State;
-use super::receive::Message;
 use crate::chain::{Gap, Phase, SLOT_END};
 use crate::figure::unix_ms;
 use crate::readiness::Age;
@@ -32,7 +31,7 @@ pub(super) struct Standing {
     gap: Option<Gap>,
     /// Number of connections that the receiver has announced.
     connections: u64,
-    /// Whether the newest connection was given up: its remaining messages are skipped.
+    /// Whether the newest connection was given up: its remaining inputs are skipped.
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
@@ -74,21 +73,10 @@ impl Standing {
         self.tell();
     }
 
-    /// Whether to skip a message because its connection was given up. A new connection is not skipped.
-    pub(super) fn lets_go(&mut self, message: &Message) -> bool {
-        match message {
-            Message::Reconnected { .. } => {
-                self.connections += 1;
-                self.given_up = false;
-                false
-            }
-            Message::Batch(_) | Message::Tick => self.given_up,
-            Message::Gap(_) | Message::Heal(_) | Message::Renamed(_) | Message::Beat => false,
-        }
-    }
-
-    /// Notes the provider of the newest connection. Returns whether the connection before was of another one.
-    pub(super) fn follows(&mut self, provider: usize) -> bool {
+    /// Notes a new connection to the provider with this index. Returns whether the one before was to another provider.
+    pub(super) fn reconnected(&mut self, provider: usize) -> bool {
+        self.connections += 1;
+        self.given_up = false;
         self.provider.replace(provider).is_some_and(|before| before != provider)
     }
 
@@ -108,7 +96,7 @@ impl Standing {
         self.state.resume.give_up(self.connections);
     }
 
-    /// Whether the newest connection was given up.
+    /// Whether the newest connection was given up. Its inputs must not reach the assembler, which has started over.
     pub(super) fn has_given_up(&self) -> bool {
         self.given_up
     }
@@ -221,14 +209,14 @@ mod tests {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(state.clone());
         standing.begin();
-        assert!(!standing.lets_go(&Message::Reconnected { provider: 0 }));
+        assert!(!standing.reconnected(0));
         standing.committed(8, 0);
         assert!(state.readiness.verdict().is_ready());
         state.readiness.set_newest_slot(11);
         standing.gap(gap(12));
         assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
-        assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
-        assert!(!standing.lets_go(&Message::Reconnected { provider: 0 }) && !standing.lets_go(&Message::Tick));
+        assert!(standing.has_given_up());
+        assert!(!standing.reconnected(0) && !standing.has_given_up());
         standing.committed(11, 0);
         assert_eq!(state.readiness.verdict().gap, Some(gap(12)), "the slots before it came again");
         standing.committed(13, 0);
@@ -245,7 +233,7 @@ mod tests {
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
         let mut standing = Standing::new(state.clone());
         standing.begin();
-        standing.follows(0);
+        standing.reconnected(0);
         let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
         assert!(!standing.gap(contradiction.clone()), "the other one is trusted");
         assert_eq!(state.readiness.verdict().gap, None, "it has not failed yet");

@@ -16,8 +16,6 @@
 
 use solana::token::{ACCOUNT_BYTES, MULTISIG_BYTES, STATE_OFFSET, TokenProgram};
 
-use super::extract::bytes_32;
-
 /// Length of the value's slice in bytes. It comes before [`SHAPE_SLICES`].
 const VALUE_BYTES: usize = 32;
 
@@ -47,7 +45,7 @@ pub(super) fn value(program: TokenProgram, sliced: &[u8]) -> Result<Option<[u8; 
         _ => return Err(sliced.len()),
     };
     let is_account = program.is_account(data_len, sliced.get(STATE).copied(), sliced.get(TYPE).copied());
-    Ok(sliced.get(..VALUE_BYTES).and_then(bytes_32).filter(|_| is_account))
+    Ok(sliced.first_chunk::<VALUE_BYTES>().copied().filter(|_| is_account))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use tonic::{Status, Streaming};
 use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
 
-use super::connect::Ended;
 use super::provider::{Provider, ProviderClient};
 use super::subscribe::Commitment;
 
@@ -23,8 +22,8 @@ pub(crate) trait Upstream: Send + Sync {
     /// Type of a connection to the server.
     type Client: Client;
 
-    /// Makes a new connection with the current credentials.
-    fn connect(&self) -> impl Future<Output = Result<Self::Client, Ended>> + Send;
+    /// Makes a new connection with the current credentials. The error says why it cannot.
+    fn connect(&self) -> impl Future<Output = Result<Self::Client, String>> + Send;
 
     /// Waits until a new connection would be made with other credentials than the newest one.
     fn renewed(&self) -> impl Future<Output = ()> + Send {
@@ -41,8 +40,9 @@ pub(crate) trait Upstream: Send + Sync {
         words.to_owned()
     }
 
-    /// Asks for the newest slot that the server has at this commitment, on a connection of its own.
-    fn newest_slot(&self, commitment: Commitment) -> impl Future<Output = Result<u64, Ended>> + Send;
+    /// Asks for the newest slot that the server has at this commitment, on a connection of its own. The error says why
+    /// there is no answer.
+    fn newest_slot(&self, commitment: Commitment) -> impl Future<Output = Result<u64, String>> + Send;
 
     /// Number of SIGHUPs so far.
     fn hangups(&self) -> u64 {
@@ -70,8 +70,8 @@ pub(crate) trait Client: Send {
 impl Upstream for Provider {
     type Client = ProviderClient;
 
-    async fn connect(&self) -> Result<ProviderClient, Ended> {
-        self.client().await.map_err(|error| Ended::Retry(chain(error.as_ref())))
+    async fn connect(&self) -> Result<ProviderClient, String> {
+        self.client().await.map_err(|error| chain(error.as_ref()))
     }
 
     async fn renewed(&self) {
@@ -86,8 +86,8 @@ impl Upstream for Provider {
         Self::masked(self, words)
     }
 
-    async fn newest_slot(&self, commitment: Commitment) -> Result<u64, Ended> {
-        Self::newest_slot(self, commitment).await.map_err(|error| Ended::Retry(chain(error.as_ref())))
+    async fn newest_slot(&self, commitment: Commitment) -> Result<u64, String> {
+        Self::newest_slot(self, commitment).await.map_err(|error| chain(error.as_ref()))
     }
 
     fn hangups(&self) -> u64 {

@@ -90,13 +90,11 @@ impl Lane {
 
     /// Takes in one message of the receiver. Returns the gap that it leads to.
     pub(super) fn take(&mut self, message: Message) -> Option<Gap> {
-        let let_go = self.standing.lets_go(&message);
         match message {
-            _ if let_go => None,
             Message::Batch(inputs) => inputs.into_iter().find_map(|input| self.input(input)),
             Message::Reconnected { provider } => {
                 self.waiting.over();
-                if self.standing.follows(provider) {
+                if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.assembler.last());
                 }

@@ -4,6 +4,7 @@
 
 use loadgen::stream::account::{self as stream, Account, LEAVINGS};
 use loadgen::stream::filter::Filter;
+use tonic::Status;
 use workload::Rng;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
@@ -15,6 +16,9 @@ use super::chain::{Block, Write};
 use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
 use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::subscribe::Commitment;
+
+/// A message of a subscription, or the error that ends it.
+pub(super) type Item = Result<SubscribeUpdate, Status>;
 
 pub(super) fn update(one: UpdateOneof) -> SubscribeUpdate {
     SubscribeUpdate { update_oneof: Some(one), ..Default::default() }

@@ -49,12 +49,13 @@ use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
 use super::receive::{Message, ReceiveConfig};
-use super::settings::ReceiveSettings;
+use super::settings::{CommitGiven, ReceiveGiven, ReceiveSettings};
 use super::subscribe::Commitment;
 use crate::chain::Phase;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::pulse::Pulse;
 use crate::readiness::{Limits, Verdict};
+use crate::setting::Given;
 
 /// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
 /// and twice a second where none arrives.
@@ -111,6 +112,18 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
+/// Returns the settings in effect where none is given.
+fn defaults<G: Given + Default>() -> G::InEffect {
+    G::default().in_effect().expect("the defaults are within their bounds")
+}
+
+/// Returns the defaults of ingest-apply, except that a commit that has to wait is retried at once.
+fn apply_defaults(durability: Durability) -> ApplyConfig {
+    let (commit, receive) = (defaults::<CommitGiven>(), defaults::<ReceiveGiven>());
+    let config = ApplyConfig::new(&commit, &receive, engines::default_engine(), durability);
+    ApplyConfig { full_retry: Duration::ZERO, ..config }
+}
+
 /// While a commit is under way, each lookup has to read the engine's checkpoint. A failed commit must therefore count
 /// as over.
 #[test]
@@ -120,15 +133,7 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     let store = Store::create(&chain, true, Durability::Buffered, &mut rng);
     let Opened { engine, writer, feed: _, plan } = store.open();
     let state = State::at(ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's"));
-    let config = ApplyConfig {
-        batch: batch::Limits { due: 1, most: FRAME_CHANGES_MAX },
-        commit_interval: Duration::ZERO,
-        gap_timeout: Duration::from_secs(1),
-        full_retry: Duration::ZERO,
-        depth: 1000,
-        reads_in_turn: false,
-        durability: Durability::Buffered,
-    };
+    let config = apply_defaults(Durability::Buffered);
     let (_stop, stopped) = watch::channel(false);
     let mut apply =
         Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).expect("begun");
@@ -244,9 +249,8 @@ impl Simulation {
             first: 0,
             settings: ReceiveSettings {
                 idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
-                gap_timeout: Duration::ZERO,
-                geyser_at_once: 1,
                 takeover_lag_slots: of(&[3, 10], &mut rng),
+                ..defaults::<ReceiveGiven>()
             },
             jitter_seed: seed,
         };
@@ -260,10 +264,9 @@ impl Simulation {
             batch: batch::Limits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
             commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
             gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
-            full_retry: Duration::ZERO,
             depth: of(&[1, 2, 64, 1000], &mut reads) as usize,
             reads_in_turn: slow,
-            durability,
+            ..apply_defaults(durability)
         };
         receive.settings.gap_timeout = apply.gap_timeout;
         // Numbers of their own, as above.

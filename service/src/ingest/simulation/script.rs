@@ -12,8 +12,8 @@ use tonic::Status;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeUpdate};
 
-use super::messages;
-use super::server::{Connection, Item, Open};
+use super::messages::{self, Item};
+use super::server::{Connection, Open};
 use crate::ingest::upstream::Client;
 
 /// How often an idle connection is pinged.

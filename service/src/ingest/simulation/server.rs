@@ -21,10 +21,9 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpda
 
 use super::chain::{Block, Chain, Slot};
 use super::fault::{Fault, Nature};
-use super::messages;
+use super::messages::{self, Item};
 use super::script::{End, Pings, Script, play};
 use super::units::{self, Subscription};
-use crate::ingest::connect::Ended;
 use crate::ingest::follow::Selection;
 use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::subscribe::Commitment;
@@ -191,7 +190,7 @@ impl Server {
 impl Upstream for Server {
     type Client = Connection;
 
-    async fn connect(&self) -> Result<Connection, Ended> {
+    async fn connect(&self) -> Result<Connection, String> {
         let (fault, connection) = {
             let mut world = self.world();
             world.connections += 1;
@@ -199,15 +198,15 @@ impl Upstream for Server {
         };
         tracing::info!(connection, ?fault, "connecting");
         if fault == Fault::Unreachable {
-            return Err(Ended::Retry("nobody is there".to_owned()));
+            return Err("nobody is there".to_owned());
         }
         Ok(Connection { server: self.clone(), fault, connection })
     }
 
-    async fn newest_slot(&self, _: Commitment) -> Result<u64, Ended> {
+    async fn newest_slot(&self, _: Commitment) -> Result<u64, String> {
         let mut world = self.world();
         if world.nature == Nature::Refuses || !world.healthy && world.rng.chance(0.2) {
-            return Err(Ended::Retry("nobody is there".to_owned()));
+            return Err("nobody is there".to_owned());
         }
         Ok(world.newest_of_own())
     }
@@ -238,8 +237,6 @@ pub(super) struct Connection {
     fault: Fault,
     connection: u64,
 }
-
-pub(super) type Item = Result<SubscribeUpdate, Status>;
 
 impl Client for Connection {
     type Requests = mpsc::Sender<SubscribeRequest>;

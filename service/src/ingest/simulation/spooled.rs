@@ -90,7 +90,7 @@ impl Simulation {
 
     /// Returns the keeper of a spool in `dir`.
     pub(super) fn keeper(&self, dir: PathBuf, bytes_max: u64) -> Keeper {
-        let config = SpoolConfig { dir, bytes_max, gap_timeout: self.apply.gap_timeout, limits: Limits::default() };
+        let config = SpoolConfig { dir, bytes_max, limits: Limits::default() };
         Keeper { servers: self.servers.clone(), names: self.names(), stream: self.receive.clone(), config }
     }
 

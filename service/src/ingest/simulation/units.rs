@@ -11,8 +11,7 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
 use super::chain::{Block, Chain};
-use super::messages;
-use super::server::Item;
+use super::messages::{self, Item};
 use crate::ingest::follow::Selection;
 use crate::ingest::subscribe::Commitment;
 
