@@ -233,6 +233,7 @@ bench-transports: build ## Compares lookups over shared memory, Unix socket and 
 			--out "$(RESULTS)/transports/transports.jsonl"
 
 SOAK_SECONDS ?= 3600
+# The target of mainnet's rate: make soak SOAK_SECONDS=1200 PAIRS=100000000 CAP=1GiB RATE=20000
 soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap smaller than its data, and samples it.
 	@mkdir -p "$(RESULTS)/soak"
 	@BIN="$(BIN)" OUT="$(RESULTS)/soak/$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \

@@ -1,14 +1,14 @@
 #!/bin/bash
 # Runs the whole service for hours under a memory cap smaller than its data: a stream with faults, lookups, followers of
-# the feed over shared memory and gRPC. It samples memory and lookup latency throughout. At the end the store's digest
-# must be the stream's, the followers must have seen every change, and the second half must not have taken more memory
-# than the first. It also samples the bytes that the engine has written, and its merges. `make soak` runs it; it needs
-# permission to make cgroups.
+# the feed over shared memory and gRPC. It samples memory, lookup latency and lag throughout, the bytes that the engine
+# has written, and its merges. It fails if an answer is wrong, if the service does not answer, if it lags by more than
+# LAG_SLOTS_MAX slots, if the store's digest is not the stream's, if a follower lacks a change, and if the second half has
+# taken more memory than the first by more than 5%. `make soak` runs it; it needs permission to make cgroups.
 set -euo pipefail
 : "${BIN:?folder of the built binaries; run this through make soak}"
 : "${OUT:?file for the samples, a table with tabs}"
 engine=${ENGINE:-strata} pairs=${PAIRS:-10000000} cap=${CAP:-384MiB} rate=${RATE:-3000} seconds=${SECONDS_LONG:-3600}
-every=${EVERY:-30}
+every=${EVERY:-30} lag_slots_max=${LAG_SLOTS_MAX:-5}
 work=$(mktemp -d "${TMPDIR:-/tmp}/solkv-soak.XXXXXX")
 cleanup() {
     # shellcheck disable=SC2046 # a list of processes
@@ -31,16 +31,28 @@ until [ -S "$work/kv.sock" ] && [ -S "$work/shm.sock" ]; do
     kill -0 "$live" || { cat "$work/live.err" >&2; exit 1; }
     sleep 0.2
 done
+if grep -q 'NOT in force' "$work/live.err"; then
+    cat "$work/live.err" >&2
+    exit 1
+fi
 service=$(pgrep -P "$live" -x service)
+followers=()
 for way in unix://"$work"/kv.sock shm://"$work"/shm.sock; do
     "$BIN/loadgen" follow --address "$way" >"$work/follow.${way%%:*}" 2>"$work/follow.${way%%:*}.err" &
+    followers+=($!)
 done
 group=$(awk -F: '$2 == "memory" { print "/sys/fs/cgroup/memory" $3 } $1 == 0 { print "/sys/fs/cgroup" $3 }' \
     "/proc/$service/cgroup" | head -1)
 charged() { cat "$group/memory.usage_in_bytes" 2>/dev/null || cat "$group/memory.current"; }
 
 metrics=$(grep -o 'http://[0-9.:]*/metrics' "$work/live.err" | head -1)
-lag_slots() { curl -s --max-time 2 "$metrics" | awk '$1 == "solkv_lag_slots" { print $2 }'; }
+# Fails if the service does not answer; there is no lag before the first slot.
+lag_slots() { curl -s --max-time 2 --retry 1 "$metrics" | awk '$1 == "solkv_lag_slots" { lag = $2 } END { printf "%.0f\n", lag }'; }
+runs() { kill -0 "$live" 2>/dev/null && kill -0 "$service" 2>/dev/null; }
+failed() {
+    echo "soak: $1" >&2
+    exit 1
+}
 # The changes of the store, the bytes that the kernel counts as written by the process, and the engine's own figures: "-"
 # where it has none. The kernel counts a whole large folio for each page of it that was changed through the page cache.
 figures() {
@@ -56,37 +68,47 @@ figures() {
 }
 
 printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\tlag_slots_max\tchanges\twritten_bytes\twrite_amplification_percent\tmerges\tmerge_us\tmerge_step_longest_us\n' >"$OUT"
-start=$SECONDS most=0
-while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev/null); do
-    field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
+field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
+start=$SECONDS worst=0
+while runs && status=$(cat "/proc/$service/status" 2>/dev/null); do
     "$BIN/loadgen" query --uds "$work/kv.sock" --pairs "$pairs" --rate 500 --time 5s --changed --negative-share 0.2 \
-        --out "$work/query.jsonl" >/dev/null 2>"$work/query.err" || { kill -0 "$live" 2>/dev/null || break; }
+        --out "$work/query.jsonl" >/dev/null 2>"$work/query.err" &
+    query=$! most=0
+    for _ in $(seq "$every"); do
+        sleep 1
+        runs || break 2
+        lag=$(lag_slots) || { sleep 1; runs || break 2; failed "the service does not answer $metrics"; }
+        [ "$lag" -le "$most" ] || most=$lag
+        [ "$lag" -le "$worst" ] || worst=$lag
+    done
+    wait "$query" || { runs || break; cat "$work/query.err" >&2; failed "the lookups have failed"; }
     lookups=$(tail -n 1 "$work/query.jsonl" | python3 -c '
 import json, sys
 quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"] == "read_positive"][0]
 print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
-    # The service may end between two samples.
-    fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l) || break
-    own=$(figures) || break
+    fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l)
+    own=$(figures) || { runs || break; failed "the service does not answer $metrics"; }
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
         "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" "$most" "$own" >>"$OUT"
-    most=0
-    for _ in $(seq $((every - 5))); do
-        kill -0 "$live" 2>/dev/null || break
-        lag=$(lag_slots) && [ "${lag:-0}" -gt "$most" ] && most=$lag
-        sleep 1
-    done
 done
 wait "$live" || { cat "$work/live.out" "$work/live.err" >&2; exit 1; }
-kill %2 %3
-wait %2 %3 || true
+kill "${followers[@]}"
+wait "${followers[@]}" || true
 cat "$work/live.out" "$work"/follow.unix "$work"/follow.shm
-python3 - "$OUT" "$work/follow.unix" "$work/follow.shm" <<'PYTHON'
-import sys
-table, *followers = sys.argv[1:]
-seqs = {open(path).read().split()[0] for path in followers}
-assert len(seqs) == 1, f"the followers are not at one place: {seqs}"
+seq=$("$BIN/bootstrap" info --dir "$work/store" | sed -n 's/^checkpoint seq=\([0-9]*\).*/\1/p')
+python3 - "$OUT" "$seq" "$seconds" "$every" "$worst" "$lag_slots_max" "$work/follow.unix" "$work/follow.shm" <<'PYTHON'
+import re, sys
+table, seq, seconds, every, worst_lag, lag_slots_max, *followers = sys.argv[1:]
+number = lambda name, path: int(re.search(rf"\b{name}=(\d+)", open(path).read())[1])
+for path in followers:
+    first, last, changes = number("next_seq", path + ".err"), number("seq", path), number("changes", path)
+    assert last == int(seq), f"the follower is at seq={last}, the store at seq={seq}"
+    assert changes == last - first + 1, f"the follower has {changes} changes of those from {first} to {last}"
 rows = [line.split("\t") for line in open(table)][1:]
+assert int(rows[-1][0]) >= int(seconds) - 3 * int(every), f"the last sample is of second {rows[-1][0]} of {seconds}"
+lags = sorted(int(float(row[9])) for row in rows)
+print(f"lag_slots: highest {worst_lag}, the median of the highest of each sample {lags[len(lags) // 2]}")
+assert int(worst_lag) <= int(lag_slots_max), f"the service lags by more than {lag_slots_max} slots"
 # The first samples only warm the caches.
 rows = rows[len(rows) // 10:]
 half = len(rows) // 2
@@ -95,7 +117,6 @@ for name, column in (("rss_anon_kib", 1), ("fds", 5), ("threads", 6)):
     first, second = worst(rows[:half], column), worst(rows[half:], column)
     print(f"{name}: highest in the first half {first:.0f}, in the second {second:.0f}")
     assert second <= first * 1.05 + 4096 * (name == "rss_anon_kib"), f"{name} grows"
-print(f"lag_slots: highest {worst(rows, 9):.0f}, the median of the highest of each sample {sorted(float(row[9]) for row in rows)[len(rows) // 2]:.0f}")
 median = lambda rows, column: sorted(float(row[column]) for row in rows)[len(rows) // 2]
 for name, column in (("lookup_p50_us", 7), ("lookup_p99_us", 8)):
     print(f"{name}: median of the first half {median(rows[:half], column):.0f}, of the second {median(rows[half:], column):.0f}")

@@ -126,11 +126,12 @@ impl Map {
         let state = state.with_heals(config.store.heals());
         let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
         handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
+        handles.lookups.reads_together = !config.engine.engine.descriptor().get_many_waits_in_turn;
         let pulses = Pulses::default();
         let (lookups, lookup_threads) =
             Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
                 .context("cannot start the lookup threads")?;
-        let warm_up = start_warm_up(config, &engine, &handles, &pulses).context("cannot start the warm-up's thread")?;
+        let warm_up = start_warm_up(config, &engine, &handles).context("cannot start the warm-up's thread")?;
         let mut writer = open_feed(config, &checkpoint, &mut handles)?;
         let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
         let start_workers = |_| {
@@ -194,17 +195,12 @@ impl Map {
 }
 
 /// Starts the warm-up unless the configuration leaves it out.
-fn start_warm_up(
-    config: &Config,
-    engine: &Arc<Measured>,
-    handles: &Handles,
-    pulses: &Pulses,
-) -> io::Result<Option<WarmUp>> {
+fn start_warm_up(config: &Config, engine: &Arc<Measured>, handles: &Handles) -> io::Result<Option<WarmUp>> {
     if config.engine_use.warm_up != WarmUpArg::Auto {
         return Ok(None);
     }
     let (figures, lookups) = (Arc::clone(&handles.warmth), Arc::clone(&handles.lookups.figures));
-    WarmUp::start(Arc::clone(engine), figures, lookups, pulses.add("warm-up")).map(Some)
+    WarmUp::start(Arc::clone(engine), figures, lookups).map(Some)
 }
 
 /// Opens the feed, if the configuration asks for it, and adds it to the handles. Returns its writer.

@@ -7,9 +7,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The counter of a thread that has no more work.
-const ENDED: u64 = u64::MAX;
-
 /// One thread's counter. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub struct Pulse(Arc<AtomicU64>);
@@ -19,12 +16,6 @@ impl Pulse {
     pub fn beat(&self) {
         // ORDERING: Relaxed: the number alone counts.
         self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Records that the thread ends because its work is done. It must not beat after this.
-    pub fn end(&self) {
-        // ORDERING: Relaxed: see `beat`.
-        self.0.store(ENDED, Ordering::Relaxed);
     }
 
     fn beats(&self) -> u64 {
@@ -38,7 +29,7 @@ impl Pulse {
 pub struct Pulses(Arc<Mutex<Vec<(String, Pulse)>>>);
 
 impl Pulses {
-    /// Adds a thread and returns its counter. The thread must beat from now on, until it ends with `Pulse::end`.
+    /// Adds a thread and returns its counter. The thread must beat from now on.
     pub fn add(&self, thread: impl Into<String>) -> Pulse {
         let pulse = Pulse::default();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((thread.into(), pulse.clone()));
@@ -53,7 +44,7 @@ impl Pulses {
         for (n, (name, pulse)) in threads.iter().enumerate() {
             let beats = pulse.beats();
             match seen.get_mut(n) {
-                Some(seen) if *seen == beats && beats != ENDED => still.push(name.clone()),
+                Some(seen) if *seen == beats => still.push(name.clone()),
                 Some(seen) => *seen = beats,
                 None => seen.push(beats),
             }
@@ -78,9 +69,5 @@ mod tests {
         second.beat();
         first.beat();
         assert!(pulses.still(&mut seen).is_empty());
-        first.beat();
-        second.end();
-        assert!(pulses.still(&mut seen).is_empty());
-        assert_eq!(pulses.still(&mut seen), ["first"], "the other one has ended");
     }
 }

@@ -23,6 +23,11 @@
 //! [`undo`](crate::overlay::undo).
 //!
 //! A batch takes these parts once for all of its keys. A long batch is read in pieces: see [`batch`].
+//!
+//! # Gets of a cold store
+//!
+//! A get that waits for the device holds up all gets behind it, while the device could do their reads at the same time.
+//! So as long as [`Reading::is_cold`], its thread takes the confirmed gets that wait and looks them up together.
 
 mod batch;
 
@@ -43,6 +48,10 @@ use crate::published::{Published, between_slots, is_between_slots};
 use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
+
+/// Longest time that the lookup of one key takes without a read of the device, in ns, on a slow machine. A wrong guess
+/// costs a get the time of the others that it is looked up with.
+const MEMORY_NS: u64 = 3000;
 
 /// Answer of a lookup, and the slot that it reflects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,12 +92,15 @@ pub struct LookupState {
     pub overlay: Arc<Overlay>,
     pub figures: Arc<LookupFigures>,
     pub slow: Arc<SlowLog>,
+    /// Whether the engine's `get_many` keeps several reads of the device in flight.
+    pub reads_together: bool,
 }
 
 impl LookupState {
-    /// Returns the state at start: nothing counted, and no request slow enough to be logged.
+    /// Returns the state at start: nothing counted, no request slow enough to be logged, and one read of the device
+    /// after another.
     pub fn new(published: Arc<Published>, overlay: Arc<Overlay>) -> Self {
-        Self { published, overlay, figures: Arc::default(), slow: Arc::default() }
+        Self { published, overlay, figures: Arc::default(), slow: Arc::default(), reads_together: false }
     }
 }
 
@@ -111,6 +123,10 @@ pub(crate) struct Reading<'e> {
     source: &'static str,
     snapshot: Option<Snapshot<'e>>,
     spent: Spent,
+    /// Whether the engine's `get_many` keeps several reads of the device in flight.
+    reads_together: bool,
+    /// Whether the last confirmed lookup took so long that it has waited for the device.
+    waited: bool,
 }
 
 /// Time that the last answered lookup spent in each part, in ns.
@@ -140,13 +156,25 @@ impl Snapshot<'_> {
 impl<'e> Reading<'e> {
     /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
     pub(crate) fn new(engine: &'e Measured, state: &'e LookupState, source: &'static str) -> Self {
-        let LookupState { published, overlay, figures, .. } = state;
-        Self { engine, published, overlay, figures, source, snapshot: None, spent: Spent::default() }
+        let LookupState { published, overlay, figures, reads_together, .. } = state;
+        let (snapshot, spent, reads_together) = (None, Spent::default(), *reads_together);
+        Self { engine, published, overlay, figures, source, snapshot, spent, reads_together, waited: false }
     }
 
     /// Time that the last answered lookup spent in each part.
     pub(crate) fn spent(&self) -> Spent {
         self.spent
+    }
+
+    /// Whether confirmed gets that wait should be looked up together, because each would wait for the device.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.reads_together && self.waited
+    }
+
+    /// Makes the next lookup believe that the one before it has waited for the device.
+    #[cfg(test)]
+    pub(crate) fn pretend_cold(&mut self) {
+        (self.reads_together, self.waited) = (true, true);
     }
 
     /// Drops the snapshot; the next request opens a new one.
@@ -158,7 +186,7 @@ impl<'e> Reading<'e> {
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
         count(&self.figures.lookups, 1);
         match commitment {
-            Commitment::Confirmed => self.confirmed(|reader| reader.get(key)),
+            Commitment::Confirmed => self.confirmed(1, |reader| reader.get(key)),
             Commitment::Processed | Commitment::Finalized => {
                 let found = self.beside(std::slice::from_ref(key), commitment)?;
                 Ok(Answer { value: found.value.into_iter().next().flatten(), slot: found.slot })
@@ -183,7 +211,7 @@ impl<'e> Reading<'e> {
                     }
                     (keys, values) => reader.get_many(keys, values),
                 };
-                Ok(self.confirmed(read)?.slot)
+                Ok(self.confirmed(keys.len(), read)?.slot)
             }
             Commitment::Processed | Commitment::Finalized => {
                 let found = self.beside(keys, commitment)?;
@@ -212,6 +240,7 @@ impl<'e> Reading<'e> {
 
     fn confirmed<T>(
         &mut self,
+        keys: usize,
         look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
     ) -> Result<Answer<T>, LookupError> {
         let answer = self.refresh().and_then(|snapshot| {
@@ -220,6 +249,7 @@ impl<'e> Reading<'e> {
         });
         let (answer, read_ns) = answer.map_err(|error| self.failed(error))?;
         self.spent = Spent { overlay_ns: 0, read_ns };
+        self.waited = read_ns > keys as u64 * MEMORY_NS;
         Ok(answer)
     }
 

@@ -16,12 +16,10 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::lookups::LookupFigures;
-use crate::pulse::Pulse;
 use crate::stop;
 
-/// Longest pause after a piece. It is bounded because a stop waits for it, and because a device that needs longer for a
-/// piece is slow enough already.
-const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// How often a pause is interrupted to see whether the service stops, because a stop waits for it.
+const PAUSE_STEP: Duration = Duration::from_millis(50);
 
 /// The progress of the warm-up, which the metrics, `/status.json` and the dashboard show.
 #[derive(Debug, Default)]
@@ -54,12 +52,12 @@ pub(crate) struct WarmUp {
     thread: JoinHandle<()>,
 }
 
-/// The thread's part of a warm-up: its orders, its figures and its pulse.
+/// The thread's part of a warm-up: its orders and its figures. It has no pulse, because a service whose warm-up hangs in a
+/// bad region of the device still answers, and would hang there again after a restart.
 struct Run {
     stopped: Arc<AtomicBool>,
     figures: Arc<Figures>,
     lookups: Arc<LookupFigures>,
-    pulse: Pulse,
 }
 
 impl WarmUp {
@@ -67,20 +65,14 @@ impl WarmUp {
     ///
     /// # Errors
     /// The operating system cannot start a thread.
-    pub(crate) fn start(
-        engine: Arc<Measured>,
-        figures: Arc<Figures>,
-        lookups: Arc<LookupFigures>,
-        pulse: Pulse,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(engine: Arc<Measured>, figures: Arc<Figures>, lookups: Arc<LookupFigures>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         // ORDERING: Relaxed: a statistic.
         figures.warming.store(true, Ordering::Relaxed);
-        let run = Run { stopped: Arc::clone(&stop), figures, lookups, pulse };
+        let run = Run { stopped: Arc::clone(&stop), figures, lookups };
         let work = move || {
             run.warm_up(&*engine);
             run.figures.warming.store(false, Ordering::Relaxed);
-            run.pulse.end();
         };
         let thread = std::thread::Builder::new().name("warm-up".to_owned()).spawn(work)?;
         Ok(Self { stop, thread })
@@ -103,15 +95,13 @@ impl Run {
         let (mut piece, mut answered) = (start, self.answered());
         let outcome = engine.warm_up(&mut |now| {
             last = now;
-            self.pulse.beat();
             // ORDERING: Relaxed: statistics, and a flag as in `join`.
             self.figures.read_bytes.store(now.read_bytes, Ordering::Relaxed);
             self.figures.missing_bytes.store(now.missing_bytes, Ordering::Relaxed);
-            cut = self.stopped.load(Ordering::Relaxed);
-            let pause = pause(piece.elapsed(), self.answered() - answered);
-            if !cut && !pause.is_zero() {
-                std::thread::sleep(pause);
+            if self.answered() > answered {
+                self.pause(piece.elapsed());
             }
+            cut = self.stopped.load(Ordering::Relaxed);
             (piece, answered) = (Instant::now(), self.answered());
             !cut
         });
@@ -119,8 +109,19 @@ impl Run {
         match outcome {
             Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up: {e}"),
             Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
-            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the store is warm"),
+            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the memory for pages is filled"),
             Ok(()) => {}
+        }
+    }
+
+    /// Leaves the device to lookups for as long as the last piece took, or until the service stops. So as long as there
+    /// are lookups, they have the device to themselves for half of the time.
+    fn pause(&self, mut rest: Duration) {
+        // ORDERING: Relaxed: a flag as in `join`.
+        while !rest.is_zero() && !self.stopped.load(Ordering::Relaxed) {
+            let step = rest.min(PAUSE_STEP);
+            std::thread::sleep(step);
+            rest -= step;
         }
     }
 
@@ -130,21 +131,18 @@ impl Run {
     }
 }
 
-/// Returns the pause after a piece that took `piece`, if `answered` keys were looked up meanwhile. As long as there are
-/// lookups, they have the device to themselves for half of the time.
-fn pause(piece: Duration, answered: u64) -> Duration {
-    if answered == 0 { Duration::ZERO } else { piece.min(PAUSE_MAX) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_warm_up_pauses_only_beside_lookups() {
-        let [short, long] = [3, 3000].map(Duration::from_millis);
-        assert_eq!(pause(short, 0), Duration::ZERO);
-        assert_eq!(pause(short, 1), short);
-        assert_eq!(pause(long, 1), PAUSE_MAX);
+    fn a_pause_lasts_as_long_as_asked_unless_the_service_stops() {
+        let run = Run { stopped: Arc::default(), figures: Arc::default(), lookups: Arc::default() };
+        let (start, rest) = (Instant::now(), PAUSE_STEP + Duration::from_millis(1));
+        run.pause(rest);
+        assert!(start.elapsed() >= rest);
+        // ORDERING: Relaxed: a flag as in `join`.
+        run.stopped.store(true, Ordering::Relaxed);
+        run.pause(Duration::MAX);
     }
 }

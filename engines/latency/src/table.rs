@@ -10,11 +10,12 @@ use crate::export::{Report, ReportSeries};
 /// Source that the table shows if a report has several: the stream's own path.
 const PREFERRED_SOURCE: &str = "ingest";
 
-const GROUPS: [(&str, Op); 6] = [
+const GROUPS: [(&str, Op); 7] = [
     ("Negative read", Op::ReadNegative),
     ("Positive read", Op::ReadPositive),
     ("Negative read / item", Op::ReadNegativePerItem),
     ("Positive read / item", Op::ReadPositivePerItem),
+    ("Reads together", Op::GetMany),
     ("Write", Op::Write),
     ("Commit / item", Op::CommitPerItem),
 ];
@@ -31,7 +32,7 @@ const ROWS: [(&str, Cell); 6] = [
 ];
 
 /// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
-/// p99.9 and max of negative reads, positive reads, both per item of a batch, writes and commits per item, each with
+/// p99.9 and max of negative reads, positive reads, both per item of those looked up together, lookups of several keys, writes and commits per item, each with
 /// the number of recorded values. A cell is `-` if nothing was recorded, and a group that no column has is left out.
 pub fn live_table(columns: &[(String, &Report)]) -> String {
     let mut rows: Vec<Vec<String>> =

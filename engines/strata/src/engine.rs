@@ -225,7 +225,7 @@ impl Engine for StrataEngine {
     }
 
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
-        warm_up(&self.shared.visible, &self.shared.budget, go_on)
+        warm_up(&self.shared.visible, &self.shared.reads, go_on)
     }
 
     /// Checks every byte of every segment, including those that no scan reads: filters, directories, and records hidden

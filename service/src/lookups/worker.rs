@@ -4,12 +4,12 @@
 //! Reading the state belongs to `reading`. Thread: `lookup-N`.
 //!
 //! A get waits for at most one piece of [`PIECE_KEYS`](crate::reading::PIECE_KEYS) keys and for the gets queued before
-//! it. A batch continues after at most [`GETS_A_PIECE`] gets, so that an endless series of gets does not stop it.
+//! it. In a cold store the gets that are queued are looked up together: see `reading`. A batch continues after at most [`GETS_A_PIECE`] gets, so that an endless series of gets does not stop it.
 
 use std::convert::Infallible;
 
 use crossbeam_channel::{Receiver, TryRecvError};
-use engine_api::Key;
+use engine_api::{Key, Value};
 use engine_latency::{Latency, Measured};
 use tokio::sync::oneshot;
 
@@ -20,6 +20,9 @@ use crate::pulse::Pulse;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::slow::{Parts, Slow, SlowLog};
 
+/// Maximum number of gets that are looked up together: as many reads as strata keeps in flight.
+const TOGETHER_MAX: usize = 64;
+
 /// Maximum number of gets that are answered before the batch under way continues: as many keys as a piece has.
 const GETS_A_PIECE: usize = PIECE_KEYS;
 
@@ -27,6 +30,13 @@ const GETS_A_PIECE: usize = PIECE_KEYS;
 pub(super) enum Request {
     Get { key: Key, commitment: Commitment, origin: Origin, reply: oneshot::Sender<Result<Answer, LookupError>> },
     Probe { reply: oneshot::Sender<Result<(), LookupError>> },
+}
+
+/// A confirmed get.
+struct Asked {
+    key: Key,
+    origin: Origin,
+    reply: oneshot::Sender<Result<Answer, LookupError>>,
 }
 
 /// State of one lookup thread: its queues, its two readers, and the batch under way.
@@ -42,6 +52,10 @@ pub(super) struct Worker<'a> {
     under_way: Option<Batch>,
     /// Gets answered since a batch last had its turn.
     gets: usize,
+    /// Gets that are being looked up together, their keys and their values; empty between two turns.
+    together: Vec<Asked>,
+    keys: Vec<Key>,
+    values: Vec<Option<Value>>,
     /// When idle readers were last moved, as a reading of the latencies' clock.
     refreshed: u64,
 }
@@ -67,6 +81,9 @@ impl<'a> Worker<'a> {
             batch_reading: BatchReading::new(engine, state, SOURCE),
             under_way: None,
             gets: 0,
+            together: Vec::new(),
+            keys: Vec::new(),
+            values: Vec::new(),
             refreshed: latency.clock().raw(),
         }
     }
@@ -115,8 +132,26 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Answers a get, unless its caller is gone because its deadline passed while it was queued.
+    /// Answers a get. If the store is cold, answers those that are queued after it as well.
     fn answer(&mut self, request: Request) {
+        let mut next = Some(request);
+        while let Some(request) = next {
+            match request {
+                Request::Get { key, commitment: Commitment::Confirmed, origin, reply } if self.reading.is_cold() => {
+                    self.together.push(Asked { key, origin, reply });
+                }
+                alone => self.answer_alone(alone),
+            }
+            let room = self.together.len() < TOGETHER_MAX && self.gets + self.together.len() < GETS_A_PIECE;
+            next = (room && self.reading.is_cold()).then(|| self.requests.try_recv().ok()).flatten();
+        }
+        if !self.together.is_empty() {
+            self.answer_together();
+        }
+    }
+
+    /// Answers a request by itself, unless its caller is gone because its deadline passed while it was queued.
+    fn answer_alone(&mut self, request: Request) {
         self.gets += 1;
         let (key, commitment, origin, reply) = match request {
             Request::Probe { reply } => {
@@ -131,9 +166,50 @@ impl<'a> Worker<'a> {
         let answer = self.reading.get(&key, commitment);
         let answered = answer.is_ok();
         let _gone = reply.send(answer);
+        if answered {
+            self.report_slow(&origin, commitment, taken);
+        }
+    }
+
+    /// Looks up the gets of `together` from one state. If that fails, each is answered by itself, because one damaged
+    /// page must not fail the others.
+    fn answer_together(&mut self) {
+        let mut together = std::mem::take(&mut self.together);
+        together.retain(|asked| !asked.reply.is_closed());
+        let taken = self.latency.clock().raw();
+        self.refresh_after(taken);
+        self.keys.clear();
+        self.keys.extend(together.iter().map(|asked| asked.key));
+        self.values.clear();
+        self.values.resize(self.keys.len(), None);
+        let found = match self.keys.len() {
+            0 | 1 => None,
+            _ => self.reading.get_into(&self.keys, &mut self.values, Commitment::Confirmed).ok(),
+        };
+        match found {
+            Some(slot) => {
+                self.gets += together.len();
+                let values = std::mem::take(&mut self.values);
+                for (Asked { origin, reply, .. }, value) in together.drain(..).zip(&values) {
+                    let _gone = reply.send(Ok(Answer { value: *value, slot }));
+                    self.report_slow(&origin, Commitment::Confirmed, taken);
+                }
+                self.values = values;
+            }
+            None => {
+                for Asked { key, origin, reply } in together.drain(..) {
+                    self.answer_alone(Request::Get { key, commitment: Commitment::Confirmed, origin, reply });
+                }
+            }
+        }
+        self.together = together;
+    }
+
+    /// Logs the get that was just answered if it was slow. `taken` is the time when it left the queue.
+    fn report_slow(&self, origin: &Origin, commitment: Commitment, taken: u64) {
         let (clock, spent) = (self.latency.clock(), self.reading.spent());
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
-        if answered && self.slow.is_slow(total_ns) {
+        if self.slow.is_slow(total_ns) {
             let slot_wait_ns = origin.slot_wait_ns;
             let queue_ns = clock.delta_as_nanos(origin.asked, taken).saturating_sub(slot_wait_ns);
             let parts = Parts { slot_wait_ns, queue_ns, overlay_ns: spent.overlay_ns, read_ns: spent.read_ns };

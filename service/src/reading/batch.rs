@@ -52,7 +52,6 @@ impl<'e> BatchReading<'e> {
     /// Fixes the state that [`BatchReading::keys`] are read from: the newest one at `commitment`.
     pub(crate) fn begin(&mut self, commitment: Commitment) -> Result<(), LookupError> {
         let reading = &mut self.reading;
-        count(&reading.figures.lookups, self.keys.len() as u64);
         self.values.clear();
         self.values.resize(self.keys.len(), None);
         self.known.clear();
@@ -82,6 +81,8 @@ impl<'e> BatchReading<'e> {
         let to = self.keys.len().min(from + PIECE_KEYS);
         let Some(snapshot) = &mut self.reading.snapshot else { return Err(LookupError::Stopped) };
         let reader = &mut snapshot.reader;
+        // Counted piece by piece, because the warm-up makes room for lookups that are under way.
+        count(&self.reading.figures.lookups, (to - from) as u64);
         let (keys, values) = (&self.keys[from..to], &mut self.values[from..to]);
         let read = match self.known.get(from..to) {
             Some(known) if !known.is_empty() => read_unknown(reader, keys, known, values),

@@ -4,7 +4,8 @@
 //! Must not: trust data that a client wrote, wait for a client, or do more for one client than the work of a turn.
 //! Thread: [`ShmServer`] is a handle; everything else is on `shm-lookup`.
 //!
-//! A turn answers one get of each session that asks, then one piece of one batch. After an answer the thread spins for
+//! A turn answers one get of each session that asks, then one piece of one batch. In a cold store the gets of a turn are
+//! looked up together: see `reading`. After an answer the thread spins for
 //! [`SPIN`], so that a client that soon asks again finds it awake. If requests come more often than that, the thread
 //! keeps a core busy. If they are rare, each costs [`SPIN`] and a wake-up. Without clients the thread sleeps and costs
 //! nothing.
@@ -25,10 +26,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use engine_api::Key;
 use engine_latency::Measured;
 use rustix::net::sockopt::socket_peercred;
 use shm_layout::{hello, sleep_fence};
 
+use crate::chain::Commitment;
 use crate::lookups::IDLE_REFRESH;
 use crate::pulse::{Pulse, Pulses};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
@@ -37,7 +40,7 @@ use crate::stop;
 use bells::Bells;
 use discard::Discard;
 use room::{Full, full};
-use session::{Scratch, Served, Session};
+use session::{Scratch, Served, Session, Taken};
 
 pub use state::ShmState;
 
@@ -141,6 +144,8 @@ struct Server<'e> {
     /// Id that the next session gets.
     next_id: u64,
     scratch: Scratch,
+    /// Gets that are being looked up together, with the index of their session; empty between two turns.
+    taken: Vec<(usize, Taken)>,
     /// The reader for gets, and for batches of one piece.
     reading: Reading<'e>,
     /// The reader for longer batches, one at a time.
@@ -177,6 +182,7 @@ impl<'e> Server<'e> {
             sessions: Vec::new(),
             next_id: 0,
             scratch: Scratch::default(),
+            taken: Vec::new(),
             reading: Reading::new(engine, &state.lookups, SOURCE),
             batches: BatchReading::new(engine, &state.lookups, SOURCE),
             under_way: None,
@@ -218,7 +224,10 @@ impl<'e> Server<'e> {
     /// Runs one turn: answers the gets that are waiting now, and reads a piece of a batch. Returns whether there was
     /// any work.
     fn serve(&mut self) -> bool {
-        let mut any = false;
+        if self.reading.is_cold() {
+            self.take_gets();
+        }
+        let mut any = self.answer_taken();
         for session in &mut self.sessions {
             match session.serve(&mut self.reading, &mut self.scratch, self.state) {
                 Served::Nothing => {}
@@ -227,6 +236,35 @@ impl<'e> Server<'e> {
             }
         }
         any | self.piece()
+    }
+
+    /// Takes the confirmed gets that wait, at most as many as a piece has keys.
+    fn take_gets(&mut self) {
+        for (at, session) in self.sessions.iter().enumerate() {
+            self.taken.extend(session.take_get(&mut self.scratch).map(|taken| (at, taken)));
+            if self.taken.len() == PIECE_KEYS {
+                break;
+            }
+        }
+    }
+
+    /// Answers the gets that were taken, from one state. If that fails, each is answered by itself, because one damaged
+    /// page must not fail the others. Returns whether there were any.
+    fn answer_taken(&mut self) -> bool {
+        if self.taken.is_empty() {
+            return false;
+        }
+        let keys: Vec<Key> = self.taken.iter().map(|(_, taken)| taken.key).collect();
+        let mut values = vec![None; keys.len()];
+        let found = self.reading.get_into(&keys, &mut values, Commitment::Confirmed);
+        for ((at, taken), value) in self.taken.drain(..).zip(values) {
+            let session = &mut self.sessions[at];
+            match &found {
+                Ok(slot) => session.give(&taken, *slot, value, self.reading.spent(), self.state),
+                Err(_) => session.look_up_alone(&taken, &mut self.reading, self.state),
+            }
+        }
+        true
     }
 
     /// Reads a piece of the batch of the session whose turn it is, and returns whether there was one. A batch of one

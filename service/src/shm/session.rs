@@ -63,6 +63,14 @@ pub(super) enum Served {
     Batch,
 }
 
+/// A confirmed get that was taken from its session and has no answer yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) key: Key,
+    seq: u64,
+    request: Request,
+}
+
 /// Buffers that the thread reuses for each request.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -149,6 +157,47 @@ impl Session {
         };
         self.answer(seq, response);
         Served::Answered
+    }
+
+    /// Takes the request that waits if it is a confirmed get. The caller answers it in the same turn, with
+    /// [`Session::give`] or [`Session::look_up_alone`].
+    pub(super) fn take_get(&self, scratch: &mut Scratch) -> Option<Taken> {
+        let seq = self.segment.requested();
+        if seq == self.answered || self.batch.is_some() {
+            return None;
+        }
+        let request = self.segment.request();
+        let is_one = request.op == op::GET && request.count == 1 && refusal(&request).is_none();
+        if !is_one || commitment(request.commitment) != chain::Commitment::Confirmed {
+            return None;
+        }
+        self.segment.keys(1, &mut scratch.keys);
+        scratch.keys.first().map(|key| Taken { key: *key, seq, request })
+    }
+
+    /// Answers a get that was taken, with the value that was found for it at `slot`.
+    pub(super) fn give(
+        &mut self,
+        taken: &Taken,
+        slot: Option<u64>,
+        value: Option<Value>,
+        spent: Spent,
+        state: &ShmState,
+    ) {
+        let response = self.found(&taken.request, slot, &[value]);
+        self.answer(taken.seq, response);
+        report_slow(&taken.request, response, spent, state);
+    }
+
+    /// Looks up and answers by itself a get that was taken.
+    pub(super) fn look_up_alone(&mut self, taken: &Taken, reading: &mut Reading<'_>, state: &ShmState) {
+        let mut value = [None];
+        let response = match reading.get_into(&[taken.key], &mut value, chain::Commitment::Confirmed) {
+            Ok(slot) => self.found(&taken.request, slot, &value),
+            Err(error) => Response { status: failure(&error), ..Response::default() },
+        };
+        self.answer(taken.seq, response);
+        report_slow(&taken.request, response, reading.spent(), state);
     }
 
     /// Answers the waiting batch in one piece, because it has no more than [`PIECE_KEYS`] keys.

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 
+use engine_latency::Op;
 use memmap2::MmapRaw;
 use prost::Message as _;
 use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
@@ -244,6 +245,39 @@ fn a_client_that_goes_in_the_middle_of_its_batch_leaves_the_turn_to_others() {
         bells::ring_own(&bell);
         let heard = server.bells.wait(Some(Duration::ZERO));
         assert!(heard.rings == 0 && heard.gone.is_empty(), "a bell of nobody is not heard");
+    });
+}
+
+#[test]
+fn gets_that_are_looked_up_together_go_each_to_its_own_session() {
+    by_hand(|pool, server, join| {
+        let mut clients: Vec<Raw> = (0..6).map(|_| join(server)).collect();
+        commit(&pool.engine, &pool.handles.lookups, [2; 32], 8);
+        let requests = [
+            (get(1), [1; 32]),
+            (get(1), [2; 32]),
+            (get(1), [3; 32]),
+            (Request { min_context_slot: 9, ..get(1) }, [1; 32]),
+            (Request { commitment: Commitment::Processed.into(), ..get(1) }, [1; 32]),
+            (Request { version: VERSION + 1, ..get(1) }, [1; 32]),
+        ];
+        for (client, (request, key)) in clients.iter_mut().zip(requests) {
+            client.send(request, &[key]);
+        }
+        server.reading.pretend_cold();
+        let before = pool.engine.latency().snapshot();
+        assert!(server.serve());
+        let read = pool.engine.latency().snapshot().since(&before);
+        assert_eq!(read.get(SOURCE, Op::GetMany).map_or(0, |series| series.len()), 1);
+        assert!(read.get(SOURCE, Op::ReadPositive).is_none_or(|series| series.is_empty()));
+        let answers: Vec<_> = clients.iter().map(|client| client.answer().unwrap()).collect();
+        let found = |at: usize| (answers[at].status, answers[at].slot, clients[at].segment.value(0));
+        assert_eq!(found(0), (status::OK, 8, Some([7; 32])));
+        assert_eq!(found(1), (status::OK, 8, Some([8; 32])));
+        assert_eq!(found(2), (status::OK, 8, None));
+        assert_eq!((answers[3].status, answers[3].slot), (status::SLOT_NOT_REACHED, 8));
+        assert_eq!([answers[4].status, answers[5].status], [status::COMMITMENT, status::VERSION]);
+        assert!(!server.serve(), "nothing is answered twice");
     });
 }
 

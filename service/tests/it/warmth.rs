@@ -35,7 +35,7 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert_eq!(cold.metric("solkv_warm_up_missing_bytes"), Some(0.0));
         let log = cold.log();
         assert!(cold.terminate().success());
-        assert!(!log.contains("the store is warm"), "{log}");
+        assert!(!log.contains("the memory for pages is filled"), "{log}");
 
         let mut warm = Service::start(&dir, &options, NO_STREAM, &[]);
         let ended = wait_for("the end of the warm-up", || {
@@ -47,7 +47,7 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert!(missing > 1 << 20 && read >= missing, "20,000 pairs of 64 bytes: {ended}");
         assert_eq!(warm.metric("solkv_warming"), Some(0.0));
         assert_eq!(warm.metric("solkv_warm_up_read_bytes"), Some(read as f64));
-        assert!(warm.log().contains("the store is warm"), "{}", warm.log());
+        assert!(warm.log().contains("the memory for pages is filled"), "{}", warm.log());
         assert!(warm.terminate().success());
     }
 }

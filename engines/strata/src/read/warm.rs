@@ -6,47 +6,115 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use engine_api::{Result, Warmed};
+use engine_api::{Error, ErrorKind, Result, Warmed};
 
-use crate::budget::Budget;
-use crate::file::PageBuffer;
+use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
+use crate::read::uring::Pipeline;
 use crate::read::visible::Visible;
 use crate::storage::PAGE_BYTES;
 
 /// Number of pages of one read. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
-/// meanwhile waits for one of them at most.
+/// meanwhile waits for [`IN_FLIGHT`] of them at most.
 const STEP_PAGES: u32 = 256;
+
+/// Number of reads in flight: while the pages of one are checked and kept, the device does the other.
+const IN_FLIGHT: usize = 2;
+
+/// One read: pages of a segment.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    segment: u64,
+    first: u32,
+    end: u32,
+}
+
+/// The reads of pages that are not in memory.
+struct Steps<'v> {
+    newest: &'v ArcSwap<Visible>,
+    /// Ids of the segments after the present one.
+    segments: std::vec::IntoIter<u64>,
+    /// Id of the present segment, and the first page that was not looked at.
+    at: Option<(u64, u32)>,
+}
 
 /// Reads the pages that are missing now. A segment that a merge replaces meanwhile is left out, because the merge keeps
 /// the pages that it writes.
 pub(crate) fn warm_up(
     newest: &ArcSwap<Visible>,
-    budget: &Arc<Budget>,
+    reads: &Arc<Reads>,
     go_on: &mut dyn FnMut(Warmed) -> bool,
 ) -> Result<()> {
-    let (ids, missing_bytes) = missing(newest);
+    let (segments, missing_bytes) = missing(newest);
     let mut warmed = Warmed { read_bytes: 0, missing_bytes };
     if missing_bytes == 0 || !go_on(warmed) {
         return Ok(());
     }
-    let mut buffer = PageBuffer::new(STEP_PAGES as usize);
-    let _share = budget.take_for_work(buffer.bytes_mut().len() as u64);
-    for id in ids {
-        let mut first = 0;
-        while let Some(segment) = segment(newest, id).filter(|segment| first < segment.pages()) {
-            let end = segment.pages().min(first + STEP_PAGES);
-            if (first..end).any(|number| segment.ready(number).is_none()) {
-                warmed.read_bytes += read(&segment, first, end, &mut buffer)?;
-                drop(segment);
-                if !go_on(warmed) {
-                    return Ok(());
-                }
-            }
-            first = end;
+    let mut steps = Steps { newest, segments: segments.into_iter(), at: None };
+    let mut pipeline = Pipeline::new(IN_FLIGHT, STEP_PAGES as usize, reads);
+    let mut under_way = [None; IN_FLIGHT];
+    loop {
+        for (slot, free) in under_way.iter_mut().enumerate().filter(|(_, step)| step.is_none()) {
+            let Some((segment, step)) = steps.next() else { break };
+            pipeline.ask(slot, segment.file(), step.offset(), step.bytes())?;
+            *free = Some(step);
+        }
+        pipeline.start();
+        let ended = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let Some((slot, outcome)) = ended else { return Ok(()) };
+        if let Some(step) = under_way[slot].take()
+            && let Some(segment) = segment(newest, step.segment)
+        {
+            outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()))?;
+            step.keep(&segment, &pipeline, slot)?;
+            warmed.read_bytes += step.bytes() as u64;
+        }
+        if !go_on(warmed) {
+            return Ok(());
         }
     }
-    Ok(())
+}
+
+impl Step {
+    fn offset(self) -> u64 {
+        u64::from(self.first) * PAGE_BYTES as u64
+    }
+
+    fn bytes(self) -> usize {
+        (self.end - self.first) as usize * PAGE_BYTES
+    }
+
+    /// Checks the pages that were read into `slot` and are not in memory, and keeps them.
+    fn keep(self, segment: &Segment, pipeline: &Pipeline, slot: usize) -> Result<()> {
+        for number in self.first..self.end {
+            if segment.ready(number).is_none() {
+                let page = pipeline.page(slot, (number - self.first) as usize);
+                segment.verify(page, number)?;
+                segment.keep(number, page);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Steps<'_> {
+    /// A read, and the segment that it reads.
+    type Item = (Arc<Segment>, Step);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (id, first) = match self.at.take() {
+                Some(at) => at,
+                None => (self.segments.next()?, 0),
+            };
+            let Some(segment) = segment(self.newest, id).filter(|segment| first < segment.pages()) else { continue };
+            let end = segment.pages().min(first + STEP_PAGES);
+            self.at = Some((id, end));
+            if (first..end).any(|number| segment.ready(number).is_none()) {
+                return Some((segment, Step { segment: id, first, end }));
+            }
+        }
+    }
 }
 
 /// Returns the segments that have room for pages that are not in memory, and the size of these pages in bytes.
@@ -66,19 +134,4 @@ fn missing(newest: &ArcSwap<Visible>) -> (Vec<u64>, u64) {
 fn segment(newest: &ArcSwap<Visible>, id: u64) -> Option<Arc<Segment>> {
     let visible = newest.load();
     visible.version.segments().find(|one| one.info.id == id && one.resident().is_some()).cloned()
-}
-
-/// Reads the pages from `first` up to `end`, checks those that are not in memory and keeps them. Returns the number of
-/// bytes read.
-fn read(segment: &Segment, first: u32, end: u32, buffer: &mut PageBuffer) -> Result<u64> {
-    let bytes = (end - first) as usize * PAGE_BYTES;
-    segment.file().read(&mut buffer.bytes_mut()[..bytes], u64::from(first) * PAGE_BYTES as u64)?;
-    for number in first..end {
-        if segment.ready(number).is_none() {
-            let page = buffer.page((number - first) as usize);
-            segment.verify(page, number)?;
-            segment.keep(number, page);
-        }
-    }
-    Ok(bytes as u64)
 }

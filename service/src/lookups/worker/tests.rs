@@ -2,7 +2,8 @@
 //! from.
 
 use crossbeam_channel::{Sender, bounded};
-use engine_api::{Durability, Engine as _, Value};
+use engine_api::{Durability, Engine as _};
+use engine_latency::Op;
 use solana::ChainCheckpoint;
 use tokio::sync::oneshot::Receiver as Reply;
 
@@ -141,5 +142,31 @@ fn a_batch_that_nobody_waits_for_ends_at_once() {
             turns += 1;
         }
         assert_eq!(turns, 1 + BATCH.div_ceil(PIECE_KEYS), "one turn to give it up");
+    });
+}
+
+#[test]
+fn gets_of_a_cold_store_are_looked_up_together_and_answered_from_one_state() {
+    with_worker(|pool, worker, requests, _| {
+        commit_all(pool, 8);
+        let mut answers = Vec::new();
+        for n in [1, 2, KEYS, 3] {
+            let (request, answer) = get(n);
+            requests.send(request).unwrap();
+            answers.push(answer);
+        }
+        let (request, gone) = get(4);
+        requests.send(request).unwrap();
+        drop(gone);
+        worker.reading.pretend_cold();
+        let before = pool.engine.latency().snapshot();
+        assert!(worker.turn());
+        let read = pool.engine.latency().snapshot().since(&before);
+        assert_eq!(read.get(SOURCE, Op::GetMany).map_or(0, |series| series.len()), 1);
+        let found: Vec<_> = answers.iter_mut().map(|answer| answer.try_recv().unwrap().unwrap()).collect();
+        let of = |value: Option<Value>| Answer { value, slot: Some(8) };
+        assert_eq!(found, [of(Some([8; 32])), of(Some([8; 32])), of(None), of(Some([8; 32]))]);
+        assert!(worker.together.is_empty() && requests.is_empty());
+        assert_eq!(worker.gets, 4, "a get whose caller is gone is none");
     });
 }
