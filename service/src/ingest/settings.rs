@@ -29,7 +29,7 @@ const KEY_CREDENTIAL: &str = "geyser-key";
 /// Maximum number of providers: each is asked for its newest slot every two seconds.
 const PROVIDERS_MAX: usize = 16;
 
-/// Maximum number of keys of the stream looked up together: nine mainnet slots.
+/// Maximum number of keys looked up together: more than any slot of mainnet has, and a call takes the keys of one slot.
 const INGEST_DEPTH_MAX: u32 = 1 << 16;
 
 /// Shortest `idle_timeout`. A time below that of one slot would reconnect without end.
@@ -197,7 +197,7 @@ settings! {
         #[serde(with = "humantime_serde")]
         // Uncommitted slots are received again after a crash.
         commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
-        /// Number of keys of the stream that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
+        /// Number of keys of one slot that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
         #[arg(value_name = "N")]
         ingest_depth: u32 = reads::DEPTH as u32, within 1..=INGEST_DEPTH_MAX;
     }
