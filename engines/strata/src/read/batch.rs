@@ -45,6 +45,12 @@ struct Asked {
     spot: Spot,
 }
 
+/// The rest of a get after memory was asked.
+enum Left<'a> {
+    Nothing(Option<Value>),
+    Read(Waiting<'a>),
+}
+
 /// A get that waits for its page.
 struct Waiting<'a> {
     /// Index of the key in the batch.
@@ -184,11 +190,31 @@ impl<'a> Batch<'a> {
             // Many keys share the first eight bytes of this one.
             Looked::Elsewhere(aim) => return self.read_into(slot, Waiting { index, hash, run, segment, aim }),
             Looked::Found(value) => value,
-            // The filter was wrong, so ask older runs, one read after the other.
-            Looked::Absent => self.visible.version.get_from(run + 1, key, hash, self.lookup)?,
+            // The filter was wrong, so ask older runs.
+            Looked::Absent => match self.ask_from(run + 1, index, hash) {
+                Left::Nothing(value) => value,
+                Left::Read(waiting) => return self.read_into(slot, waiting),
+            },
         };
         self.free.push(slot);
         Ok(())
+    }
+
+    /// Asks the runs from `first` on for the key with this index, without reading the device.
+    fn ask_from(&mut self, first: usize, index: usize, hash: u64) -> Left<'a> {
+        let (visible, key, spot) = (self.visible, &self.keys[index], Spot::of(0, hash));
+        for (run, holder) in visible.version.runs().enumerate().skip(first) {
+            let segment = match holder.holder(key) {
+                Some(segment) if segment.may_hold(spot) => &**segment,
+                _ => continue,
+            };
+            match segment.aim(key).map(|aim| segment.ask(key, hash, aim, self.lookup)) {
+                None | Some(Probe::Absent) => {}
+                Some(Probe::Found(found)) => return Left::Nothing(found),
+                Some(Probe::Read(aim)) => return Left::Read(Waiting { index, hash, run, segment, aim }),
+            }
+        }
+        Left::Nothing(None)
     }
 }
 

@@ -212,19 +212,6 @@ impl Version {
         }
     }
 
-    /// Returns the value of `key` in the runs from number `run` on, counted from the newest.
-    pub(crate) fn get_from(&self, run: usize, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
-        let spot = Spot::of(0, hash);
-        for segment in self.runs().skip(run).filter_map(|run| run.holder(key)) {
-            if segment.may_hold(spot)
-                && let Some(Record(found)) = segment.get(key, hash, lookup)?
-            {
-                return Ok(found);
-            }
-        }
-        Ok(None)
-    }
-
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
         self.deltas.iter().chain(std::iter::once(&self.base))
     }
