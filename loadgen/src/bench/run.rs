@@ -102,7 +102,8 @@ impl Run {
 
     /// Describes the workload in the form of the results.
     pub(crate) fn workload(&self) -> result::Workload {
-        let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
+        let has_batches =
+            matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::GetMany);
         let mut more = BTreeMap::new();
         // A `bootstrap` measures its own load.
         if self.kind != Kind::Bootstrap {
@@ -114,7 +115,7 @@ impl Run {
         if self.values != unique() {
             more.insert("values".to_owned(), self.values.clone());
         }
-        if writes || self.kind == Kind::GetMany {
+        if has_batches {
             let most = self.batch_max.map_or_else(String::new, |most| format!("-{most}"));
             more.insert("batch".to_owned(), format!("{}{most}", self.batch));
         }

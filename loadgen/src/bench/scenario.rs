@@ -198,6 +198,11 @@ impl Scenario {
                 cell.workload != Kind::Live || cell.state != State::Warm || cell.caps.is_empty(),
                 "state=\"warm\" of live is for runs without caps: pages that loadgen has read are not charged to the service"
             );
+            ensure!(
+                cell.workload != Kind::Live
+                    || (cell.threads == one_thread() && cell.batch == thousand() && cell.durability == synced()),
+                "live takes no threads, batch or durability: the service runs as it comes"
+            );
             ensure!(loops || !is_steady, "state=\"steady\": {} has no steady state: give cold", name_of(cell.workload));
             ensure!(cell.rate.is_none_or(|rate| rate > 0.0), "rate={:?}: give more than 0", cell.rate);
             ensure!(cell.batch > 0, "batch=0: give 1 or more");
@@ -408,6 +413,9 @@ mod tests {
             ("write", "batch_max = 5", "is less than batch=1000"),
             ("mix", "write_rate = 5", "write_rate is for"),
             ("beside", "write_rate = 0", "give more than 0"),
+            ("live", "batch = 100", "live takes no threads, batch or durability"),
+            ("live", "threads = [2]", "live takes no threads, batch or durability"),
+            ("live", "durability = 'buffered'", "live takes no threads, batch or durability"),
         ] {
             assert!(with(&cell(workload, more)).unwrap_err().to_string().contains(said), "{workload} {more}");
         }
