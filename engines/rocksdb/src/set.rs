@@ -126,9 +126,9 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
         Error::with_source(ErrorKind::FixInput, format!("{what}: {e}"), e)
     })?;
     if let Some(bytes) = last(set, ROW_CACHE) {
-        let bytes = bytes.parse().map_err(|_| {
-            Error::new(ErrorKind::FixInput, format!("not a number of bytes: {ROW_CACHE}={bytes}"))
-        })?;
+        let bytes = bytes
+            .parse()
+            .map_err(|_| Error::new(ErrorKind::FixInput, format!("not a number of bytes: {ROW_CACHE}={bytes}")))?;
         options.set_row_cache(&Cache::new_lru_cache(bytes));
     }
     Ok(options)

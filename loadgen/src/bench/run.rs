@@ -102,8 +102,7 @@ impl Run {
 
     /// Describes the workload in the form of the results.
     pub(crate) fn workload(&self) -> result::Workload {
-        let has_batches =
-            matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::GetMany);
+        let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
         let mut more = BTreeMap::new();
         // A `bootstrap` measures its own load.
         if self.kind != Kind::Bootstrap {
@@ -115,7 +114,8 @@ impl Run {
         if self.values != unique() {
             more.insert("values".to_owned(), self.values.clone());
         }
-        if has_batches {
+        // The service decides on the batches of `live`.
+        if (writes && self.kind != Kind::Live) || self.kind == Kind::GetMany {
             let most = self.batch_max.map_or_else(String::new, |most| format!("-{most}"));
             more.insert("batch".to_owned(), format!("{}{most}", self.batch));
         }

@@ -26,12 +26,10 @@ use engine_api::{Key, Value};
 use super::Known;
 use crate::chain::KeyMap;
 
-/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags by 32 slots, so there is room
+/// Maximum number of changes kept. Each takes at most 256 bytes: its key twice, its old value, its slot and the tables.
+/// That is 64 MiB in all. Finality lags by 32 slots, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub(crate) const CHANGES_MAX: usize = 1 << 18;
-
-/// Memory of one change, in bytes, rounded up: its key twice, its old value, its slot and the tables.
-pub(crate) const CHANGE_BYTES: usize = 256;
 
 /// A table is shrunk once it has room for this many times its entries.
 const ROOM: usize = 4;
