@@ -26,7 +26,7 @@
 //!
 //! # Gets of a cold store
 //!
-//! A get that waits for the device holds up all gets behind it, while the device could do their reads at the same time.
+//! A get that waits for the device holds up all gets after it, although the device could do their reads at the same time.
 //! So as long as [`Reading::is_cold`], its thread takes the confirmed gets that wait and looks them up together.
 
 mod batch;

@@ -32,7 +32,7 @@ pub(super) enum Request {
     Probe { reply: oneshot::Sender<Result<(), LookupError>> },
 }
 
-/// A confirmed get.
+/// A confirmed get that is looked up together with others.
 struct Asked {
     key: Key,
     origin: Origin,
