@@ -16,7 +16,7 @@ use super::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM}
 use super::follow::{Follow, Selection};
 
 /// Commitment at which a slot is taken in. There is no `processed`, because a processed slot may be rolled back and
-/// data on disk cannot be. Lookups have a [commitment](crate::chain::Commitment) of their own.
+/// data on disk cannot be. Lookups have a commitment of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Commitment {
