@@ -194,7 +194,7 @@ bench-full: build ## Measures every engine at the scenarios' own sizes (hours) a
 bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
 
-bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (an hour and a half, 25 GB).
+bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (two hours, 25 GB).
 	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
 
 bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).

@@ -114,8 +114,8 @@ impl Run {
         }
     }
 
-    /// Leaves the device to lookups for as long as the last piece took, or until the service stops. So as long as there
-    /// are lookups, they have the device to themselves for half of the time.
+    /// Asks for nothing more for as long as the last piece took, or until the service stops. The reads that the engine
+    /// has asked for already go on meanwhile.
     fn pause(&self, mut rest: Duration) {
         // ORDERING: Relaxed: a flag as in `join`.
         while !rest.is_zero() && !self.stopped.load(Ordering::Relaxed) {

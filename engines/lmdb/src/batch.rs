@@ -9,8 +9,9 @@
 //!
 //! This check costs about as much as the gets of a batch that is in memory. So the pages of a window are checked only
 //! if it is the store's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
-//! to be read. A new reader takes this over from the reader that read last, because the ingest opens one for each slot. In a window that was checked, the missing pages are counted. In another one the thread's major faults
-//! are counted, which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
+//! to be read. A new reader takes this over from the reader that read last, because the ingest opens one for each slot.
+//! In a window that was checked, the missing pages are counted. In another one the thread's major faults are counted,
+//! which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
 //! show the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
 //! `getrusage` per window.
 //!
