@@ -248,8 +248,8 @@ impl<'e> Server<'e> {
         }
     }
 
-    /// Answers the gets that were taken, from one state. If that fails, each is answered by itself, because one damaged
-    /// page must not fail the others. Returns whether there were any.
+    /// Answers the gets that were taken, from one state. If that fails, they wait on and are served one by one, because
+    /// one damaged page must not fail the others. Returns whether any was answered.
     fn answer_taken(&mut self) -> bool {
         if self.taken.is_empty() {
             return false;
@@ -257,14 +257,13 @@ impl<'e> Server<'e> {
         let keys: Vec<Key> = self.taken.iter().map(|(_, taken)| taken.key).collect();
         let mut values = vec![None; keys.len()];
         let found = self.reading.get_into(&keys, &mut values, Commitment::Confirmed);
-        for ((at, taken), value) in self.taken.drain(..).zip(values) {
-            let session = &mut self.sessions[at];
-            match &found {
-                Ok(slot) => session.give(&taken, *slot, value, self.reading.spent(), self.state),
-                Err(_) => session.look_up_alone(&taken, &mut self.reading, self.state),
+        if let Ok(slot) = &found {
+            for ((at, taken), value) in self.taken.iter().zip(values) {
+                self.sessions[*at].give(taken, *slot, value, self.reading.spent(), self.state);
             }
         }
-        true
+        self.taken.clear();
+        found.is_ok()
     }
 
     /// Reads a piece of the batch of the session whose turn it is, and returns whether there was one. A batch of one

@@ -63,7 +63,7 @@ pub(super) enum Served {
     Batch,
 }
 
-/// A confirmed get that was taken from its session and has no answer yet.
+/// A copy of a confirmed get that has no answer yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) key: Key,
@@ -159,8 +159,8 @@ impl Session {
         Served::Answered
     }
 
-    /// Takes the request that waits if it is a confirmed get. The caller answers it in the same turn, with
-    /// [`Session::give`] or [`Session::look_up_alone`].
+    /// Copies the request that waits if it is a confirmed get. It waits on until [`Session::give`] or [`Session::serve`]
+    /// answers it.
     pub(super) fn take_get(&self, scratch: &mut Scratch) -> Option<Taken> {
         let seq = self.segment.requested();
         if seq == self.answered || self.batch.is_some() {
@@ -187,17 +187,6 @@ impl Session {
         let response = self.found(&taken.request, slot, &[value]);
         self.answer(taken.seq, response);
         report_slow(&taken.request, response, spent, state);
-    }
-
-    /// Looks up and answers by itself a get that was taken.
-    pub(super) fn look_up_alone(&mut self, taken: &Taken, reading: &mut Reading<'_>, state: &ShmState) {
-        let mut value = [None];
-        let response = match reading.get_into(&[taken.key], &mut value, chain::Commitment::Confirmed) {
-            Ok(slot) => self.found(&taken.request, slot, &value),
-            Err(error) => Response { status: failure(&error), ..Response::default() },
-        };
-        self.answer(taken.seq, response);
-        report_slow(&taken.request, response, reading.spent(), state);
     }
 
     /// Answers the waiting batch in one piece, because it has no more than [`PIECE_KEYS`] keys.
