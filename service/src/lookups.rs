@@ -32,10 +32,12 @@ use worker::{Request, Worker};
 /// about 100 ms of work. A later request is better served by an immediate answer that the service is busy.
 pub(crate) const LOOKUP_QUEUE: usize = 1024;
 
-/// Maximum number of `get_many` requests queued or running, over all connections. At 10,000 keys each, 32 requests hold
-/// about 20 MB; as many of them as [`LOOKUP_QUEUE`] would hold over 600 MB. Here one connection may take all places
-/// until another one asks; `rpc::places` grants it fewer.
-pub(crate) const GET_MANY_QUEUE: usize = 32;
+/// Maximum number of keys in `get_many` requests that are queued or running, over all connections: they hold about 20 MB.
+/// Here one connection may take all of them until another one asks; `rpc::places` grants it fewer.
+pub(crate) const GET_MANY_QUEUE_KEYS: usize = 320_000;
+
+/// Number of keys for which a smaller batch counts, because each batch takes memory of its own. So there are 1000 at most.
+const BATCH_COUNTED_KEYS_MIN: usize = 320;
 
 /// Number of threads by default. From memory two answer all requests that the network threads can bring.
 const THREADS: usize = 2;
@@ -84,6 +86,11 @@ pub struct Origin {
 /// the engine's `get_many` waits for one read of the device after another.
 pub(crate) fn default_threads(in_turn: bool, store_bytes: u64, memory_bytes: u64) -> usize {
     if in_turn && store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
+}
+
+/// Returns the number of keys for which a batch counts.
+pub(crate) fn counted_keys(keys: usize) -> usize {
+    keys.max(BATCH_COUNTED_KEYS_MIN)
 }
 
 /// Handle to the pool. Clones share the pool.
@@ -166,7 +173,7 @@ impl Lookups {
     /// work.
     ///
     /// # Errors
-    /// Any kind of `LookupError`; busy also while `GET_MANY_QUEUE` such requests are queued or running.
+    /// Any kind of `LookupError`; busy also while such requests of `GET_MANY_QUEUE_KEYS` keys are queued or running.
     pub async fn get_many(
         &self,
         keys: Vec<Key>,
@@ -174,7 +181,7 @@ impl Lookups {
         origin: Origin,
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let (reply, answer) = oneshot::channel();
-        let refused = self.batches.push(Batch { keys, commitment, origin, reply });
+        let refused = self.batches.push(Batch::new(keys, commitment, origin, reply));
         count(&self.figures.refused, refused as u64);
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }

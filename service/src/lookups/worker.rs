@@ -246,14 +246,14 @@ impl<'a> Worker<'a> {
     }
 
     fn end(&mut self, batch: Batch, outcome: Result<(), LookupError>) {
-        let Batch { commitment, origin, reply, .. } = batch;
+        let Batch { commitment, origin, reply, counted_keys, .. } = batch;
         let (answered, keys, spent) = (outcome.is_ok(), self.batch_reading.keys.len(), self.batch_reading.spent());
         // The answer's memory belongs to the caller, not to the thread.
         self.batch_reading.keys = Vec::new();
         let value = std::mem::take(&mut self.batch_reading.values);
         let slot = self.batch_reading.slot();
         let _gone = reply.send(outcome.map(|()| Answer { value, slot }));
-        self.batches.done();
+        self.batches.done(counted_keys);
         let clock = self.latency.clock();
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
         if answered && self.slow.is_slow(total_ns) {

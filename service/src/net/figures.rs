@@ -86,8 +86,8 @@ pub enum Place {
     Subscribers,
     /// Requests that wait for a slot.
     Waiters,
-    /// Batches of lookups (GetMany) under way.
-    Batches,
+    /// Keys of batches (GetMany) under way.
+    BatchKeys,
     /// Dumps for subscribers of the feed.
     Dumps,
     /// Bytes of requests and answers in memory.
@@ -95,14 +95,14 @@ pub enum Place {
 }
 
 impl Place {
-    pub const ALL: [Self; 5] = [Self::Subscribers, Self::Waiters, Self::Batches, Self::Dumps, Self::Bytes];
+    pub const ALL: [Self; 5] = [Self::Subscribers, Self::Waiters, Self::BatchKeys, Self::Dumps, Self::Bytes];
 
     /// The label's value in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Subscribers => "subscribers",
             Self::Waiters => "waiters",
-            Self::Batches => "batches",
+            Self::BatchKeys => "batches",
             Self::Dumps => "dumps",
             Self::Bytes => "bytes",
         }

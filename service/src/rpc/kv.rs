@@ -14,7 +14,7 @@ use super::budget::Peer;
 use super::maps::refuse_other_map;
 use super::places::Taking;
 use super::wait::{Waits, Wanted};
-use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
+use crate::lookups::{GET_MANY_QUEUE_KEYS, LookupError, Lookups, Origin, counted_keys};
 use crate::net::figures::Place;
 use crate::overlay::Overlay;
 use crate::published::between_slots;
@@ -72,7 +72,7 @@ impl Kv for KvService {
         let peer = Peer::of(&extensions)?;
         let slot_wait_ns = self.wait(&wanted, keys.len(), peer).await?;
         let origin = origin(peer, asked, slot_wait_ns);
-        let _place = Taking::new(peer, Place::Batches, 1, GET_MANY_QUEUE as u64)?;
+        let _place = Taking::new(peer, Place::BatchKeys, counted_keys(keys.len()) as u64, GET_MANY_QUEUE_KEYS as u64)?;
         let answer = self.lookups.get_many(keys, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };

@@ -95,7 +95,7 @@ fn refusal(place: Place, scope: Scope, max: u64) -> Status {
     let what = match place {
         Place::Subscribers => "subscribers",
         Place::Waiters => "requests that wait for a slot",
-        Place::Batches => "batches under way",
+        Place::BatchKeys => "keys of batches under way",
         Place::Dumps => "dumps under way",
         Place::Bytes => "bytes",
     };

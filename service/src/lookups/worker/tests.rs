@@ -38,7 +38,7 @@ fn batch(connection: usize) -> (Batch, BatchReply) {
     let (reply, answer) = oneshot::channel();
     let keys = (0..BATCH).map(|n| key(n % KEYS)).collect();
     let origin = Origin { connection, ..Origin::default() };
-    (Batch { keys, commitment: Commitment::Confirmed, origin, reply }, answer)
+    (Batch::new(keys, Commitment::Confirmed, origin, reply), answer)
 }
 
 fn get(n: usize) -> (Request, Reply<Result<Answer, LookupError>>) {
