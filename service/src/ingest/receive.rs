@@ -249,7 +249,8 @@ impl<U: Upstream> Receiver<'_, U> {
             self.state.readiness.clear_trouble();
         }
         let (mut heard, mut lag) = (Heard::new(applied), Lag::default());
-        self.tell_newest(at, &heard);
+        // The applied slot is not the newest one, and that of an earlier connection may be of another chain.
+        self.state.readiness.set_newest_slot(0);
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut renewed = pin!(upstream.renewed());
         loop {
