@@ -48,6 +48,18 @@ pub struct WholeSlot {
     pub events: Vec<Event>,
 }
 
+impl WholeSlot {
+    /// The slot's own block.
+    pub fn base(&self) -> Base {
+        Base { slot: self.slot, blockhash: self.blockhash }
+    }
+
+    /// The parent block.
+    pub fn parent(&self) -> Base {
+        Base { slot: self.parent_slot, blockhash: self.parent_blockhash }
+    }
+}
+
 /// How settled the data of an answer are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Commitment {
