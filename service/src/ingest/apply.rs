@@ -249,9 +249,9 @@ impl Apply {
             self.flush()?;
         }
         self.state.overlay.begin(slot.base());
-        let earlier = self.batch.changes().len();
         // Opened for each slot, so that no reader is held while the engine commits.
         let mut reader = self.engine.own_reader()?;
+        let earlier = self.batch.changes().len();
         if let Some(gap) = self.batch.take(slot, &mut self.reads, &mut reader, &self.pulse)? {
             return Ok(Some(gap));
         }
