@@ -49,12 +49,12 @@ pub struct WholeSlot {
 }
 
 impl WholeSlot {
-    /// The slot's own block.
+    /// Returns this slot's block, which the next slot follows.
     pub fn base(&self) -> Base {
         Base { slot: self.slot, blockhash: self.blockhash }
     }
 
-    /// The parent block.
+    /// Returns the block that this slot follows.
     pub fn parent(&self) -> Base {
         Base { slot: self.parent_slot, blockhash: self.parent_blockhash }
     }
