@@ -48,6 +48,18 @@ pub struct WholeSlot {
     pub events: Vec<Event>,
 }
 
+impl WholeSlot {
+    /// Returns this slot's block, which the next slot follows.
+    pub fn base(&self) -> Base {
+        Base { slot: self.slot, blockhash: self.blockhash }
+    }
+
+    /// Returns the block that this slot follows.
+    pub fn parent(&self) -> Base {
+        Base { slot: self.parent_slot, blockhash: self.parent_blockhash }
+    }
+}
+
 /// How settled the data of an answer are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Commitment {

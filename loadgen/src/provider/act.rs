@@ -40,6 +40,8 @@ pub enum Act {
     Lies,
     /// Gives the next slot a wrong blockhash, for good; the slot after it names the right one
     LiesOnce,
+    /// Gives the next slot a wrong blockhash and other accounts, for good; the slot after it names the right one
+    Forks,
     /// Changes the owner of every account, and sends every block meta 0.3 s late
     Alters,
     /// Ends connections, then sends another chain with higher slots, whatever is asked for
@@ -144,6 +146,13 @@ pub(super) fn misname(update: &mut SubscribeUpdate) {
     }
 }
 
+/// Gives the account of an update another address.
+pub(super) fn readdress(update: &mut SubscribeUpdate) {
+    if let Some(UpdateOneof::Account(account)) = &mut update.update_oneof {
+        account.account.iter_mut().flat_map(|account| account.pubkey.first_mut()).for_each(|byte| *byte ^= 1);
+    }
+}
+
 /// Returns another blockhash, always the same one for the same blockhash.
 fn other(blockhash: &str) -> String {
     let bytes = bs58::decode(blockhash).into_vec().unwrap_or_default();
@@ -189,6 +198,9 @@ mod tests {
         misnamed.iter_mut().for_each(misname);
         let mut both = hashes(&misnamed).into_iter().zip(hashes(&honest));
         assert!(both.all(|(lied, honest)| lied.0 != honest.0 && lied.1 == honest.1));
+        let mut forked = honest.clone();
+        forked.iter_mut().for_each(readdress);
+        assert_eq!(forked.iter().zip(&honest).filter(|(one, other)| one != other).count(), 2, "two accounts");
         let foreign = sent(Act::Foreign);
         let hashes_of_foreign = hashes(&foreign);
         assert!(slots(&foreign).iter().all(|slot| *slot > AHEAD_SLOTS));

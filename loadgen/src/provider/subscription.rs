@@ -13,7 +13,7 @@ use tonic::{Status, Streaming};
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdate, SubscribeUpdatePing};
 
-use super::act::{Act, changed, misname, slot_of};
+use super::act::{Act, changed, misname, readdress, slot_of};
 use super::messages;
 use super::server::upstream;
 use super::world::{World, lock, unix_ms};
@@ -186,6 +186,9 @@ impl Subscription {
         if is_lied_about {
             self.slot.is_whole = false;
             misname(&mut update);
+            if lock(&self.world).forks {
+                readdress(&mut update);
+            }
         }
         let act = self.slot.act;
         let is_meta = matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));

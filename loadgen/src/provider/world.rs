@@ -50,6 +50,8 @@ pub(super) struct World {
     pub(super) restarted: Option<Instant>,
     pub(super) lost: Option<Picked>,
     pub(super) lied: Option<Picked>,
+    /// Whether that slot has other accounts as well.
+    pub(super) forks: bool,
     /// Newest slot that any subscription has come to.
     pub(super) newest: u64,
     /// Messages of the first slots that were sent.
@@ -97,6 +99,7 @@ impl World {
             restarted: None,
             lost: None,
             lied: None,
+            forks: false,
             newest: 0,
             remembered: Vec::new(),
             first_slot: None,
@@ -116,7 +119,7 @@ impl World {
             Act::Restarts => self.restarted = Some(Instant::now()),
             Act::Loses => self.lost = next(self.subscriptions),
             Act::Withholds => self.lost = next(u64::MAX),
-            Act::LiesOnce => self.lied = next(u64::MAX),
+            Act::LiesOnce | Act::Forks => (self.lied, self.forks) = (next(u64::MAX), act == Act::Forks),
             _ => {}
         }
     }

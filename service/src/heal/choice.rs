@@ -15,6 +15,10 @@ const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// Largest number of these doublings: about an hour.
 const DOUBLINGS_MAX: u32 = 6;
 
+/// Maximum number of archives that are remembered as refused. A validator makes an incremental one each minute, so this is
+/// several hours of them.
+const REFUSALS_MAX: usize = 256;
+
 /// Archives that could not be used, by [`Found::newest`]. Of a file that grows there is one entry, of its newest state.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<String, Refused>);
@@ -46,6 +50,7 @@ impl Refusals {
     /// download or a disk may have failed; a file that changes is tried again at once.
     pub(super) fn add(&mut self, found: &Found, failed: &anyhow::Error) -> String {
         let why = format!("archive_slot={}: {failed:#}", found.slot);
+        self.make_room(found.newest());
         let fresh = || Refused { state: found.state, until: Instant::now(), failures: 0, why: String::new() };
         let refused = self.0.entry(found.newest().to_owned()).or_insert_with(fresh);
         if refused.state != found.state {
@@ -55,6 +60,15 @@ impl Refusals {
         refused.failures += 1;
         refused.why.clone_from(&why);
         why
+    }
+
+    /// Forgets the archive that may be tried again first, if there are too many for another one.
+    fn make_room(&mut self, location: &str) {
+        if self.0.len() < REFUSALS_MAX || self.0.contains_key(location) {
+            return;
+        }
+        let first = self.0.iter().min_by_key(|(_, refused)| refused.until).map(|(location, _)| location.clone());
+        first.into_iter().for_each(|first| _ = self.0.remove(&first));
     }
 
     /// Returns the conditions for a store at `checkpoint` and slots that are kept from the one after `first` on.
@@ -158,6 +172,16 @@ mod tests {
         assert_eq!(slots(30, 20), [40, 60]);
         assert_eq!(slots(41, 40), [50, 60]);
         assert_eq!(slots(55, 20), [60]);
+    }
+
+    #[test]
+    fn of_too_many_refused_archives_the_one_that_may_be_tried_again_first_is_forgotten() {
+        let mut refusals = Refusals::default();
+        for slot in 0..=REFUSALS_MAX as u64 {
+            refusals.add(&full(slot), &anyhow::anyhow!("cut short"));
+        }
+        let wanted = refusals.wanted(0, &at(0, MapPhase::Ready));
+        assert_eq!((refusals.0.len(), wanted.takes(&full(0)), wanted.takes(&full(1))), (REFUSALS_MAX, true, false));
     }
 
     #[test]

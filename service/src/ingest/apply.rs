@@ -15,7 +15,7 @@ use engines::EngineKind;
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
@@ -23,6 +23,7 @@ use super::batch::{self, Batch};
 use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
+use super::refuted::{Newest, Searched};
 use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
@@ -90,6 +91,8 @@ pub struct Apply {
     feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
+    /// The same slot, if this process has applied it: its provider may refute it.
+    newest: Newest,
     created_unix_ms: u64,
     standing: Standing,
     waiting: Waiting,
@@ -126,6 +129,7 @@ impl Apply {
             batch: Batch::new(config.batch),
             feed,
             complete,
+            newest: Newest::default(),
             created_unix_ms: 0,
             standing,
             waiting: Waiting::new(config.gap_timeout),
@@ -179,7 +183,7 @@ impl Apply {
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
             Message::Heal(heal) => self.heal(*heal)?,
-            Message::Renamed(base) => self.rename(base)?,
+            Message::Replaced { slot, provider } => self.replace(*slot, Some(provider))?,
             Message::Beat => {}
         }
         // The queue is empty, so commit now instead of waiting for a fuller batch.
@@ -205,6 +209,12 @@ impl Apply {
         if self.standing.has_given_up() {
             return Ok(());
         }
+        let provider = self.standing.provider();
+        let input = match self.newest.look_at(provider, input) {
+            Searched::Passes(input) => input,
+            Searched::Kept => return Ok(()),
+            Searched::Found(block) => return self.replace(*block, provider),
+        };
         if let Err(gap) = self.assembler.push(input) {
             return self.start_over(gap);
         }
@@ -235,18 +245,19 @@ impl Apply {
 
     /// Adds the next slot of the chain to the batch. Returns the gap when the slot cannot be applied.
     fn slot(&mut self, slot: &WholeSlot) -> Result<Option<Gap>> {
-        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
         if !self.batch.has_room(slot.events.len()) {
             self.flush()?;
         }
-        self.state.overlay.begin(base);
+        self.state.overlay.begin(slot.base());
         // Opened for each slot, so that no reader is held while the engine commits.
         let mut reader = self.engine.own_reader()?;
+        let earlier = self.batch.changes().len();
         if let Some(gap) = self.batch.take(slot, &mut self.reads, &mut reader, &self.pulse)? {
             return Ok(Some(gap));
         }
         drop(reader);
-        self.complete = Some(base);
+        self.newest.applied(slot, self.standing.provider(), &self.batch.changes()[earlier..]);
+        self.complete = Some(slot.base());
         self.created_unix_ms = slot.created_unix_ms;
         self.state.resume.set_slot(slot.slot);
         self.waiting.over();
@@ -279,6 +290,7 @@ impl Apply {
             );
             return Ok(());
         }
+        self.newest.forget();
         let parent_slot = self.committed.slot.unwrap_or(0);
         if let Some(feed) = self.feed.as_mut().filter(|_| !fits_feed) {
             feed.leave_out(differences.left(), to.slot);
@@ -317,15 +329,38 @@ impl Apply {
         Ok(())
     }
 
-    /// Commits another blockhash of the newest slot, whose changes are right as they are.
-    fn rename(&mut self, base: Base) -> Result<()> {
+    /// Puts a block of this provider in the place of the newest slot, whose own provider has refuted it, and commits the
+    /// differences between the two.
+    fn replace(&mut self, block: WholeSlot, provider: Option<usize>) -> Result<()> {
         self.flush()?;
-        if self.complete.is_none_or(|complete| complete.slot != base.slot) {
-            return Ok(());
+        let Some((slot, wrong)) = self.newest.replaced_by(block) else { return Ok(()) };
+        let base = slot.base();
+        self.state.overlay.begin(base);
+        let mut reader = self.engine.own_reader()?;
+        let refused = self.batch.take(&slot, &mut self.reads, &mut reader, &self.pulse)?;
+        drop(reader);
+        if let Some(gap) = refused {
+            return self.start_over(gap);
         }
+        let changes = self.batch.changes();
+        let name = |of: Option<usize>| of.map_or("", |index| self.state.providers.name(index));
+        error!(
+            slot = base.slot,
+            blockhash = bs58::encode(base.blockhash).into_string(),
+            provider = name(wrong),
+            confirmed_by = name(provider),
+            changes = changes.len(),
+            "a provider sent a slot with a wrong blockhash, as its own later messages show: another provider's block \
+             takes the place of that slot, and the first one is asked again after a SIGHUP or a restart"
+        );
+        self.newest.replaced(&slot, provider, changes);
         self.complete = Some(base);
-        self.assembler.restart(self.complete);
-        self.commit_and_publish(self.up_to(base.slot))
+        self.created_unix_ms = slot.created_unix_ms;
+        self.assembler.replace_last(base);
+        self.waiting.over();
+        self.commit_and_publish(self.up_to(base.slot))?;
+        self.standing.committed(base.slot, self.created_unix_ms);
+        Ok(())
     }
 
     /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and
@@ -425,6 +460,9 @@ impl Apply {
     /// connection starts over from there.
     fn start_over(&mut self, gap: Gap) -> Result<()> {
         self.flush()?;
+        if let Some(named) = self.assembler.contradicting_block() {
+            self.newest.named(self.standing.provider(), named);
+        }
         self.assembler.restart(self.complete);
         self.waiting.over();
         self.state.readiness.set_awaited(None);

@@ -10,8 +10,8 @@
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. The
 //! first block's own provider may refute it: the parent of its next block has the other lane's blockhash. Then that
-//! blockhash is the chain's. If both lanes told the same accounts, ingest-apply gives its newest slot that blockhash,
-//! the other provider is trusted again, and the first one is distrusted.
+//! blockhash is the chain's. ingest-apply puts the other lane's block in the place of its newest slot, the other provider
+//! is trusted again, and the first one is distrusted.
 //!
 //! Two lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends,
 //! so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
@@ -26,7 +26,6 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::error;
 
 use self::differing::{Difference, Differing};
 pub(super) use self::lane::Lane;
@@ -116,9 +115,9 @@ impl Merge {
         if let Some(gap) = self.lanes[at].take(message) {
             self.lack(at, gap);
         }
-        if let Some(parent) = self.lanes[at].take_named_parent() {
-            self.passed.names_parent(self.lanes[at].provider(), parent);
-            self.rename().await?;
+        if let Some(named) = self.lanes[at].take_named() {
+            self.passed.names(self.lanes[at].provider(), named);
+            self.replace().await?;
         }
         let mut has_passed = false;
         while let Some((lane, slot)) = self.next_whole() {
@@ -148,12 +147,13 @@ impl Merge {
             Place::Known => {}
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
-                self.passed.contradicted(provider, &slot);
-                if self.rename().await? {
+                let number = slot.slot;
+                self.passed.contradicted(provider, slot);
+                if self.replace().await? {
                     return Ok(false);
                 }
                 // The contradiction of an applied slot lasts until the next one is applied.
-                let first_slot = self.passed.last().map_or(slot.slot, |last| slot.slot.max(last.slot + 1));
+                let first_slot = self.passed.last().map_or(number, |last| number.max(last.slot + 1));
                 let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
                 if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
                     self.lack(at, gap);
@@ -205,24 +205,16 @@ impl Merge {
         self.differing.tell(providers);
     }
 
-    /// Gives the newest slot its right blockhash, if both providers agree that it was passed on with a wrong one. Returns
+    /// Puts another block in the place of the newest slot, if both providers agree that a wrong one was passed on. Returns
     /// whether they do.
-    async fn rename(&mut self) -> Result<bool, Closed> {
-        let Some((base, wrong, right)) = self.passed.renamed() else { return Ok(false) };
+    async fn replace(&mut self) -> Result<bool, Closed> {
+        let Some((slot, wrong, right)) = self.passed.replaced() else { return Ok(false) };
         let providers = &self.state.providers;
         providers.trust(right);
         providers.distrust(wrong);
-        error!(
-            slot = base.slot,
-            blockhash = bs58::encode(base.blockhash).into_string(),
-            provider = providers.name(wrong),
-            confirmed_by = providers.name(right),
-            "a provider sent a slot with a wrong blockhash, as its own next block shows: the slot gets the right one, its \
-             accounts are the same, and the provider is asked again after a SIGHUP or a restart"
-        );
         self.gap = None;
-        self.lanes.iter_mut().for_each(|lane| lane.rename(base));
-        self.send(Message::Renamed(base)).await?;
+        self.lanes.iter_mut().for_each(|lane| lane.replace(slot.base()));
+        self.send(Message::Replaced { slot: Box::new(slot), provider: right }).await?;
         Ok(true)
     }
 

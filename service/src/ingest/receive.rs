@@ -30,7 +30,7 @@ use super::roster::{Lag, Roster};
 use super::settings::ReceiveSettings;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::chain::{Gap, WholeSlot};
 use crate::figure::{count, unix_ms};
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
@@ -98,8 +98,8 @@ pub enum Message {
     Gap(Gap),
     /// The store is brought to the slot of an archive. No connection is open meanwhile.
     Heal(Box<Heal>),
-    /// The newest slot is this block: it came with another blockhash, which its own provider and another one refute.
-    Renamed(Base),
+    /// This block of the provider with this index takes the place of the newest slot, whose own provider names it too.
+    Replaced { slot: Box<WholeSlot>, provider: usize },
     /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.
     Beat,
 }
@@ -249,7 +249,8 @@ impl<U: Upstream> Receiver<'_, U> {
             self.state.readiness.clear_trouble();
         }
         let (mut heard, mut lag) = (Heard::new(applied), Lag::default());
-        self.tell_newest(at, &heard);
+        // The applied slot is not the newest one, and that of an earlier connection may be of another chain.
+        self.state.readiness.set_newest_slot(0);
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut renewed = pin!(upstream.renewed());
         loop {

@@ -250,8 +250,8 @@ impl Spooler {
             }
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
-            // A kept slot keeps its blockhash, so that the next one contradicts it. The receiver sends no heal.
-            Message::Renamed(_) | Message::Heal(_) | Message::Beat => {}
+            // A kept slot keeps its block, so that the next one contradicts it. The receiver sends no heal.
+            Message::Replaced { .. } | Message::Heal(_) | Message::Beat => {}
         }
         if nothing_waits { self.flush() } else { Ok(()) }
     }

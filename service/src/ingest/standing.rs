@@ -139,8 +139,9 @@ impl Standing {
         });
     }
 
-    /// Publishes a commit that ends with `slot`, which is newer than the commit before. `created_unix_ms` is the time
-    /// at which the server made the slot's block meta, in ms since the Unix epoch; 0 counts as no lag.
+    /// Publishes a commit that ends with `slot`, which is newer than the commit before or has taken the place of its slot.
+    /// `created_unix_ms` is the time at which the server made the slot's block meta, in ms since the Unix epoch; 0 counts
+    /// as no lag.
     pub(super) fn committed(&mut self, slot: u64, created_unix_ms: u64) {
         let readiness = &self.state.readiness;
         readiness.slot_applied(match created_unix_ms {

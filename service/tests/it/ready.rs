@@ -61,6 +61,8 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
     wait_for("two more connections under pings alone", || {
         (followed.provider.figures().subscriptions >= made + 2).then_some(())
     });
+    let lag_slots = followed.service.metric("solkv_lag_slots");
+    assert_eq!(lag_slots, None, "such a connection does not tell the newest slot, and the applied one is none");
     let later = followed.wait_until(false);
     assert!(later.lag_s > said.lag_s, "the lag grows while nothing comes: {said:?} {later:?}");
     assert!(later.reason.contains("sent no slot"), "{later:?}");

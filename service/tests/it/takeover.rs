@@ -267,16 +267,42 @@ fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
 }
 
 #[test]
-fn of_two_at_once_a_wrong_blockhash_of_the_first_is_put_right_by_the_chain() {
-    let (log, differing) = follow_two(|service, one, two| {
-        two.set(Act::Trails);
-        let slot = service.slot().unwrap();
-        service.wait_for_slot(slot + 5);
-        one.set(Act::LiesOnce);
-        wait_for_condition(service, 0, "distrusted");
-        wait_for_condition(service, 1, "followed");
+fn of_two_at_once_a_wrong_block_of_the_first_is_replaced_by_the_other_ones() {
+    for act in [Act::LiesOnce, Act::Forks] {
+        let (log, differing) = follow_two(|service, one, two| {
+            two.set(Act::Trails);
+            let slot = service.slot().unwrap();
+            service.wait_for_slot(slot + 5);
+            one.set(act);
+            wait_for_condition(service, 0, "distrusted");
+            wait_for_condition(service, 1, "followed");
+            assert_eq!(service.metric("solkv_gap"), Some(0.0));
+        });
+        assert!(log.contains("a provider sent a slot with a wrong blockhash"), "{log}");
+        assert_eq!(differing, [0.0; 2]);
+    }
+}
+
+#[test]
+fn a_wrong_block_of_the_followed_provider_is_replaced_by_that_of_the_next_one() {
+    for act in [Act::LiesOnce, Act::Forks] {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, options) = (temp.path().join("store"), columns().remove(0));
+        let (stream, workload) = stream(LINE);
+        load(&dir, &options, &workload);
+        let first = Provider::start_of("127.0.0.1:0", &url(stream.address())).unwrap();
+        let more = ["--geyser", &url(stream.address())];
+        let mut service = Service::start(&dir, &options, &url(first.address()), &more);
+        service.wait_for_slot(BASE_SLOT + 10);
+        first.set(act);
+        wait_for_condition(&mut service, 0, "distrusted");
+        wait_for_condition(&mut service, 1, "followed");
+        let end = end(&stream);
+        service.wait_for_slot(end.slot);
         assert_eq!(service.metric("solkv_gap"), Some(0.0));
-    });
-    assert!(log.contains("a provider sent a slot with a wrong blockhash"), "{log}");
-    assert_eq!(differing, [0.0; 2]);
+        let log = service.log();
+        assert!(log.contains("a provider sent a slot with a wrong blockhash"), "{log}");
+        assert!(service.terminate().success());
+        assert_eq!(digest(&dir, &options), end.digest, "{act:?}");
+    }
 }

@@ -21,8 +21,8 @@ pub(crate) struct Lane {
     assembler: Assembler,
     standing: Standing,
     waiting: Waiting,
-    /// Block that the newest contradiction of the lane's own chain names as a parent, until it is taken.
-    named_parent: Option<Base>,
+    /// Block that the newest contradiction of the lane's own chain names in the place of its last slot, until it is taken.
+    named: Option<Base>,
 }
 
 impl Lane {
@@ -33,7 +33,7 @@ impl Lane {
             assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
             standing: Standing::of_lane(state.clone()),
             waiting: Waiting::new(gap_timeout),
-            named_parent: None,
+            named: None,
             state,
         }
     }
@@ -48,13 +48,13 @@ impl Lane {
         self.standing.provider().unwrap_or(0)
     }
 
-    /// Returns the block that the lane's provider named as a parent where the lane holds another block at that slot.
-    pub(super) fn take_named_parent(&mut self) -> Option<Base> {
-        self.named_parent.take()
+    /// Returns the block that the lane's provider has named for a slot at which the lane holds another block.
+    pub(super) fn take_named(&mut self) -> Option<Base> {
+        self.named.take()
     }
 
-    /// Continues after `base`, which is the lane's newest slot with its right blockhash. A lane that has it stays.
-    pub(super) fn rename(&mut self, base: Base) {
+    /// Continues after `base`, which has taken the place of the newest slot. A lane that has it stays.
+    pub(super) fn replace(&mut self, base: Base) {
         if self.assembler.last() != Some(base) {
             self.restart(Some(base));
         }
@@ -103,7 +103,7 @@ impl Lane {
             Message::Tick => self.check_waiting(),
             Message::Gap(gap) => self.lack(self.assembler.last(), gap),
             // A lane gets its messages from a receiver alone, which sends none of these.
-            Message::Heal(_) | Message::Renamed(_) | Message::Beat => None,
+            Message::Heal(_) | Message::Replaced { .. } | Message::Beat => None,
         }
     }
 
@@ -151,7 +151,7 @@ impl Lane {
             return None;
         }
         if let Err(gap) = self.assembler.push(input) {
-            self.named_parent = self.assembler.contradicting_parent();
+            self.named = self.assembler.contradicting_block();
             return self.lack(self.assembler.last(), gap);
         }
         None

@@ -3,9 +3,9 @@
 //! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: decide which
 //! provider is trusted. Runs on the receivers' task.
 //!
-//! One difference decides itself. The newest block was passed on with a blockhash, its own provider names another one
-//! for the parent of its next block, and the other provider sent the same accounts under that other blockhash. Then the
-//! first blockhash was wrong, and no data were: see [`Passed::renamed`].
+//! One difference decides itself. The newest block was passed on with a blockhash, its own provider then names another
+//! one for that slot, and the other provider has sent the block of that other blockhash. Then the first block was wrong:
+//! see [`Passed::replaced`].
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher as _;
@@ -38,14 +38,15 @@ pub(super) struct Passed {
     slots: VecDeque<Slot>,
     /// Other blockhash of the newest slot that its own provider names.
     named_by_own: Option<[u8; 32]>,
-    /// Other blockhash of the newest slot, under which the other provider sent the same accounts, and that provider.
-    named_by_other: Option<([u8; 32], usize)>,
+    /// Other block in the place of the newest one, after the same parent, and the other provider, which sent it.
+    sent_by_other: Option<(WholeSlot, usize)>,
     /// It has a new seed in each process, so that nobody can make two contents with one hash.
     hasher: RandomState,
 }
 
 struct Slot {
     base: Base,
+    parent: Base,
     provider: usize,
     /// Sum of the hashes of key and value of each account.
     content: u64,
@@ -59,7 +60,7 @@ impl Passed {
             last: base,
             slots: VecDeque::new(),
             named_by_own: None,
-            named_by_other: None,
+            sent_by_other: None,
             hasher: RandomState::default(),
         }
     }
@@ -93,49 +94,49 @@ impl Passed {
 
     /// Notes that the next slot is passed on.
     pub(super) fn push(&mut self, slot: &WholeSlot, provider: usize) {
-        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
         if self.slots.len() == REMEMBERED_SLOTS {
             self.slots.pop_front();
         }
-        let (content, events) = (self.content(slot), slot.events.len());
-        self.slots.push_back(Slot { base, provider, content, events });
-        self.set_last(Some(base));
+        let passed = self.of(slot, provider);
+        self.set_last(Some(passed.base));
+        self.slots.push_back(passed);
     }
 
-    /// Notes that a provider names this block as the parent of its next one.
-    pub(super) fn names_parent(&mut self, provider: usize, parent: Base) {
+    /// Notes that a provider names this block for a slot that was passed on, after it has sent another one.
+    pub(super) fn names(&mut self, provider: usize, named: Base) {
         let newest = self.slots.back().filter(|newest| newest.provider == provider);
-        if newest.is_some_and(|newest| newest.base.slot == parent.slot && newest.base.blockhash != parent.blockhash) {
-            self.named_by_own = Some(parent.blockhash);
+        if newest.is_some_and(|newest| newest.base.slot == named.slot && newest.base.blockhash != named.blockhash) {
+            self.named_by_own = Some(named.blockhash);
         }
     }
 
     /// Notes a slot of a provider that contradicts those that were passed on.
-    pub(super) fn contradicted(&mut self, provider: usize, slot: &WholeSlot) {
-        let content = self.content(slot);
-        let is_other_name = |newest: &Slot| {
-            newest.provider != provider
-                && newest.base.slot == slot.slot
-                && (newest.content, newest.events) == (content, slot.events.len())
+    pub(super) fn contradicted(&mut self, provider: usize, slot: WholeSlot) {
+        let takes_place = |newest: &Slot| {
+            newest.provider != provider && newest.base.slot == slot.slot && newest.parent == slot.parent()
         };
-        if self.slots.back().is_some_and(is_other_name) {
-            self.named_by_other = Some((slot.blockhash, provider));
+        if self.slots.back().is_some_and(takes_place) {
+            self.sent_by_other = Some((slot, provider));
         }
     }
 
-    /// Gives the newest slot its right blockhash, once its own provider and the other one agree on another one than it
-    /// was passed on with. Returns the block with that blockhash, the provider that was wrong, and the other one.
-    pub(super) fn renamed(&mut self) -> Option<(Base, usize, usize)> {
-        let (blockhash, right) = self.named_by_other.filter(|(blockhash, _)| self.named_by_own == Some(*blockhash))?;
-        let newest = self.slots.back_mut()?;
-        newest.base.blockhash = blockhash;
-        let (base, wrong) = (newest.base, newest.provider);
-        self.set_last(Some(base));
-        Some((base, wrong, right))
+    /// Puts the block of the other provider in the place of the newest one, once the newest one's own provider names it
+    /// too. Returns it, the provider that was wrong, and the other one.
+    pub(super) fn replaced(&mut self) -> Option<(WholeSlot, usize, usize)> {
+        let named = self.named_by_own?;
+        let (slot, right) = self.sent_by_other.take_if(|(slot, _)| slot.blockhash == named)?;
+        let wrong = self.slots.pop_back()?.provider;
+        self.push(&slot, right);
+        Some((slot, wrong, right))
+    }
+
+    fn of(&self, slot: &WholeSlot, provider: usize) -> Slot {
+        let (content, events) = (self.content(slot), slot.events.len());
+        Slot { base: slot.base(), parent: slot.parent(), provider, content, events }
     }
 
     fn set_last(&mut self, last: Option<Base>) {
-        (self.last, self.named_by_own, self.named_by_other) = (last, None, None);
+        (self.last, self.named_by_own, self.sent_by_other) = (last, None, None);
     }
 
     /// Goes back to `slot`. Returns it with its blockhash, as far as that is known.
@@ -206,48 +207,49 @@ mod tests {
     }
 
     #[test]
-    fn a_blockhash_is_changed_where_its_own_provider_and_the_other_agree_and_the_accounts_are_the_same() {
-        let child_of = |blockhash: u8| Base { slot: 11, blockhash: [blockhash; 32] };
+    fn a_block_is_replaced_where_its_own_provider_names_the_one_that_the_other_has_sent() {
+        let named = |blockhash: u8| Base { slot: 11, blockhash: [blockhash; 32] };
         let wrong_first = || {
             let mut passed = Passed::after(Some(Base { slot: 10, blockhash: [10; 32] }));
-            passed.push(&slot(11, 99, &[1, 2]), 0);
+            passed.push(&WholeSlot { parent_blockhash: [10; 32], ..slot(11, 99, &[1, 2]) }, 0);
             passed
         };
-        let other = slot(11, 11, &[2, 1]);
-        let mut passed = wrong_first();
-        passed.contradicted(1, &other);
-        passed.names_parent(0, child_of(11));
-        assert_eq!(passed.renamed(), Some((child_of(11), 0, 1)));
-        assert_eq!((passed.last(), passed.renamed()), (Some(child_of(11)), None), "once");
-        assert_eq!(passed.place(&slot(12, 12, &[])), Place::Next);
-        assert_eq!(passed.place(&other), Place::Known);
+        for other in [slot(11, 11, &[2, 1]), slot(11, 11, &[1, 3])] {
+            let mut passed = wrong_first();
+            passed.contradicted(1, other.clone());
+            passed.names(0, named(11));
+            assert_eq!(passed.replaced(), Some((other.clone(), 0, 1)));
+            assert_eq!((passed.last(), passed.replaced()), (Some(named(11)), None), "once");
+            assert_eq!(passed.place(&slot(12, 12, &[])), Place::Next);
+            assert_eq!(passed.place(&other), Place::Known);
+        }
 
         type Case = (&'static str, fn(&mut Passed));
         let undecided: [Case; 6] = [
-            ("the other one alone", |passed| passed.contradicted(1, &slot(11, 11, &[1, 2]))),
-            ("its own provider alone", |passed| passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] })),
+            ("the other one alone", |passed| passed.contradicted(1, slot(11, 11, &[1, 2]))),
+            ("its own provider alone", |passed| passed.names(0, Base { slot: 11, blockhash: [11; 32] })),
             ("the other one twice", |passed| {
-                passed.contradicted(1, &slot(11, 11, &[1, 2]));
-                passed.names_parent(1, Base { slot: 11, blockhash: [11; 32] });
+                passed.contradicted(1, slot(11, 11, &[1, 2]));
+                passed.names(1, Base { slot: 11, blockhash: [11; 32] });
             }),
             ("two other blockhashes", |passed| {
-                passed.contradicted(1, &slot(11, 11, &[1, 2]));
-                passed.names_parent(0, Base { slot: 11, blockhash: [12; 32] });
+                passed.contradicted(1, slot(11, 11, &[1, 2]));
+                passed.names(0, Base { slot: 11, blockhash: [12; 32] });
             }),
-            ("other accounts", |passed| {
-                passed.contradicted(1, &slot(11, 11, &[1, 3]));
-                passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] });
+            ("another parent", |passed| {
+                passed.contradicted(1, WholeSlot { parent_slot: 9, ..slot(11, 11, &[1, 2]) });
+                passed.names(0, Base { slot: 11, blockhash: [11; 32] });
             }),
             ("an older slot", |passed| {
-                passed.contradicted(1, &slot(11, 11, &[1, 2]));
+                passed.contradicted(1, slot(11, 11, &[1, 2]));
                 passed.push(&slot(12, 100, &[]), 0);
-                passed.names_parent(0, Base { slot: 11, blockhash: [11; 32] });
+                passed.names(0, Base { slot: 11, blockhash: [11; 32] });
             }),
         ];
         for (name, note) in undecided {
             let mut passed = wrong_first();
             note(&mut passed);
-            assert_eq!(passed.renamed(), None, "{name}");
+            assert_eq!(passed.replaced(), None, "{name}");
         }
     }
 }

@@ -64,9 +64,9 @@ impl Two {
         while let Ok(message) = self.passed.try_recv() {
             match message {
                 Message::Reconnected { provider } => told.push(format!("provider={provider}")),
-                Message::Renamed(base) => {
-                    assert_eq!(base.blockhash, hash(base.slot));
-                    told.push(format!("renamed={}", base.slot));
+                Message::Replaced { slot, provider } => {
+                    assert_eq!(slot.blockhash, hash(slot.slot));
+                    told.push(format!("replaced={} provider={provider}", slot.slot));
                 }
                 Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
                 Message::Batch(inputs) => told.extend(inputs.iter().filter_map(|input| match input {
@@ -185,7 +185,7 @@ fn named(number: u64, own: u8, parent: u8) -> Vec<Input> {
 }
 
 #[tokio::test]
-async fn a_blockhash_that_its_own_provider_and_the_other_refute_is_put_right() {
+async fn a_block_that_its_own_provider_refutes_is_replaced_by_the_other_ones() {
     for other_is_first in [true, false] {
         let mut two = Two::new();
         two.connect(0, 0).await;
@@ -201,7 +201,7 @@ async fn a_blockhash_that_its_own_provider_and_the_other_refute_is_put_right() {
             two.take(0, own).await;
             two.take(1, other).await;
         }
-        assert_eq!(two.told(), ["renamed=11"]);
+        assert_eq!(two.told(), ["replaced=11 provider=1"]);
         assert!(two.state.providers.is_distrusted(0) && !two.state.providers.is_distrusted(1));
         if other_is_first {
             two.connect(1, 1).await;
@@ -213,7 +213,20 @@ async fn a_blockhash_that_its_own_provider_and_the_other_refute_is_put_right() {
 }
 
 #[tokio::test]
-async fn a_block_of_three_blockhashes_is_not_put_right() {
+async fn a_block_that_comes_again_as_another_one_is_refuted_too() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.take(0, Message::Batch(named(11, 99, 10))).await;
+    two.take(0, Message::Batch(named(11, 11, 10))).await;
+    assert!(two.state.providers.is_distrusted(0));
+    two.slot(1, 11, 7).await;
+    two.slot(1, 12, 1).await;
+    assert_eq!(two.told(), ["provider=0", "slot=11", "replaced=11 provider=1", "provider=1", "slot=12"]);
+}
+
+#[tokio::test]
+async fn a_block_of_three_blockhashes_is_not_replaced() {
     let mut two = Two::new();
     two.connect(0, 0).await;
     two.connect(1, 1).await;

@@ -14,6 +14,7 @@ mod fault;
 mod healing;
 mod messages;
 mod oracle;
+mod replaced;
 mod script;
 mod server;
 mod sources;
