@@ -197,7 +197,7 @@ bench-targets: build ## Measures strata's targets against every other engine (fi
 bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (two hours, 25 GB).
 	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
 
-bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).
+bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (four to five hours, 30 GB).
 	@mkdir -p "$(RESULTS)/settings"
 	@for scenario in loadgen/scenarios/settings/*.toml; do \
 		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \

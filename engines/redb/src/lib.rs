@@ -32,25 +32,36 @@
 //!
 //! ## Tried
 //!
+//! redb has no guide to its settings. These are the calls of its interface, its notes on releases, and its author's answers to
+//! users (issues 643 and 810 of its repository: commit seldom, a larger cache, keys in order, few commits in a row without a flush). "Open" has not been measured here.
+//!
 //! `make bench-settings` measures each setting by turns with the defaults: programs on redb's own interface
 //! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-redb-*.toml`. Medians of
 //! two to five turns, with the lowest and the highest (`loadgen/results/settings`). The stores have 5M pairs unless
 //! another number is named. Times are ratios of times and rates are ratios of rates.
 //!
-//! | setting | effect | kept |
-//! |---|---|---|
-//! | quick repair on no commit | time of a synced commit of 1000 puts, puts included: 0.88 (0.84 to 1.01) and 0.97 (0.86 to 1.06) in two measurements; rate of a shuffled load 1.01 (1.00 to 1.03). Opening after a kill, nothing in memory: 10.2 s for each GiB of the file, in place of 1.2 ms | no: the next opening after a crash walks the whole file |
-//! | quick repair on every tenth commit | commit: 0.99 (0.96 to 1.03) and 0.99 (0.90 to 1.04) | no: it gains nothing, and nine of ten crashes are followed by the walk |
-//! | two flushes without quick repair (`set_two_phase_commit`) | commit: 0.98 (0.83 to 1.05) | no: not decided |
-//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09) | no: commits are not decided |
-//! | a load that flushes every 50th batch of 10,000 only (`Durability::None` between) | rate of a shuffled load of 2M pairs 1.81 (1.69 to 1.82), 0.12 of the bytes written, a file of twice the size; of a sorted load 1.43 (1.16 to 1.63) | no: the file. A sorted load, the default, is 32 times as fast as a shuffled one, and flushes once for a million pairs |
-//!
-//! The size of the cache was tried under a cap of 18% only. Nobody has measured these here: smaller caps, huge pages
-//! for the cache, compaction after a shuffled load or a load with few flushes, and a build of redb without overflow
-//! checks, which are on for every crate of this workspace.
-//!
-//! Not tried on purpose: page and region size (redb has these settings for its own tests), `Durability::None` for commits (a
-//! killed process loses them), compaction after a sorted load (it leaves nothing to compact).
+//! | knob | where redb names it | kept | figure or reason |
+//! |---|---|---|---|
+//! | quick repair on no commit | `set_quick_repair` | no | time of a synced commit of 1000 puts, puts included: 0.88 (0.84 to 1.01) and 0.97 (0.86 to 1.06) in two measurements; rate of a shuffled load 1.01 (1.00 to 1.03). Opening after a kill, nothing in memory: 10.2 s for each GiB of the file, in place of 1.2 ms. The next opening after a crash walks the whole file |
+//! | quick repair on every tenth commit | `set_quick_repair` | no | commit: 0.99 (0.96 to 1.03) and 0.99 (0.90 to 1.04). It gains nothing, and nine of ten crashes are followed by the walk |
+//! | two flushes without quick repair (`set_two_phase_commit`) | `set_two_phase_commit` | no | commit: 0.98 (0.83 to 1.05). Not decided |
+//! | `Durability::None` for commits | `set_durability` | refused | a killed process loses them |
+//! | a load that flushes every 50th batch of 10,000 only (`Durability::None` between) | `set_durability`, issue 810 | no | rate of a shuffled load of 2M pairs 1.81 (1.69 to 1.82), 0.12 of the bytes written, a file of twice the size; of a sorted load 1.43 (1.16 to 1.63). The file is too large. A sorted load, the default, is 32 times as fast as a shuffled one, and flushes once for a million pairs |
+//! | large commits | issue 643 | yes | 1000 puts, 10,000 in a shuffled load, a million in a sorted one |
+//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | issue 643 | no | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09). Commits are not decided |
+//! | a cursor for sorted loads (`insert_before`) | release 4.2 and 4.4 | yes | redb says three times the rate of `insert` |
+//! | keys and values of a fixed width | `TableDefinition` | yes | a leaf holds 63 pairs |
+//! | `insert_reserve` | `Table` | no | for values without a fixed width |
+//! | several tables that are written by several threads | release 4.2 | no | the puts that it would share out are 12 of 55 ms of a commit (`batch_puts_ms` in `trials.md`), so two threads could save a tenth |
+//! | size of the cache | `set_cache_size`, issue 643 | a quarter of the limit | zipfian gets of 50M pairs under a cap of 18%, mean: a half 1.03 (1.01 to 1.08), five eighths 1.04 (1.03 to 1.40), three quarters 1.11 (1.05 to 1.12) |
+//! | size of the cache under a cap of 4% | the same | open | `memory-shares-small.toml` |
+//! | compaction after a shuffled load or a load with few flushes | `compact` | open | nobody has measured it here |
+//! | compaction after a sorted load | `compact` | no | it leaves nothing to compact |
+//! | size of pages and regions | `Builder` | no | redb has these settings for its own tests |
+//! | a storage of its own (`create_with_backend`) | `StorageBackend` | no | redb's own reads and writes the file |
+//! | several processes, a check of the whole file at its opening | release 4.5 | no | one process opens a store. Of all tables redb 4.5 makes those with keys of text faster |
+//! | huge pages for the cache | nowhere | open | nobody has measured it here |
+//! | a build without overflow checks | nowhere | open | they are on for every crate of this workspace |
 //!
 //! # When the disk is full
 //!

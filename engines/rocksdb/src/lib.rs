@@ -26,7 +26,7 @@
 //!
 //! - **No compression** in either profile: pubkeys are random bytes, and no codec is compiled in.
 //! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of
-//!   [`RocksdbOptions::cache_bytes`]. If [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over
+//!   [`RocksdbOptions::cache_bytes`], of the kind that was RocksDB's default until 10.7. If [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over
 //!   whole keys. Index and filters live outside the cache and are not limited. This is a known weakness of the defaults
 //!   under a memory cap, and the benchmarks show it.
 //! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
@@ -48,62 +48,108 @@
 //!
 //! ## Tried
 //!
+//! Each knob that RocksDB's authors name for such a store is here, with the place: a page of their wiki (Tuning Guide, Setup Options
+//! and Basic Tuning, Memory usage, Block Cache, Partitioned Index Filters, Direct IO, Write Stalls, Rate Limiter, MemTable, Write
+//! Ahead Log, Speed Up DB Open, FAQ and others by their names), their blog, or the comments and the history in their source of 11.8.
+//! "Open" names the scenario of `loadgen/scenarios/settings` that would measure it, if there is one, and that nobody has run here.
+//!
 //! `loadgen bench loadgen/scenarios/settings/rocksdb-*.toml` measures each setting by turns with the one that it is compared
 //! with. Ratios are medians, with the lowest and the highest, of two or three repeats on a virtual machine with two cores
 //! (`loadgen/results/settings`, 2026-11-22; the whole filters of tuned: 2026-11-23). Rows that name a number of repeats
-//! are of 2026-11-25, and have 95% intervals in brackets. A ratio below 1 is a gain.
+//! are of 2026-11-25, and have 95% intervals in brackets. A ratio below 1 is a gain. Commits were measured for three seconds, in
+//! which few compactions end, where no other time is named.
 //!
-//! | setting | effect | kept |
-//! |---|---|---|
-//! | no limit on open files | 10M pairs in memory: absent 1.03 (0.77 to 1.03), present 1.10 (0.99 to 1.21); an earlier trial with 46 files had absent 0.76 | yes: it is RocksDB's default |
-//! | hash index in data blocks, HyperClockCache and interpolation together, against a limit on open files | present 0.87 (0.82 to 1.05), absent 1.06 (1.01 to 1.31) | in both profiles |
-//! | blocks of 2 KiB | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) | no |
-//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within the spread of the repeats, two or one of them | no |
-//! | Ribbon filter of 20 bits in memory | absent 1.11 (0.91 to 1.32) | no |
-//! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.4 to 1.7 times | no |
-//! | memtables of 16 MiB, eight, of which four are flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB; in a few runs of the whole profiles, whose memtables also have filters, about 0.8 | in both profiles |
-//! | memtables of 8 MiB, six | 0.57 (0.42 to 0.71), bytes written twice | no |
-//! | memtables of 256 MiB | 0.97 (0.86 to 1.09) | no |
-//! | the memory profile's memtables for ten seconds, three repeats | against the default profile with 20 bits: commit mean 0.70 (0.60 to 0.89), p50 0.65 (0.48 to 0.92), p99 1.15 (0.83 to 1.43), bytes written 1.3 times: not decided by the rule of `loadgen compare`, with three repeats | yes |
-//! | on top of them, one by one, the same: no adaptive yield; sixteen memtables of 8 MiB, of which eight are flushed as one file; no filters in memtables; huge pages for memtables; twenty files of level 0 before they are compacted; flushes of the log and of files as they grow; flushes and compactions past the page cache | commit mean 1.10, 1.03, 0.99, 1.02, 1.10, 1.15, 1.18: none is decided, and none gains | no |
-//! | the log's next file made ahead | 0.77 (0.77 to 1.08) | no: not decided, and `--set` does not take it, as all that changes a log's file |
-//! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
-//! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
-//! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |
-//! | the earlier tuned profile, with a two-level index and partitioned Bloom filters: pinned, against not pinned | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within the spread of the repeats | pinned, where they fit |
-//! | one-level index and whole filters, pinned, against partitions that are not | 4%: present p50 0.68, absent mean 0.39, p50 0.38; 18%: present p50 0.93, absent mean 0.63, p50 0.43 | yes |
-//! | the same with Ribbon filters | 4%: present p50 0.66, absent mean 0.38, p99 0.06; 18%: present p50 0.93, absent mean 0.58, p99 0.24 | yes |
-//! | tuned: filters and index outside of the cache | killed by the 4% cap | no |
-//! | blocks that do not cross a page of the file (`block_align`), 20M pairs, cold, 18% cap, five repeats | default profile, which reads through the page cache: present p50 1.00 (0.71 to 1.16), p99 0.75 (0.67 to 0.87), bytes read 0.52; tuned, whose reads are direct: p50 1.07 (0.84 to 1.25), p99 1.03 (0.91 to 1.14), bytes read 0.92; batches of 100 not decided | no: not decided in tuned; `--set block_align=true` |
-//! | direct reads in the default profile, the same | present p50 0.74 (0.59 to 1.20), p99 0.58 (0.44 to 0.85); batches of 100: mean 0.75 (0.59 to 1.17) | tuned has them; the default profile stays RocksDB's own |
-//! | tuned under a cap of 4% with filters of 12 bits, 50M pairs, five repeats, here and in the next four rows | filters and index exceed seven eighths of the default cache, and are not pinned: absent p50 1.19 (0.82 to 1.26), p99 0.10 (0.08 to 0.11); present p50 1.09 (0.96 to 1.19), mean 2.05 (1.84 to 2.32), p99 8.0 (6.9 to 9.5) | no |
-//! | of 14 bits, pinned all the same (`--bloom 14 --set metadata_cache_options={unpartitioned_pinning=kAll;}`) | absent mean 0.54 (0.42 to 0.63), p50 0.80 (0.55 to 0.88), p99 0.07 (0.05 to 0.08); present p50 1.05 (0.92 to 1.20), p99 0.65 (0.52 to 0.77) | no: pinned blocks exceed the default cache, and compactions need the rest. For a store that is only read it is the best setting here |
-//! | the default profile with a cache of 16 MB and Bloom filters of 8 bits | absent mean 1.32 (1.06 to 1.71), p50 0.88 (0.58 to 1.24), p99 2.6 (2.1 to 3.2); present p50 1.13 (0.89 to 1.43) | no |
-//! | the same with Ribbon filters of 14 bits | absent mean 0.60 (0.48 to 0.76), p50 0.84 (0.60 to 1.11), p99 0.08 (0.06 to 0.08); present p50 1.09 (0.90 to 1.47), p99 1.17 (0.94 to 1.45) | no: filters and index outside of the cache are not limited |
-//! | the memory profile with the same | absent mean 0.56 (0.50 to 0.68), p50 0.80 (0.69 to 0.87), p99 0.06 (0.06 to 0.07); present p50 1.18 (0.92 to 1.30), p99 1.23 (0.98 to 1.30) | no: the same |
-//! | a reader while 50,000 puts a second are committed, synced, in tuned, 20M pairs, 18% cap, three repeats: flushes and compactions past the page cache; flushed blocks put into the cache; 8 files of level 0 before they are compacted; a first level of 64 MiB | present mean 1.03, 0.97, 0.97, 1.01 and commit mean 1.17 (0.99 to 1.25), 1.03, 1.00, 1.05: within the spread of the repeats | no |
-//! | the cache's part of an 18% cap | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half | five eighths, a quarter |
-//!
-//! `mmap` reads were tried with a block cache, which does not hold mapped blocks, so each get computed its block's
-//! checksum again. `--set` cannot turn the cache off. Commits were measured for three seconds, in which few compactions
-//! end, where no other time is named.
-//!
-//! Open, because nobody has measured them here:
-//!
-//! - PlainTable, with which RocksDB's own measurements in memory were made, and CuckooTable; neither has checksums of
-//!   blocks, and neither has LMDB;
-//! - a row cache, which keeps more hot pairs in the same memory than a cache of blocks, for zipfian gets under a cap;
-//! - memtables of hash buckets, and batches in key order with an insertion hint, for commits;
-//! - `io_uring` for batches of gets: the crate compiles it in where liburing is installed, and RocksDB asks the program whether
-//!   to use it;
-//! - sorted files that are flushed while they are written, for sorted loads;
-//! - universal compaction, a rate limiter, recovery without a flush, gets into a buffer of the caller;
-//! - jemalloc, huge pages for the cache's blocks, and a build for the processor at hand;
-//! - LZ4, RocksDB's default, and zstd: no codec is compiled in. Keys of 32 random bytes do not compress, so only
-//!   repeated values would gain.
-//!
-//! Not tried on purpose: `unordered_write` and `manual_wal_flush` (they change which failures a commit survives), loads without a log (a
-//! killed load would begin again), `async_io` (needs coroutines, which the crate does not build).
+//! | knob | where it is recommended | kept | figure or reason |
+//! |---|---|---|---|
+//! | **Filters, index and cache** | | | |
+//! | no limit on open files | Tuning, Memory | yes | 10M pairs in memory: absent 1.03 (0.77 to 1.03), present 1.10 (0.99 to 1.21); an earlier trial with 46 files had absent 0.76. It is RocksDB's default |
+//! | threads that open files, shards of the table of open files | Opening, Tuning | default | 16 threads. Without a limit no get looks into that table |
+//! | whole keys in filters, filters for each file | Tuning | yes | RocksDB no longer has filters for each block |
+//! | filters by prefixes | Prefix | refused | every get is of a whole key, and scans are of ranges |
+//! | hash index in data blocks, HyperClockCache and interpolation together, against a limit on open files | blog, Cache | in both profiles | present 0.87 (0.82 to 1.05), absent 1.06 (1.01 to 1.31) |
+//! | HyperClockCache alone | Cache | memory, tuned | present 0.92 (0.89 to 0.97), absent 1.21 (1.06 to 1.44). It is RocksDB's default since 10.7; the default profile has the LRU cache of before, with which its results were made |
+//! | LRU's shards and its part for blocks of high priority | Tuning, Cache | no | HyperClockCache has neither |
+//! | a cache that refuses blocks beyond its size | Cache | refused | a get would fail |
+//! | Ribbon filter of 20 bits in memory | blog | no | absent 1.11 (0.91 to 1.32) |
+//! | the earlier tuned profile, with a two-level index and partitioned Bloom filters: pinned, against not pinned | Partitions, Cache | pinned, where they fit | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within the spread of the repeats |
+//! | one-level index and whole filters, pinned, against partitions that are not | Partitions, Cache | yes | 4%: present p50 0.68, absent mean 0.39, p50 0.38; 18%: present p50 0.93, absent mean 0.63, p50 0.43 |
+//! | the same with Ribbon filters | blog | yes | 4%: present p50 0.66, absent mean 0.38, p99 0.06; 18%: present p50 0.93, absent mean 0.58, p99 0.24 |
+//! | tuned: filters and index outside of the cache | Memory | no | killed by the 4% cap |
+//! | tuned under a cap of 4% with filters of 12 bits, 50M pairs, five repeats, here and in the next four rows | Tuning | no | filters and index exceed seven eighths of the default cache, and are not pinned: absent p50 1.19 (0.82 to 1.26), p99 0.10 (0.08 to 0.11); present p50 1.09 (0.96 to 1.19), mean 2.05 (1.84 to 2.32), p99 8.0 (6.9 to 9.5) |
+//! | of 14 bits, pinned all the same (`--bloom 14 --set metadata_cache_options={unpartitioned_pinning=kAll;}`) | Cache | no | absent mean 0.54 (0.42 to 0.63), p50 0.80 (0.55 to 0.88), p99 0.07 (0.05 to 0.08); present p50 1.05 (0.92 to 1.20), p99 0.65 (0.52 to 0.77). Pinned blocks exceed the default cache, and compactions need the rest. For a store that is only read it is the best setting here |
+//! | the default profile with a cache of 16 MB and Bloom filters of 8 bits | Tuning | no | absent mean 1.32 (1.06 to 1.71), p50 0.88 (0.58 to 1.24), p99 2.6 (2.1 to 3.2); present p50 1.13 (0.89 to 1.43) |
+//! | the same with Ribbon filters of 14 bits | blog | no | absent mean 0.60 (0.48 to 0.76), p50 0.84 (0.60 to 1.11), p99 0.08 (0.06 to 0.08); present p50 1.09 (0.90 to 1.47), p99 1.17 (0.94 to 1.45). Filters and index outside of the cache are not limited |
+//! | the memory profile with the same | blog | no | absent mean 0.56 (0.50 to 0.68), p50 0.80 (0.69 to 0.87), p99 0.06 (0.06 to 0.07); present p50 1.18 (0.92 to 1.30), p99 1.23 (0.98 to 1.30) |
+//! | no filters in the last level (`optimize_filters_for_hits`) | Memory, Tuning | open | `rocksdb-cap-guide.toml`. Every absent key costs a read then |
+//! | 16 KiB blocks; an index with a restart every 16 entries | Setup, Memory, source | open | `rocksdb-cap-guide.toml` |
+//! | the cache's part of an 18% cap | Setup | five eighths, a quarter | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half |
+//! | its part of a 4% cap | Setup | open | `memory-shares-small.toml` |
+//! | filters and index in the cache, those of level 0 pinned | Setup, Cache | tuned | see the rows of tuned |
+//! | memtables charged to the cache (`WriteBufferManager`) | Setup, Cache | tuned | it makes the cache's size a limit on both |
+//! | an index with first keys, other kinds of shortening | source | no | for iterators over short ranges |
+//! | a cache of pairs (`row_cache`) | source | open | `rocksdb-rows.toml`. It keeps more hot pairs in the same memory than a cache of blocks, for zipfian gets under a cap |
+//! | a second cache of compressed blocks; one on a faster device | Cache, Direct | no | no codec is compiled in; there is one device |
+//! | **Blocks and files** | | | |
+//! | blocks of 2 KiB | Tuning | no | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) |
+//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | Tuning | no | two repeats or one, present 0.79; 1.03; 0.98; 0.78, absent 1.09; 0.94; 1.09; 1.09. The figures of present keys are of one repeat; two lines of the same settings differ by a tenth, see the next row. `rocksdb-recipe.toml` measures the first and the last again |
+//! | files of 256 MiB in memory | Tuning | tuned | absent 0.91, present 0.91, two repeats or one. A sorted load makes its files of half a million pairs whatever this is, so these figures say how much lines of the same settings differ |
+//! | mapped files without a block cache, a restart every 4 keys, blocks of 1 KiB | Tuning, in memory | open | `rocksdb-recipe.toml`: `--set cache=none --set allow_mmap_reads=true`. With a cache, which does not hold mapped blocks, each get computed its block's checksum again as well |
+//! | gets that do not compare checksums | Tuning, in memory | refused | a get would return damaged bytes, as one of LMDB does |
+//! | hash index of files by prefixes (`index_type=kHashSearch`) | Tuning, in memory | open | `rocksdb-recipe.toml` |
+//! | PlainTable | Tuning, in memory | refused | with prefixes it cannot seek in key order, which loads, copies and digests need, and without prefixes its index is a binary search. It has no checksums of blocks, so there would be no scrub. In RocksDB's own measurement 32 threads take 142 and 220 ns a get together, which is 4.5 and 7.0 us on each |
+//! | CuckooTable | blog | refused | for stores that are only read, whose keys have one length. The checkpoint's key has another |
+//! | `bloom_locality` | Tuning | no effect | PlainTable alone reads it |
+//! | blocks that do not cross a page of the file (`block_align`), 20M pairs, cold, 18% cap, five repeats | source | no | default profile, which reads through the page cache: present p50 1.00 (0.71 to 1.16), p99 0.75 (0.67 to 0.87), bytes read 0.52; tuned, whose reads are direct: p50 1.07 (0.84 to 1.25), p99 1.03 (0.91 to 1.14), bytes read 0.92; batches of 100 not decided. Not decided in tuned; `--set block_align=true` |
+//! | direct reads in the default profile, the same | Direct | tuned has them; the default profile stays RocksDB's own | present p50 0.74 (0.59 to 1.20), p99 0.58 (0.44 to 0.85); batches of 100: mean 0.75 (0.59 to 1.17) |
+//! | LZ4, and zstd for the last level | Setup, Tuning, FAQ | refused for unique values | RocksDB keeps a block uncompressed unless an eighth is saved, and deflate saves a twelfth of a block of unique pairs (`loadgen/results/settings/codecs.md`). Open for values that repeat: deflate leaves 0.87 of a block with half a million owners and 0.82 with 3,000. No codec is compiled in |
+//! | dictionaries of zstd | Compression | refused | a dictionary holds strings of the file's blocks. Keys are random, and owners repeat within a block as well |
+//! | large values in files of their own (BlobDB) | blog | refused | values have 32 bytes |
+//! | checksum, version of the format | source | default | XXH3, and 7, the newest. `--set` does not take `checksum`, because it could be none |
+//! | **Memtables and commits** | | | |
+//! | memtables of 16 MiB, six | Tuning, Stalls | no | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.4 to 1.7 times |
+//! | memtables of 16 MiB, eight, of which four are flushed as one file | Tuning, Stalls | in both profiles | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB; in a few runs of the whole profiles, whose memtables also have filters, about 0.8 |
+//! | memtables of 8 MiB, six | Tuning | no | 0.57 (0.42 to 0.71), bytes written twice |
+//! | memtables of 256 MiB | Tuning | no | 0.97 (0.86 to 1.09) |
+//! | the memory profile's memtables for ten seconds, three repeats | Tuning | yes | against the default profile with 20 bits: commit mean 0.70 (0.60 to 0.89), p50 0.65 (0.48 to 0.92), p99 1.15 (0.83 to 1.43), bytes written 1.3 times: not decided by the rule of `loadgen compare`, with three repeats |
+//! | on top of them, one by one, the same: no adaptive yield; sixteen memtables of 8 MiB, of which eight are flushed as one file; no filters in memtables; huge pages for memtables; twenty files of level 0 before they are compacted; flushes of the log and of files as they grow; flushes and compactions past the page cache | Tuning, Stalls, Direct | no | commit mean 1.10, 1.03, 0.99, 1.02, 1.10, 1.15, 1.18: none is decided, and none gains |
+//! | a memtable's Bloom filter | Tuning | memory, tuned | commit mean without it 0.99, and a get searches up to eight memtables |
+//! | batches in key order (`sort_batches`), and a hint of the place for each prefix | FAQ, MemTable | open | `rocksdb-memtables.toml` |
+//! | memtables of hash tables (`hash_linkedlist`, `prefix_hash`) | Tuning, MemTable | open | `rocksdb-memtables.toml`. They are sorted when they are flushed and at each scan |
+//! | memtables of vectors | MemTable, FAQ | refused | each get copies and sorts the memtable that is written to |
+//! | updates in place (`inplace_update_support`) | MemTable | refused | a reader would see values newer than its snapshot |
+//! | `enable_pipelined_write` | Pipelined Write | open | `rocksdb-memtables.toml`. There is one writer, so nothing is to be gained |
+//! | writes of low priority | Low Priority Write | no | somebody waits for every commit |
+//! | `unordered_write`, `manual_wal_flush` | blog | refused | they change which failures a commit survives |
+//! | the log's next file made ahead | source | no | 0.77 (0.77 to 1.08). Not decided, and `--set` does not take it, as all that changes a log's file |
+//! | no adaptive yield of the writer | source | no | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 |
+//! | recycled logs | Log | no | 0.97 (0.77 to 1.06). Recovery with them has lost batches before (RocksDB's own comment) |
+//! | one writer to a memtable; four background jobs; flushes of the log as it grows | Tuning, Setup, Log | the last in tuned | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) |
+//! | logs on another device, compressed logs | Log | no | there is one device; no codec is compiled in |
+//! | a limit on all logs | Log, Opening | no effect | there is one column family |
+//! | **Compactions** | | | |
+//! | a reader while 50,000 puts a second are committed, synced, in tuned, 20M pairs, 18% cap, three repeats: flushes and compactions past the page cache; flushed blocks put into the cache; 8 files of level 0 before they are compacted; a first level of 64 MiB | Direct, Stalls, source | no | present mean 1.03, 0.97, 0.97, 1.01 and commit mean 1.17 (0.99 to 1.25), 1.03, 1.00, 1.05: within the spread of the repeats |
+//! | a limit on the bytes that flushes and compactions write a second | Setup, Limiter | open | `rocksdb-limiter.toml` |
+//! | compactions past the page cache on both sides; cached blocks of removed files dropped at once | source | open | `rocksdb-limiter.toml` |
+//! | universal compaction | Tuning | open | `rocksdb-universal.toml`. It takes up to twice the space for a time |
+//! | subcompactions, four background jobs, higher triggers and limits for stalls, a smaller first level, in a shuffled load | Tuning, Stalls, FAQ | open | `rocksdb-loads.toml` |
+//! | levels of dynamic size, `kMinOverlappingRatio` | Setup | default | RocksDB has made them its defaults since that page was written |
+//! | other multipliers and numbers of levels | Tuning | no | the guide advises against it |
+//! | read-ahead of compactions | Tuning, Direct | default | 2 MiB, less in tuned under a small limit |
+//! | files removed slowly (`SstFileManager`) | Setup | no | for file systems that are mounted with `discard` |
+//! | **Reads of many pairs, loads, opening** | | | |
+//! | `MultiGet` | MultiGet | yes | batches of gets |
+//! | `async_io`, `io_uring` | blog | no | the first needs coroutines, which the crate does not build. Open: the crate compiles the second in where liburing is installed, and RocksDB asks the program whether to use it |
+//! | scans that read ahead and fill no cache | source | yes | 2 MiB at once; not measured against less |
+//! | files written by the loader and ingested | FAQ | yes | sorted loads. Open: files that are flushed while they are written |
+//! | loads without a log | FAQ | refused | a killed load would begin again |
+//! | opening without statistics of each file (`skip_stats_update_on_db_open`) | Opening | open | `rocksdb-opening.toml` |
+//! | recovery without a flush | source | open | nobody has checked the search for gaps in the log with it |
+//! | files that are opened after the store | source | refused | damage would be found by gets |
+//! | **The build and the system** | | | |
+//! | jemalloc | FAQ | open | the crate's feature replaces the allocator of the whole process |
+//! | huge pages | Huge pages | no, open | for memtables: commit mean 1.02. For PlainTable's index: see there. For the cache's blocks an allocator would have to provide them |
+//! | the instructions of the processor at hand | installation | open | the build is for x86-64-v2 with carry-less multiplication, so CRC32C is the hardware's |
+//! | statistics | Tuning | no | 5 to 10% by RocksDB's own account |
 //!
 //! # A manifest that is cut or damaged
 //!

@@ -83,6 +83,8 @@ pub(crate) fn checkpoint(db: &DB, options: &ReadOptions) -> Result<Checkpoint> {
 /// Visits the pairs from `first` on. Puts nothing into the block cache, which is for lookups.
 pub(crate) fn scan_from(db: &DB, mut options: ReadOptions, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
     options.fill_cache(false);
+    // Otherwise a store with prefixes would skip files in which no key has the first key's prefix.
+    options.set_total_order_seek(true);
     // A scan from any other key may be a short range: RocksDB's own read-ahead grows with sequential reads.
     if *first == FIRST_PAIR {
         options.set_readahead_size(SCAN_READAHEAD_BYTES);

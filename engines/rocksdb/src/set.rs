@@ -4,43 +4,58 @@
 //! files, or the coverage of its checks. Runs on the thread that opens the store.
 
 use engine_api::{Error, ErrorKind, Result};
-use rocksdb::{Cache, Options};
+use rocksdb::{BlockBasedOptions, Cache, Options};
 
 use crate::error;
 
-/// Settings of the store and its one column family. Two more kinds are left out: `compaction_style`, because one style
-/// removes pairs, and all settings that change how a log's file is created, because `replay` depends on it.
+/// Settings of the store and its one column family. All settings that change how a log's file is created are left out,
+/// because `replay` depends on it. [`refusal`] names values that are left out.
 const TREE: &[&str] = &[
     "advise_random_on_open",
     "allow_concurrent_memtable_write",
     "allow_mmap_reads",
     "arena_block_size",
     "bytes_per_sync",
+    "compaction_options_universal",
     "compaction_pri",
     "compaction_readahead_size",
+    "compaction_style",
+    "delayed_write_rate",
     "enable_pipelined_write",
     "enable_write_thread_adaptive_yield",
+    "hard_pending_compaction_bytes_limit",
     "level0_file_num_compaction_trigger",
     "level0_slowdown_writes_trigger",
     "level0_stop_writes_trigger",
     "level_compaction_dynamic_level_bytes",
     "max_background_jobs",
     "max_bytes_for_level_base",
+    "max_bytes_for_level_multiplier",
+    "max_compaction_bytes",
+    "max_file_opening_threads",
     "max_open_files",
     "max_subcompactions",
     "max_total_wal_size",
     "max_write_buffer_number",
     "memtable",
     "memtable_huge_page_size",
+    "memtable_insert_with_hint_prefix_extractor",
     "memtable_prefix_bloom_size_ratio",
     "memtable_whole_key_filtering",
     "min_write_buffer_number_to_merge",
     "optimize_filters_for_hits",
     "periodic_compaction_seconds",
+    "prefix_extractor",
+    "rate_limiter_bytes_per_sec",
+    "skip_stats_update_on_db_open",
+    "soft_pending_compaction_bytes_limit",
+    "strict_bytes_per_sync",
     "table_cache_numshardbits",
     "target_file_size_base",
     "target_file_size_multiplier",
+    "uncache_aggressiveness",
     "use_adaptive_mutex",
+    "use_direct_io_for_compaction_reads",
     "use_direct_io_for_flush_and_compaction",
     "use_direct_reads",
     "wal_bytes_per_sync",
@@ -74,17 +89,35 @@ const TABLE: &[&str] = &[
     "use_delta_encoding",
 ];
 
-/// Name of the setting for the kind of block cache, `lru` or `hyper_clock`. RocksDB has no name for it in its options
-/// files.
+/// Name of the setting for the kind of block cache, `lru`, `hyper_clock` or `none`. RocksDB has no name for it in its
+/// options files, and its name for none has no effect on a table that has a cache.
 pub(crate) const CACHE: &str = "cache";
 
 /// Name of the setting for a cache of pairs in addition to the block cache, in bytes. RocksDB's options files do not
 /// take it, because it is an object.
 pub(crate) const ROW_CACHE: &str = "row_cache";
 
+/// Name of this crate's own setting that holds a batch's changes until its commit and then applies them in key order.
+const SORT_BATCHES: &str = "sort_batches";
+
 /// Returns the names that [`RocksdbOptions::set`](crate::RocksdbOptions::set) accepts.
 pub fn settings() -> impl Iterator<Item = &'static str> {
-    TREE.iter().chain(TABLE).copied().chain([CACHE, ROW_CACHE])
+    TREE.iter().chain(TABLE).copied().chain([CACHE, ROW_CACHE, SORT_BATCHES])
+}
+
+/// Gives `table` a block cache of the kind that `set` names, or none, otherwise one of the profile's kind.
+pub(crate) fn give_cache(
+    table: &mut BlockBasedOptions,
+    bytes: usize,
+    is_clock: bool,
+    set: &[(String, String)],
+) -> Result<()> {
+    if last(set, CACHE) == Some("none") {
+        table.disable_cache();
+    } else {
+        table.set_block_cache(&cache(bytes, is_clock, set)?);
+    }
+    Ok(())
 }
 
 /// Builds a block cache of the kind that `set` names, otherwise of the profile's kind.
@@ -94,7 +127,8 @@ pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> R
         Some("lru") => false,
         Some("hyper_clock") => true,
         Some(other) => {
-            let message = format!("no kind of RocksDB's cache: {CACHE}={other}: give lru or hyper_clock");
+            let kinds = "lru or hyper_clock, or none in any profile but tuned";
+            let message = format!("no kind of RocksDB's cache: {CACHE}={other}: give {kinds}");
             return Err(Error::new(ErrorKind::FixInput, message));
         }
     };
@@ -117,6 +151,13 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
         let message = format!("not one value: name={name} value={value:?}: give each setting by itself");
         return Err(Error::new(ErrorKind::FixInput, message));
     }
+    if let Some((name, value, why)) = set.iter().find_map(|(name, value)| Some((name, value, refusal(name, value)?))) {
+        let message = format!("this value must not be set: {name}={value}: {why}");
+        return Err(Error::new(ErrorKind::FixInput, message));
+    }
+    // Refused before anything is opened.
+    sorts_batches(set)?;
+    check_hash_index(set)?;
     let (tree, table) = (joined(TREE), joined(TABLE) + whole_filters(set)?);
     // A nested string adds to the table's options that are set already.
     let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
@@ -132,6 +173,29 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
         options.set_row_cache(&Cache::new_lru_cache(bytes));
     }
     Ok(options)
+}
+
+/// Returns the reason for which a value is refused that RocksDB would take; `None` if it may be set.
+fn refusal(name: &str, value: &str) -> Option<&'static str> {
+    match name {
+        "compaction_style" if !matches!(value, "kCompactionStyleLevel" | "kCompactionStyleUniversal") => {
+            Some("pairs would be removed or never compacted: give kCompactionStyleLevel or kCompactionStyleUniversal")
+        }
+        // A fixed prefix may be longer than that key, and RocksDB's hash tables would read on past its end.
+        "prefix_extractor" if !value.starts_with("capped:") => {
+            Some("a prefix must not be longer than the checkpoint's key, of one byte: give capped:BYTES")
+        }
+        "rate_limiter_bytes_per_sec" if value.bytes().all(|digit| digit == b'0') => {
+            Some("nothing would ever be flushed: give a number of bytes")
+        }
+        _ => None,
+    }
+}
+
+/// Whether `set` asks for batches in key order.
+pub(crate) fn sorts_batches(set: &[(String, String)]) -> Result<bool> {
+    let Some(value) = last(set, SORT_BATCHES) else { return Ok(false) };
+    value.parse().map_err(|_| Error::new(ErrorKind::FixInput, format!("{SORT_BATCHES}={value}: give true or false")))
 }
 
 /// Returns the last value that `set` has for `name`, which is the one that holds.
@@ -163,6 +227,17 @@ fn whole_filters(set: &[(String, String)]) -> Result<&'static str> {
             "partition_filters=true needs a partitioned index: set index_type=kTwoLevelIndexSearch as well",
         )),
     }
+}
+
+/// Refuses a hash index whose entries are not all restarts: RocksDB takes the number of an entry for that of a restart,
+/// and would not find keys. It corrects such options only where they are not given as a string.
+fn check_hash_index(set: &[(String, String)]) -> Result<()> {
+    let is_hash = last(set, "index_type") == Some("kHashSearch");
+    if is_hash && last(set, "index_block_restart_interval").is_some_and(|interval| interval != "1") {
+        let message = "index_type=kHashSearch needs a restart at every entry: leave index_block_restart_interval out";
+        return Err(Error::new(ErrorKind::FixInput, message));
+    }
+    Ok(())
 }
 
 /// Sets interpolation in the search of an index whose keys are uniform, for which the crate has no setters.

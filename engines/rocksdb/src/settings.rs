@@ -62,14 +62,14 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     let out = match options.profile {
         Profile::Vanilla => {
             let mut table = BlockBasedOptions::default();
-            table.set_block_cache(&set::cache(cache_bytes, false, &options.set)?);
+            set::give_cache(&mut table, cache_bytes, false, &options.set)?;
             bloom(&mut table, options);
             out.set_block_based_table_factory(&table);
             out
         }
         Profile::Memory => {
             let mut table = BlockBasedOptions::default();
-            table.set_block_cache(&set::cache(cache_bytes, true, &options.set)?);
+            set::give_cache(&mut table, cache_bytes, true, &options.set)?;
             bloom(&mut table, options);
             table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
             table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);

@@ -13,7 +13,7 @@ use rocksdb::{DB, Options, ReadOptions, properties};
 
 use crate::manifest::Keeper;
 use crate::replay::Filter;
-use crate::{RocksdbOptions, error, reader};
+use crate::{RocksdbOptions, error, reader, set};
 
 /// An open RocksDB store. The write transaction and the loads hold a reference to it.
 pub(crate) struct Store {
@@ -25,6 +25,7 @@ pub(crate) struct Store {
     dir: PathBuf,
     /// Bytes of filters in the files that existed when the store was opened; `None` if there were no files.
     filter_bytes: Option<u64>,
+    sorts_batches: bool,
     /// Keeper of the manifest's length; `None` if the store is open for reading alone.
     manifest: Option<Arc<Keeper>>,
     writer: Mutex<()>,
@@ -42,6 +43,7 @@ impl Store {
         options: &RocksdbOptions,
         manifest: Option<Arc<Keeper>>,
     ) -> Result<Self> {
+        let sorts_batches = set::sorts_batches(&options.set)?;
         let filter_bytes = filter_bytes(&db)?;
         let store = Self {
             db,
@@ -50,6 +52,7 @@ impl Store {
             options: options.clone(),
             dir: dir.to_owned(),
             filter_bytes,
+            sorts_batches,
             manifest,
             writer: Mutex::new(()),
             poison: Poison::new("RocksDB", dir.display()),
@@ -72,6 +75,11 @@ impl Store {
 
     pub(crate) fn rocksdb_options(&self) -> &Options {
         &self.rocksdb_options
+    }
+
+    /// Whether a batch's changes are held until its commit, so that they can be sorted.
+    pub(crate) fn sorts_batches(&self) -> bool {
+        self.sorts_batches
     }
 
     /// Waits for the previous writer and takes its lock. Refuses if the engine is poisoned or the disk is nearly full.

@@ -15,6 +15,7 @@ const BATCH_PAIRS: usize = 1024;
 
 pub(crate) struct RocksdbTxn<'e> {
     store: &'e Store,
+    /// Empty until the commit if batches are sorted.
     batch: WriteBatch,
     /// Changes of this batch; `None` marks a deleted key. The standard library's hasher would cost as much as the batch
     /// itself; this one has a seed of its own in each map.
@@ -44,21 +45,40 @@ impl WriteTxn for RocksdbTxn<'_> {
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.batch.put(key, value);
+        if !self.store.sorts_batches() {
+            self.batch.put(key, value);
+        }
         self.pending.insert(*key, Some(*value));
         Ok(())
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        self.batch.delete(key);
+        if !self.store.sorts_batches() {
+            self.batch.delete(key);
+        }
         self.pending.insert(*key, None);
         Ok(())
     }
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
-        let Self { store, mut batch, _writer, .. } = *self;
+        let Self { store, mut batch, pending, _writer, .. } = *self;
+        if store.sorts_batches() {
+            add_sorted(&mut batch, pending);
+        }
         batch.put(CHECKPOINT_KEY, checkpoint.encode()?);
         write(store, batch, durability)
+    }
+}
+
+/// Adds the changes in key order, so that each is inserted into the memtable near the one before it.
+fn add_sorted(batch: &mut WriteBatch, pending: HashMap<Key, Option<Value>, RandomState>) {
+    let mut changes: Vec<_> = pending.into_iter().collect();
+    changes.sort_unstable_by_key(|(key, _)| *key);
+    for (key, value) in &changes {
+        match value {
+            Some(value) => batch.put(key, value),
+            None => batch.delete(key),
+        }
     }
 }
 

@@ -23,13 +23,27 @@ const MEMORY: ByteSize = ByteSize::mib(64);
 /// A small LMDB map, which is full after a few batches. The smallest that options accept is 1 MiB.
 const SMALL_MAP: ByteSize = ByteSize::mib(4);
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 10] = [
     Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla, set: &[] },
     Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla, set: &[] },
     Column { name: "rocksdb_memory", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Memory, set: &[] },
     Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned, set: &[] },
     Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla, set: &[] },
     Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla, set: &[] },
+    Column {
+        name: "rocksdb_settings",
+        engine: EngineKind::Rocksdb,
+        bloom: None,
+        profile: Profile::Vanilla,
+        set: &[
+            "sort_batches=true",
+            "prefix_extractor=capped:2",
+            "memtable=hash_linkedlist:1024",
+            "allow_concurrent_memtable_write=false",
+            "index_type=kHashSearch",
+            "compaction_style=kCompactionStyleUniversal",
+        ],
+    },
     Column {
         name: "lmdb_settings",
         engine: EngineKind::Lmdb,
@@ -116,6 +130,11 @@ mod lmdb {
 #[cfg(feature = "redb")]
 mod redb {
     ::conformance::suite!(super::column("redb"));
+}
+
+#[cfg(feature = "rocksdb")]
+mod rocksdb_settings {
+    ::conformance::suite!(super::column("rocksdb_settings"));
 }
 
 #[cfg(feature = "lmdb")]

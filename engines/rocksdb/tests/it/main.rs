@@ -4,6 +4,7 @@
 
 mod manifest;
 mod replay;
+mod settings;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -174,6 +175,10 @@ fn what_is_set_comes_before_the_profile() {
         ("recycle_log_file_num", "4"),
         ("compaction_style", "kCompactionStyleFIFO"),
         ("checksum", "kNoChecksum"),
+        ("cache", "none"),
+        ("prefix_extractor", "fixed:8"),
+        ("rate_limiter_bytes_per_sec", "0"),
+        ("sort_batches", "maybe"),
         ("block_size", "1;manual_wal_flush=true"),
         ("block_size", "1};manual_wal_flush=true;{"),
     ] {
