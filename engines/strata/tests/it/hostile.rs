@@ -3,6 +3,7 @@
 //! Owns: bytes made to look like records of a WAL, and keys that collide under a known hash.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
@@ -60,6 +61,7 @@ fn as_pairs(mut bytes: Vec<u8>) -> Option<Vec<(Key, Value)>> {
 /// Commits `first` to the first file. Then commits so much that the file is used again under another name, for a batch
 /// of 10,000 pairs and an empty one. Closes the store and returns the bytes of that file.
 fn used_twice(dir: &Path, engine: StrataEngine, first: &[(Key, Value)]) -> Vec<u8> {
+    let inode = fs::metadata(dir.join("000000000001.wal")).unwrap().ino();
     put(&engine, 1, first);
     wait_for("the second file, which is made ahead", || dir.join("000000000002.wal").exists());
     // The batch takes less than half of a memtable, so nothing is made ahead, and the first file is free when the next
@@ -69,11 +71,12 @@ fn used_twice(dir: &Path, engine: StrataEngine, first: &[(Key, Value)]) -> Vec<u
     put(&engine, 3, &pairs(200_000, 10_000));
     put(&engine, 4, &[]);
     Box::new(engine).close().unwrap();
-    assert!(!dir.join("000000000001.wal").exists(), "it has another name now");
-    // A commit that comes before the second file is handed over makes its own, so the number of the newest file varies.
-    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let newest = names.filter(|name| name.extension().is_some_and(|extension| extension == "wal")).max();
-    fs::read(newest.unwrap()).unwrap()
+    assert!(!dir.join("000000000001.wal").exists());
+    // Its number varies, because a commit that comes before the second file is handed over makes its own. It need not be
+    // the newest file: one may have been made ahead.
+    let mut names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let used = names.find(|name| fs::metadata(name).unwrap().ino() == inode);
+    fs::read(used.expect("the file has another name now")).unwrap()
 }
 
 #[test]
