@@ -62,7 +62,7 @@ pub struct Readiness {
     applied: ArcSwapOption<Applied>,
     awaited: ArcSwapOption<Awaited>,
     trouble: ArcSwapOption<String>,
-    /// The contradiction of a provider that is distrusted for it, until its first slot is applied. Lanes share it.
+    /// The newest contradiction of the applied chain by a provider, until its first slot is applied. Lanes share it.
     contradiction: Arc<ArcSwapOption<Gap>>,
     /// The remedy of a gap that no server closes, in words; empty where others have the word.
     remedy: &'static str,
@@ -197,10 +197,15 @@ impl Readiness {
         }
     }
 
-    /// Notes that a provider has contradicted the applied chain, while others are trusted. Writer: ingest-apply, or the
-    /// lane of the provider.
+    /// Notes that a provider has contradicted the applied chain. Writer: ingest-apply, or the lane of the provider.
     pub fn set_contradiction(&self, gap: Gap) {
         self.contradiction.store(Some(gap.into()));
+    }
+
+    /// Whether a provider has contradicted the applied chain, and no slot has decided between the two yet: the newest slot
+    /// of the store may be a wrong block.
+    pub fn is_contradicted(&self) -> bool {
+        self.contradiction.load().is_some()
     }
 
     /// Notes that the slots up to this one are applied, which ends a contradiction at one of them.

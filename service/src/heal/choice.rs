@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::time::{Duration, Instant};
 
-use super::archives::{FileState, Found, Search};
+use super::archives::{Archives, FileState, Found, Search};
 
 /// Time until an archive that could not be used is tried again, after its first failure. Each further failure doubles it.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
@@ -41,6 +41,9 @@ pub(super) struct Wanted {
     healed_to: u64,
     /// Slot at which the store stands.
     store_slot: u64,
+    /// Whether the store's newest slot may be a wrong block. An incremental archive lacks the accounts that only that
+    /// block changed, so it alone would leave them wrong.
+    is_contradicted: bool,
     /// Archives that are not tried again yet, by location, with the state that could not be used.
     resting: HashMap<String, Option<FileState>>,
 }
@@ -72,7 +75,8 @@ impl Refusals {
     }
 
     /// Returns the conditions for a store at `checkpoint` and slots that are kept from the one after `first` on.
-    pub(super) fn wanted(&self, first: u64, checkpoint: &ChainCheckpoint) -> Wanted {
+    /// `is_contradicted`: a provider has contradicted the store's chain.
+    pub(super) fn wanted(&self, first: u64, checkpoint: &ChainCheckpoint, is_contradicted: bool) -> Wanted {
         let healed_to = match checkpoint.phase {
             MapPhase::Healing { to_slot, .. } => to_slot,
             MapPhase::Ready | MapPhase::Loading => 0,
@@ -80,7 +84,7 @@ impl Refusals {
         let (store_slot, now) = (checkpoint.slot.unwrap_or(0), Instant::now());
         let resting = self.0.iter().filter(|(_, refused)| refused.until > now);
         let resting = resting.map(|(location, refused)| (location.clone(), refused.state)).collect();
-        Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, resting }
+        Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, is_contradicted, resting }
     }
 
     /// Says why none of the archives can be used now.
@@ -90,10 +94,14 @@ impl Refusals {
         let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
         match found.first().map(|found| found.slot) {
             Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
-            Some(_) if found.iter().all(|found| found.slot < needed || !found.takes(store_slot)) => {
-                why += &format!(
-                    ": there are only incremental ones whose full archive is newer than the store: store_slot={store_slot}"
-                );
+            Some(_) if found.iter().all(|found| found.slot < needed || !wanted.is_wide_enough(found)) => {
+                let reason = if wanted.is_contradicted {
+                    "a provider has contradicted the store's newest slot, and there are only incremental ones, which lack \
+                     accounts that a wrong block may have changed"
+                } else {
+                    "there are only incremental ones whose full archive is newer than the store"
+                };
+                why += &format!(": {reason}: store_slot={store_slot}");
             }
             Some(_) => {}
             None => why += ": there is none",
@@ -115,7 +123,13 @@ impl Wanted {
     /// Whether an archive can be used as far as its name tells.
     pub(super) fn takes(&self, found: &Found) -> bool {
         let rests = self.resting.get(found.newest()).is_some_and(|state| *state == found.state);
-        found.slot >= self.slot && found.takes(self.store_slot) && !rests
+        found.slot >= self.slot && self.is_wide_enough(found) && !rests
+    }
+
+    /// Whether the archives have every account in which the store may differ from their slot.
+    fn is_wide_enough(&self, found: &Found) -> bool {
+        found.takes(self.store_slot)
+            && !(self.is_contradicted && matches!(found.archives, Archives::Incremental { .. }))
     }
 
     /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
@@ -132,7 +146,6 @@ impl Wanted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::archives::Archives;
     use super::*;
 
     fn full(slot: u64) -> Found {
@@ -149,11 +162,11 @@ mod tests {
         let slots = |wanted: &Wanted| wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>();
         let mut refusals = Refusals::default();
         let ready = at(10, MapPhase::Ready);
-        assert_eq!(slots(&refusals.wanted(30, &ready)), [99, 40, 30]);
+        assert_eq!(slots(&refusals.wanted(30, &ready, false)), [99, 40, 30]);
         let healing = at(10, MapPhase::Healing { to_slot: 30, next_key: [1; 32] });
-        assert_eq!(slots(&refusals.wanted(25, &healing)), [30, 99, 40]);
+        assert_eq!(slots(&refusals.wanted(25, &healing, false)), [30, 99, 40]);
         refusals.add(&full(40), &anyhow::anyhow!("cut short"));
-        let wanted = refusals.wanted(30, &ready);
+        let wanted = refusals.wanted(30, &ready, false);
         assert_eq!(slots(&wanted), [99, 30], "a refused archive rests");
         assert!(refusals.lack(&wanted, &search).contains("archive_slot=40: cut short (tried again in "));
     }
@@ -166,7 +179,7 @@ mod tests {
         let alone = of(50, Archives::Incremental { base: 40, incremental: older });
         let search = Search { found: vec![both, alone, full(40)], ..Search::default() };
         let slots = |first, store| {
-            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready));
+            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready), false);
             wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>()
         };
         assert_eq!(slots(30, 20), [40, 60]);
@@ -175,12 +188,27 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_a_provider_contradicts_takes_no_incremental_archive_alone() {
+        let of = |slot, archives| Found { slot, archives, state: None };
+        let alone = of(50, Archives::Incremental { base: 40, incremental: "/nowhere/50".to_owned() });
+        let (full_of_it, newer) = ("/nowhere/40".to_owned(), "/nowhere/60".to_owned());
+        let both = of(60, Archives::Both { full: full_of_it, incremental: newer });
+        let wanted = Refusals::default().wanted(41, &at(40, MapPhase::Ready), true);
+        let search = |found| Search { found, ..Search::default() };
+        let slots: Vec<_> =
+            wanted.candidates(&search(vec![both, alone.clone()])).iter().map(|found| found.slot).collect();
+        assert_eq!(slots, [60]);
+        let why = Refusals::default().lack(&wanted, &search(vec![alone]));
+        assert!(why.contains("contradicted the store's newest slot"), "{why}");
+    }
+
+    #[test]
     fn of_too_many_refused_archives_the_one_that_may_be_tried_again_first_is_forgotten() {
         let mut refusals = Refusals::default();
         for slot in 0..=REFUSALS_MAX as u64 {
             refusals.add(&full(slot), &anyhow::anyhow!("cut short"));
         }
-        let wanted = refusals.wanted(0, &at(0, MapPhase::Ready));
+        let wanted = refusals.wanted(0, &at(0, MapPhase::Ready), false);
         assert_eq!((refusals.0.len(), wanted.takes(&full(0)), wanted.takes(&full(1))), (REFUSALS_MAX, true, false));
     }
 
@@ -196,12 +224,12 @@ mod tests {
         let mut refusals = Refusals::default();
         for text in ["half", "three quarters"] {
             let found = write(text);
-            assert!(refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found), "{text}");
+            assert!(refusals.wanted(5, &at(5, MapPhase::Ready), false).takes(&found), "{text}");
             refusals.add(&found, &anyhow::anyhow!("cut short"));
-            assert!(!refusals.wanted(5, &at(5, MapPhase::Ready)).takes(&found), "{text}");
+            assert!(!refusals.wanted(5, &at(5, MapPhase::Ready), false).takes(&found), "{text}");
         }
         let whole = write("a whole one, at last");
-        let wanted = refusals.wanted(5, &at(5, MapPhase::Ready));
+        let wanted = refusals.wanted(5, &at(5, MapPhase::Ready), false);
         assert!(wanted.takes(&whole) && refusals.0.len() == 1);
         let search = Search { found: vec![whole], ..Search::default() };
         assert!(!refusals.lack(&wanted, &search).contains("cut short"), "that was another state");

@@ -23,7 +23,7 @@ use super::batch::{self, Batch};
 use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
-use super::refuted::{Newest, Searched};
+use super::refuted::{Named, Newest, Searched};
 use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
@@ -213,6 +213,7 @@ impl Apply {
         let input = match self.newest.look_at(provider, input) {
             Searched::Passes(input) => input,
             Searched::Kept => return Ok(()),
+            Searched::Fails(gap) => return self.start_over(gap),
             Searched::Found(block) => return self.replace(*block, provider),
         };
         if let Err(gap) = self.assembler.push(input) {
@@ -319,7 +320,7 @@ impl Apply {
             self.state.healing.applied(count);
             if is_last {
                 self.complete = Some(to);
-                self.assembler.restart(self.complete);
+                self.assembler.begin_anew(to);
                 self.state.resume.set_slot(to.slot);
                 self.standing.healed();
                 done.send(()).ok();
@@ -332,8 +333,16 @@ impl Apply {
     /// Puts a block of this provider in the place of the newest slot, whose own provider has refuted it, and commits the
     /// differences between the two.
     fn replace(&mut self, block: WholeSlot, provider: Option<usize>) -> Result<()> {
+        if self.standing.has_given_up() {
+            return Ok(());
+        }
         self.flush()?;
-        let Some((slot, wrong)) = self.newest.replaced_by(block) else { return Ok(()) };
+        let number = block.slot;
+        let Some((slot, wrong)) = self.newest.replaced_by(block) else {
+            // The sender has to learn at which block the store stands.
+            let detail = format!("a block was to take the place of slot={number}, at which the store does not stand");
+            return self.start_over(Gap { first_slot: number, last_slot: number, detail, contradicts: false });
+        };
         let base = slot.base();
         self.state.overlay.begin(base);
         let mut reader = self.engine.own_reader()?;
@@ -458,10 +467,18 @@ impl Apply {
 
     /// Handles a gap in the received chain. The slots before it are committed and nothing after it is applied. The next
     /// connection starts over from there.
-    fn start_over(&mut self, gap: Gap) -> Result<()> {
+    fn start_over(&mut self, mut gap: Gap) -> Result<()> {
         self.flush()?;
         if let Some(named) = self.assembler.contradicting_block() {
-            self.newest.named(self.standing.provider(), named);
+            match self.newest.named(self.standing.provider(), named) {
+                Named::Refutes(agree) => agree.into_iter().for_each(|index| self.state.providers.trust(index)),
+                Named::Agrees => {
+                    gap.contradicts = false;
+                    gap.detail =
+                        format!("the block that takes the place of the newest slot has not come: {}", gap.detail);
+                }
+                Named::Contradicts => {}
+            }
         }
         self.assembler.restart(self.complete);
         self.waiting.over();

@@ -174,6 +174,13 @@ impl Assembler {
         self.remembered.extend(base);
     }
 
+    /// Drops everything and starts over after `base`, which is not of the chain that was handed out: its slots are not
+    /// remembered.
+    pub fn begin_anew(&mut self, base: Base) {
+        self.restart(Some(base));
+        self.remembered = VecDeque::from([base]);
+    }
+
     /// Continues after `base`, a later slot than the last one, which was applied without this assembler. Drops all
     /// parts of the slots up to there, and returns those of them that are whole.
     pub fn advance(&mut self, base: Base) -> Vec<WholeSlot> {

@@ -59,9 +59,7 @@ pub(super) struct Merge {
 impl Merge {
     /// Begins after the newest slot that ingest-apply, which has the state `state`, has taken over.
     pub(super) fn new(mut lanes: Vec<Lane>, out: mpsc::Sender<Message>, state: State) -> Self {
-        let checkpoint = **state.published.checkpoint();
-        let known = |slot| if checkpoint.slot == Some(slot) { checkpoint.blockhash } else { [0; 32] };
-        let base = state.resume.slot().map(|slot| Base { slot, blockhash: known(slot) });
+        let base = applied(&state);
         lanes.iter_mut().for_each(|lane| lane.restart(base));
         let differing = Differing::default();
         Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing }
@@ -115,8 +113,10 @@ impl Merge {
         if let Some(gap) = self.lanes[at].take(message) {
             self.lack(at, gap);
         }
-        if let Some(named) = self.lanes[at].take_named() {
-            self.passed.names(self.lanes[at].provider(), named);
+        if let Some(named) = self.lanes[at].take_named()
+            && self.passed.names(self.lanes[at].provider(), named)
+        {
+            self.refuted(at, named.slot);
             self.replace().await?;
         }
         let mut has_passed = false;
@@ -148,14 +148,16 @@ impl Merge {
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
                 let number = slot.slot;
-                self.passed.contradicted(provider, slot);
+                if self.passed.contradicted(provider, slot) {
+                    self.refuted(at, number);
+                }
                 if self.replace().await? {
                     return Ok(false);
                 }
                 // The contradiction of an applied slot lasts until the next one is applied.
                 let first_slot = self.passed.last().map_or(number, |last| number.max(last.slot + 1));
                 let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
-                if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
+                if let Some(gap) = self.lanes[at].lack(self.passed.begin(), gap) {
                     self.lack(at, gap);
                 }
             }
@@ -188,8 +190,11 @@ impl Merge {
         for at in 0..self.lanes.len() {
             let provider = self.lanes[at].provider();
             for slot in self.lanes[at].pass_over(last) {
-                if let Place::Differs { first, events_first } = self.passed.place(&slot) {
-                    self.report(provider, first, &slot, events_first);
+                match self.passed.place(&slot) {
+                    Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
+                    // The lane's next slot contradicts those that were passed on, too.
+                    Place::Contradicts(_) => drop(self.passed.contradicted(provider, slot)),
+                    Place::Next | Place::Known => {}
                 }
             }
         }
@@ -205,6 +210,19 @@ impl Merge {
         self.differing.tell(providers);
     }
 
+    /// Has each lane that stands at the newest slot begin before it, because the slot's own provider, which the lane `at`
+    /// follows, has refuted it. So each lane assembles the block in its place. Trusts the providers that have named the
+    /// same block.
+    fn refuted(&mut self, at: usize, slot: u64) {
+        let providers = &self.state.providers;
+        self.passed.agree().into_iter().for_each(|provider| providers.trust(provider));
+        if providers.distrust(self.lanes[at].provider()) {
+            self.gap = None;
+        }
+        let base = self.passed.begin();
+        self.lanes.iter_mut().filter(|lane| lane.stands_at(slot)).for_each(|lane| lane.give_up(base));
+    }
+
     /// Puts another block in the place of the newest slot, if both providers agree that a wrong one was passed on. Returns
     /// whether they do.
     async fn replace(&mut self) -> Result<bool, Closed> {
@@ -214,6 +232,7 @@ impl Merge {
         providers.distrust(wrong);
         self.gap = None;
         self.lanes.iter_mut().for_each(|lane| lane.replace(slot.base()));
+        self.follow(right).await?;
         self.send(Message::Replaced { slot: Box::new(slot), provider: right }).await?;
         Ok(true)
     }
@@ -247,7 +266,7 @@ impl Merge {
             return;
         }
         self.told = None;
-        let base = self.passed.rewind(self.state.resume.slot());
+        let base = self.passed.rewind(applied(&self.state));
         self.lanes.iter_mut().for_each(|lane| lane.give_up(base));
     }
 
@@ -272,6 +291,13 @@ impl Merge {
     async fn send(&self, message: Message) -> Result<(), Closed> {
         self.out.send(message).await.map_err(|_| Closed)
     }
+}
+
+/// Returns the newest block that ingest-apply has taken over, with its blockhash if it is committed.
+fn applied(state: &State) -> Option<Base> {
+    let checkpoint = **state.published.checkpoint();
+    let known = |slot| if checkpoint.slot == Some(slot) { checkpoint.blockhash } else { [0; 32] };
+    state.resume.slot().map(|slot| Base { slot, blockhash: known(slot) })
 }
 
 /// Returns the next message of any lane, asking the lane `turn` first, and the lane. `None` in place of the message if

@@ -9,6 +9,9 @@
 //! has sent under that blockhash. The keys that only the first block changed get their old values back.
 //!
 //! The word of one provider alone changes nothing. If another provider sends the first block, that one stays.
+//!
+//! Other providers may have named the right block before the own provider did. They were distrusted, because they
+//! contradicted the applied chain. They are trusted again as soon as the own provider names the same block.
 
 use std::collections::HashSet;
 
@@ -16,7 +19,7 @@ use engine_api::{Key, Value};
 
 use super::assemble::{Assembler, Input, Limits};
 use super::batch::CHANGES_DUE;
-use crate::chain::{Base, Event, WholeSlot};
+use crate::chain::{Base, Event, Gap, WholeSlot};
 use crate::feed::Change;
 
 /// The block that is looked for may take 1/`MEMORY_SHARE` of the memory that the assembler of ingest-apply may take.
@@ -29,6 +32,8 @@ pub(super) struct Newest {
     applied: Option<Applied>,
     /// The search, once the slot was refuted.
     search: Option<Search>,
+    /// Other providers that name another block in the place of the slot, each with its newest word.
+    named_by_others: Vec<(usize, [u8; 32])>,
 }
 
 #[derive(Debug)]
@@ -51,6 +56,17 @@ struct Search {
     assembler: Assembler,
 }
 
+/// Meaning of a block that a provider names in the place of the newest slot.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// The slot's own provider refutes it. Holds the other providers that have named the same block.
+    Refutes(Vec<usize>),
+    /// The block is the one that is looked for.
+    Agrees,
+    /// The provider contradicts the applied chain.
+    Contradicts,
+}
+
 /// Result of looking at an input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Searched {
@@ -58,6 +74,9 @@ pub(super) enum Searched {
     Passes(Input),
     /// The input is a part of a block that is not whole yet.
     Kept,
+    /// The parts of the block contradict each other, or the chain, or do not fit into memory. All of them are dropped,
+    /// so the connection cannot bring the block any more.
+    Fails(Gap),
     /// The input has made the block whole that was looked for.
     Found(Box<WholeSlot>),
 }
@@ -71,7 +90,7 @@ impl Newest {
         before.clear();
         before.extend(changes.iter().map(|change| (change.key, change.old)));
         self.applied = Some(Applied { base: slot.base(), parent: slot.parent(), provider, before });
-        self.search = None;
+        self.end_search();
     }
 
     /// Notes that the store no longer stands at the slot that was applied last.
@@ -81,12 +100,22 @@ impl Newest {
 
     /// Notes that a provider names this block in the place of the newest slot. Begins the search if the provider has
     /// brought that slot.
-    pub(super) fn named(&mut self, provider: Option<usize>, named: Base) {
-        let Some(Applied { base, parent, provider: own, .. }) = self.applied else { return };
-        if provider == own && named.slot == base.slot && named.blockhash != base.blockhash {
+    pub(super) fn named(&mut self, provider: Option<usize>, named: Base) -> Named {
+        let Some(Applied { base, parent, provider: own, .. }) = self.applied else { return Named::Contradicts };
+        if named.slot != base.slot || named.blockhash == base.blockhash {
+            return Named::Contradicts;
+        }
+        if provider == own {
             let limits = Limits::within(probe::memory_limit().bytes / MEMORY_SHARE);
-            let assembler = Assembler::new(Some(parent), limits);
-            self.search = Some(Search { refuted: base, named, parent, named_by: provider, assembler });
+            self.search = Some(Search::new(base, named, parent, own, limits));
+            let agree = self.named_by_others.iter().filter(|(_, blockhash)| *blockhash == named.blockhash);
+            return Named::Refutes(agree.map(|(provider, _)| *provider).collect());
+        }
+        self.named_by_others.retain(|(other, _)| Some(*other) != provider);
+        self.named_by_others.extend(provider.map(|provider| (provider, named.blockhash)));
+        match &self.search {
+            Some(search) if search.named == named => Named::Agrees,
+            _ => Named::Contradicts,
         }
     }
 
@@ -109,7 +138,7 @@ impl Newest {
         let refuted = search.refuted.blockhash;
         if matches!(searched, Searched::Passes(Input::BlockMeta { blockhash, .. }) if blockhash == refuted) {
             // Another provider has confirmed the block.
-            self.search = None;
+            self.end_search();
         }
         searched
     }
@@ -134,16 +163,26 @@ impl Newest {
         let added = changes.iter().filter(|change| !known.contains(&change.key));
         applied.before.extend(added.map(|change| (change.key, change.old)));
         (applied.base, applied.provider) = (block.base(), provider);
+        self.end_search();
+    }
+
+    fn end_search(&mut self) {
         self.search = None;
+        self.named_by_others.clear();
     }
 }
 
 impl Search {
+    /// Begins the search for the block `named` in the place of the block `refuted`, which is `named_by`'s.
+    fn new(refuted: Base, named: Base, parent: Base, named_by: Option<usize>, limits: Limits) -> Self {
+        Self { refuted, named, parent, named_by, assembler: Assembler::new(Some(parent), limits) }
+    }
+
     /// Takes in a part of a block in the place of the newest slot.
     fn look_at(&mut self, input: Input) -> Searched {
-        if self.assembler.push(input).is_err() {
+        if let Err(gap) = self.assembler.push(input) {
             self.restart();
-            return Searched::Passes(input);
+            return Searched::Fails(gap);
         }
         let Some(block) = self.assembler.next() else { return Searched::Kept };
         self.restart();
@@ -201,7 +240,7 @@ mod tests {
 
     fn refuted() -> Newest {
         let mut newest = applied();
-        newest.named(Some(0), base(SLOT, 11));
+        assert_eq!(newest.named(Some(0), base(SLOT, 11)), Named::Refutes(Vec::new()));
         newest
     }
 
@@ -226,7 +265,7 @@ mod tests {
         let right = block(11, &[2]);
         for (provider, named) in [(1, base(SLOT, 11)), (0, base(SLOT, 99)), (0, base(10, 9))] {
             let mut newest = applied();
-            newest.named(Some(provider), named);
+            assert_eq!(newest.named(Some(provider), named), Named::Contradicts);
             assert!(newest.search.is_none(), "{provider} {named:?}");
         }
         let mut newest = refuted();
@@ -261,11 +300,54 @@ mod tests {
         let (mut newest, second) = (refuted(), block(11, &[3]));
         let change = Change { slot: SLOT, key: [3; 32], old: None, new: Some([11; 32]) };
         newest.replaced(&second, Some(1), &[change]);
-        newest.named(Some(1), base(SLOT, 12));
+        assert_eq!(newest.named(Some(1), base(SLOT, 12)), Named::Refutes(Vec::new()));
         let third = block(12, &[]);
         assert!(matches!(look_at(&mut newest, 2, &third), Searched::Found(_)));
         let (changed, _) = newest.replaced_by(third).unwrap();
         let values: Vec<_> = changed.events.iter().map(|event| (event.key[0], event.value)).collect();
         assert_eq!(values, [(1, Some([1; 32])), (2, Some([2; 32])), (3, None)]);
+    }
+    #[test]
+    fn those_who_named_the_right_block_before_its_own_provider_agree_with_it() {
+        let mut newest = applied();
+        for (provider, hash) in [(1, 11), (2, 12), (3, 12), (3, 11)] {
+            assert_eq!(newest.named(Some(provider), base(SLOT, hash)), Named::Contradicts);
+        }
+        assert_eq!(newest.named(Some(0), base(SLOT, 11)), Named::Refutes(vec![1, 3]));
+        assert_eq!(newest.named(Some(2), base(SLOT, 11)), Named::Agrees, "it has the slots after the block alone");
+        assert_eq!(newest.named(Some(2), base(SLOT, 12)), Named::Contradicts);
+        assert_eq!(look_at(&mut newest, 1, &block(11, &[])), Searched::Found(Box::new(block(11, &[]))));
+        newest.replaced(&block(11, &[]), Some(1), &[]);
+        assert_eq!(
+            newest.named(Some(1), base(SLOT, 12)),
+            Named::Refutes(Vec::new()),
+            "the words were of another block"
+        );
+    }
+
+    #[test]
+    fn a_block_that_does_not_fit_or_contradicts_itself_fails_whole() {
+        let right = block(11, &[1, 2, 3]);
+        let all = inputs(&right);
+        let mut newest = refuted();
+        let limits = Limits { bytes_max: 350, ..Limits::default() };
+        newest.search = Some(Search::new(base(SLOT, 99), base(SLOT, 11), base(10, 10), Some(0), limits));
+        let searched: Vec<_> = all[..2].iter().map(|input| newest.look_at(Some(1), *input)).collect();
+        assert!(matches!(&searched[..], [Searched::Kept, Searched::Fails(gap)] if gap.detail.contains("bytes_max")));
+
+        let mut newest = refuted();
+        let other = Input::BlockMeta {
+            slot: SLOT,
+            blockhash: [55; 32],
+            parent_slot: 10,
+            parent_blockhash: [10; 32],
+            created_unix_ms: 0,
+        };
+        let searched: Vec<_> = [all[0], all[3], other].map(|input| newest.look_at(Some(1), input)).into();
+        assert!(matches!(&searched[..], [Searched::Kept, Searched::Kept, Searched::Fails(_)]), "{searched:?}");
+
+        let mut newest = refuted();
+        let orphan = WholeSlot { parent_blockhash: [77; 32], ..right };
+        assert!(matches!(look_at(&mut newest, 1, &orphan), Searched::Fails(gap) if gap.contradicts));
     }
 }

@@ -109,8 +109,13 @@ impl Standing {
         // gap was found. If the known slot is old, the gap only ends earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
-        if gap.contradicts && self.distrusts(&gap) {
-            return false;
+        if gap.contradicts {
+            if self.shows_distrust {
+                self.state.readiness.set_contradiction(gap.clone());
+            }
+            if self.distrusts(&gap) {
+                return false;
+            }
         }
         let (what, remedy) = match gap.contradicts {
             true => ("the stream contradicts the applied chain", ""),
@@ -180,9 +185,6 @@ impl Standing {
              SIGHUP or a restart"
         );
         providers.failed(index, &gap.detail);
-        if self.shows_distrust {
-            self.state.readiness.set_contradiction(gap.clone());
-        }
         true
     }
 

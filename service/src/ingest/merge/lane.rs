@@ -53,11 +53,17 @@ impl Lane {
         self.named.take()
     }
 
-    /// Continues after `base`, which has taken the place of the newest slot. A lane that has it stays.
+    /// Continues after `base`, which has taken the place of the newest slot, if the lane stands at that slot. Everything
+    /// that is held stays, because the accounts of later slots are not sent again on this connection.
     pub(super) fn replace(&mut self, base: Base) {
-        if self.assembler.last() != Some(base) {
-            self.restart(Some(base));
+        if self.stands_at(base.slot) && self.assembler.last() != Some(base) {
+            self.assembler.replace_last(base);
         }
+    }
+
+    /// Whether `slot` is the last one of the lane's chain.
+    pub(super) fn stands_at(&self, slot: u64) -> bool {
+        self.assembler.last().is_some_and(|last| last.slot == slot)
     }
 
     /// The newest slot that the lane's provider is known to have, unless it is so far ahead of the lane's own slots that it

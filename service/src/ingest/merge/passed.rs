@@ -38,6 +38,8 @@ pub(super) struct Passed {
     slots: VecDeque<Slot>,
     /// Other blockhash of the newest slot that its own provider names.
     named_by_own: Option<[u8; 32]>,
+    /// Other providers that name another block in the place of the newest one, each with its newest word.
+    named_by_others: Vec<(usize, [u8; 32])>,
     /// Other block in the place of the newest one, after the same parent, and the other provider, which sent it.
     sent_by_other: Option<(WholeSlot, usize)>,
     /// It has a new seed in each process, so that nobody can make two contents with one hash.
@@ -60,6 +62,7 @@ impl Passed {
             last: base,
             slots: VecDeque::new(),
             named_by_own: None,
+            named_by_others: Vec::new(),
             sent_by_other: None,
             hasher: RandomState::default(),
         }
@@ -102,22 +105,43 @@ impl Passed {
         self.slots.push_back(passed);
     }
 
-    /// Notes that a provider names this block for a slot that was passed on, after it has sent another one.
-    pub(super) fn names(&mut self, provider: usize, named: Base) {
-        let newest = self.slots.back().filter(|newest| newest.provider == provider);
-        if newest.is_some_and(|newest| newest.base.slot == named.slot && newest.base.blockhash != named.blockhash) {
+    /// Notes that a provider names this block for a slot that was passed on, after it has sent another one. Returns
+    /// whether that refutes the newest slot, because the provider is the slot's own.
+    pub(super) fn names(&mut self, provider: usize, named: Base) -> bool {
+        let newest = self.slots.back().filter(|newest| newest.base.slot == named.slot);
+        let Some(newest) = newest.filter(|newest| newest.base.blockhash != named.blockhash) else { return false };
+        if newest.provider == provider {
             self.named_by_own = Some(named.blockhash);
+            return true;
         }
+        self.named_by_others.retain(|(other, _)| *other != provider);
+        self.named_by_others.push((provider, named.blockhash));
+        false
     }
 
-    /// Notes a slot of a provider that contradicts those that were passed on.
-    pub(super) fn contradicted(&mut self, provider: usize, slot: WholeSlot) {
+    /// Returns the other providers that name the same block in the place of the newest slot as its own provider.
+    pub(super) fn agree(&self) -> Vec<usize> {
+        let agree = self.named_by_others.iter().filter(|(_, named)| Some(*named) == self.named_by_own);
+        agree.map(|(provider, _)| *provider).collect()
+    }
+
+    /// The block after which a lane has to begin that stands at the newest slot or has nothing: the parent of that slot
+    /// while its own provider refutes it, so that the lane assembles the block in its place.
+    pub(super) fn begin(&self) -> Option<Base> {
+        let refuted = self.slots.back().filter(|_| self.named_by_own.is_some());
+        refuted.map(|newest| newest.parent).or(self.last)
+    }
+
+    /// Notes a slot of a provider that contradicts those that were passed on. Returns whether that refutes the newest one.
+    pub(super) fn contradicted(&mut self, provider: usize, slot: WholeSlot) -> bool {
+        let refutes = self.names(provider, slot.base());
         let takes_place = |newest: &Slot| {
             newest.provider != provider && newest.base.slot == slot.slot && newest.parent == slot.parent()
         };
         if self.slots.back().is_some_and(takes_place) {
             self.sent_by_other = Some((slot, provider));
         }
+        refutes
     }
 
     /// Puts the block of the other provider in the place of the newest one, once the newest one's own provider names it
@@ -137,14 +161,18 @@ impl Passed {
 
     fn set_last(&mut self, last: Option<Base>) {
         (self.last, self.named_by_own, self.sent_by_other) = (last, None, None);
+        self.named_by_others.clear();
     }
 
-    /// Goes back to `slot`. Returns it with its blockhash, as far as that is known.
-    pub(super) fn rewind(&mut self, slot: Option<u64>) -> Option<Base> {
-        self.slots.retain(|passed| slot.is_some_and(|slot| passed.base.slot <= slot));
+    /// Goes back to `base`, whose blockhash may be unknown. Returns it with its blockhash, as far as that is known.
+    pub(super) fn rewind(&mut self, base: Option<Base>) -> Option<Base> {
+        let is_of = |passed: Base, base: Base| {
+            passed.slot < base.slot || passed.slot == base.slot && is_same(passed.blockhash, base.blockhash)
+        };
+        self.slots.retain(|passed| base.is_some_and(|base| is_of(passed.base, base)));
         let known = self.slots.back().map(|passed| passed.base).or(self.last);
         let last =
-            slot.map(|slot| known.filter(|known| known.slot == slot).unwrap_or(Base { slot, blockhash: UNKNOWN }));
+            base.map(|base| known.filter(|known| known.slot == base.slot && is_of(*known, base)).unwrap_or(base));
         self.set_last(last);
         last
     }
@@ -201,9 +229,12 @@ mod tests {
         for other in of_other_chain {
             assert!(matches!(passed.place(&other), Place::Contradicts(_)), "{other:?}");
         }
-        assert_eq!(passed.rewind(Some(11)), Some(Base { slot: 11, blockhash: [11; 32] }));
+        let at = |slot, blockhash| Some(Base { slot, blockhash });
+        assert_eq!(passed.rewind(at(11, UNKNOWN)), at(11, [11; 32]));
         assert_eq!(passed.place(&slot(12, 12, &[7])), Place::Next);
-        assert_eq!(passed.rewind(Some(10)), Some(Base { slot: 10, blockhash: UNKNOWN }));
+        assert_eq!(passed.rewind(at(11, [99; 32])), at(11, [99; 32]), "ingest-apply has another block");
+        assert_eq!(passed.place(&slot(12, 12, &[7])), contradicts(&slot(12, 12, &[7]), at(11, [99; 32]).unwrap()));
+        assert_eq!(passed.rewind(at(10, UNKNOWN)), at(10, UNKNOWN));
     }
 
     #[test]
@@ -217,7 +248,11 @@ mod tests {
         for other in [slot(11, 11, &[2, 1]), slot(11, 11, &[1, 3])] {
             let mut passed = wrong_first();
             passed.contradicted(1, other.clone());
-            passed.names(0, named(11));
+            assert!(!passed.names(2, named(11)) && !passed.names(3, named(12)));
+            assert_eq!(passed.begin(), Some(named(99)));
+            assert!(passed.names(0, named(11)));
+            assert_eq!(passed.begin(), Some(Base { slot: 10, blockhash: [10; 32] }));
+            assert_eq!(passed.agree(), [1, 2]);
             assert_eq!(passed.replaced(), Some((other.clone(), 0, 1)));
             assert_eq!((passed.last(), passed.replaced()), (Some(named(11)), None), "once");
             assert_eq!(passed.place(&slot(12, 12, &[])), Place::Next);
@@ -226,8 +261,12 @@ mod tests {
 
         type Case = (&'static str, fn(&mut Passed));
         let undecided: [Case; 6] = [
-            ("the other one alone", |passed| passed.contradicted(1, slot(11, 11, &[1, 2]))),
-            ("its own provider alone", |passed| passed.names(0, Base { slot: 11, blockhash: [11; 32] })),
+            ("the other one alone", |passed| {
+                passed.contradicted(1, slot(11, 11, &[1, 2]));
+            }),
+            ("its own provider alone", |passed| {
+                passed.names(0, Base { slot: 11, blockhash: [11; 32] });
+            }),
             ("the other one twice", |passed| {
                 passed.contradicted(1, slot(11, 11, &[1, 2]));
                 passed.names(1, Base { slot: 11, blockhash: [11; 32] });

@@ -66,6 +66,8 @@ pub(super) struct Chain {
     pub(super) initial: BTreeMap<[u8; 32], [u8; 32]>,
     /// Slots in ascending order; the first one is the base.
     pub(super) slots: Vec<Slot>,
+    /// A block that a server has in the place of the chain's, if one does.
+    pub(super) wrong: Option<Block>,
 }
 
 /// Size of a chain: its slots, distinct keys, and most writes a block.
@@ -110,7 +112,7 @@ impl Chain {
             parent = block.as_ref().map_or(parent, Block::base);
             slots.push(Slot { number, failed, block });
         }
-        Self { base, initial, slots }
+        Self { base, initial, slots, wrong: None }
     }
 
     /// Returns another chain that equals this one before `from`, as a server on another fork would send it.
@@ -137,6 +139,33 @@ impl Chain {
         for block in other.slots.iter_mut().filter_map(|slot| slot.block.as_mut()).filter(|block| block.slot > applied)
         {
             block.parent.blockhash = hash(rng);
+        }
+        other
+    }
+
+    /// Adds a wrong block in the place of one after the base and before the tip.
+    pub(super) fn with_wrong_block(mut self, rng: &mut Rng) -> Self {
+        let blocks = self.blocks().count() as u64;
+        let right = self.blocks().nth(1 + rng.below(blocks.saturating_sub(2).max(1)) as usize).filter(|_| blocks > 2);
+        let Some(mut wrong) = right.cloned() else { return self };
+        wrong.hash = hash(rng);
+        wrong.writes.retain(|_| rng.chance(0.7));
+        for write in wrong.writes.iter_mut().filter(|_| rng.chance(0.5)) {
+            write.value = Some([0xee; 32]);
+        }
+        let keys: Vec<_> = self.initial.keys().copied().filter(|_| rng.chance(0.1)).collect();
+        wrong.writes.extend(keys.into_iter().map(|key| Write { key, value: None, version: 1 << 40 }));
+        self.wrong = Some(wrong);
+        self
+    }
+
+    /// Returns the chain as the server has it that has the wrong block.
+    pub(super) fn with_error(&self) -> Self {
+        let mut other = self.clone();
+        for block in other.slots.iter_mut().filter_map(|slot| slot.block.as_mut()) {
+            if let Some(wrong) = self.wrong.as_ref().filter(|wrong| wrong.slot == block.slot) {
+                *block = wrong.clone();
+            }
         }
         other
     }

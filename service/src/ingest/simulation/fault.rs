@@ -20,6 +20,7 @@ pub(super) enum Fault {
     TooLarge,
     OtherChain,
     OtherParents,
+    WrongBlock,
     Loses,
     Malformed,
     Lags,
@@ -58,6 +59,8 @@ pub(super) enum Nature {
     Refuses,
     /// It contradicts the applied chain on every connection.
     Lies,
+    /// It has another block in the place of one slot, and follows the chain after it.
+    Errs,
     /// It has every slot this many slots late.
     Lags(u64),
     /// It lacks the slots from the store's slot on.
@@ -84,6 +87,7 @@ impl Nature {
             Self::Silent => [Fault::Silent, Fault::PingsOnly, Fault::SilentAtSubscribe][rng.below(3) as usize],
             Self::Refuses => [Fault::Refused, Fault::WrongToken][rng.below(2) as usize],
             Self::Lies => [Fault::OtherChain, Fault::OtherParents][rng.below(2) as usize],
+            Self::Errs => Fault::WrongBlock,
             Self::Lags(_) => Fault::None,
             Self::Lacks => [Fault::TooOldByInfo, Fault::TooOldByStatus][rng.below(2) as usize],
         }

@@ -52,7 +52,7 @@ use super::follow::{Follow, Selection};
 use super::receive::{Message, ReceiveConfig};
 use super::settings::{CommitGiven, ReceiveGiven, ReceiveSettings};
 use super::subscribe::Commitment;
-use crate::chain::Phase;
+use crate::chain::{Base, Phase};
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::pulse::Pulse;
 use crate::readiness::{Limits, Verdict};
@@ -231,7 +231,9 @@ impl Simulation {
 
     /// Creates the simulation of a service that follows this chain.
     fn over(chain: Chain, mut rng: Rng, seed: u64, natures: &[Nature]) -> Self {
-        let chain = Arc::new(chain);
+        // Numbers of their own: a seed's chain and faults stay the same.
+        let errs = natures.contains(&Nature::Errs);
+        let chain = Arc::new(if errs { chain.with_wrong_block(&mut Rng::new(seed ^ 0xE445)) } else { chain });
         let extract = [Extract::TokenOwner, Extract::TokenMint, Extract::AccountOwner][rng.below(3) as usize];
         let follow = match extract {
             Extract::AccountOwner => Follow::Exact,
@@ -255,7 +257,7 @@ impl Simulation {
             },
             jitter_seed: seed,
         };
-        // Numbers of their own: a seed's chain and faults stay the same.
+        // Numbers of their own, as above.
         let mut reads = Rng::new(seed ^ 0x5EAD);
         let slow = reads.chance(0.02);
         if slow {
@@ -340,7 +342,7 @@ impl Simulation {
                 .expect("the engine has a checkpoint");
         apply.begin();
         let (deadline, mut taken) = (until.deadline(), 0);
-        let (mut at_slot, mut moved_at, mut gap_shown) = (started_at, None, None);
+        let (mut newest, mut moved_at, mut gap_shown) = (self.oracle.newest(), None, None);
         let killed = loop {
             let Ok(message) = timeout_at(deadline, received.recv()).await else {
                 break matches!(until, Until::KilledAt(_));
@@ -357,7 +359,7 @@ impl Simulation {
                 break true;
             }
             self.oracle.check(&*engine, &feed, Some(&state));
-            self.note_pause(&mut at_slot, &mut moved_at);
+            self.note_pause(&mut newest, &mut moved_at);
             // ORDERING: Relaxed: one thread.
             if follows.load(Ordering::Relaxed) {
                 self.check_state(&state, started_at, moved_at, &mut gap_shown);
@@ -410,13 +412,13 @@ impl Simulation {
         }
     }
 
-    /// Updates the longest time between two applied slots of this life. `at_slot` is the slot that was applied last, at
+    /// Updates the longest time between two applied blocks of this life. `newest` is the block that was applied last, at
     /// `moved_at`.
-    fn note_pause(&mut self, at_slot: &mut u64, moved_at: &mut Option<Instant>) {
-        if self.oracle.slot() != *at_slot {
+    fn note_pause(&mut self, newest: &mut Base, moved_at: &mut Option<Instant>) {
+        if self.oracle.newest() != *newest {
             let pause = moved_at.map_or(Duration::ZERO, |at| at.elapsed());
             self.longest_pause = self.longest_pause.max(pause);
-            (*at_slot, *moved_at) = (self.oracle.slot(), Some(Instant::now()));
+            (*newest, *moved_at) = (self.oracle.newest(), Some(Instant::now()));
         }
     }
 
@@ -480,8 +482,9 @@ impl Simulation {
     }
 
     /// Asserts that a server is left once it has contradicted the applied chain, that a distrusted server is not asked
-    /// again, and that no honest server is distrusted.
+    /// again, and that no honest server is distrusted. A server that errs has others distrusted until it refutes itself.
     fn check_trust(&self, state: &State) {
+        let errs = self.chain.wrong.is_some() && self.oracle.slot() < self.chain.tip().slot;
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());
             let shown = server.lies_shown();
@@ -489,7 +492,10 @@ impl Simulation {
                 shown <= 1 || nature == Nature::Alone,
                 "server={index} {nature:?} is followed again: shown={shown}"
             );
-            assert!(lies > 0 || !state.providers.is_distrusted(index), "server={index} {nature:?} is distrusted");
+            assert!(
+                errs || lies > 0 || !state.providers.is_distrusted(index),
+                "server={index} {nature:?} is distrusted"
+            );
             let asked = if state.providers.is_distrusted(index) { server.asked_since_distrust() } else { 0 };
             assert_eq!(asked, 0, "server={index} {nature:?} is distrusted, and asked again");
         }

@@ -31,6 +31,8 @@ pub(super) struct Oracle {
     before: u64,
     /// Number of blocks that the history has begun, the base included.
     begun: usize,
+    /// Whether the store has the wrong block of a server in the place of the chain's, or gets it next.
+    is_wrong: bool,
     /// Changes that the newest of these blocks, or the heal, still has to make.
     rest: BTreeMap<Key, Option<Value>>,
     /// The block that the store is brought to by differences.
@@ -59,6 +61,7 @@ impl Oracle {
             ends: Vec::new(),
             before,
             begun: 1,
+            is_wrong: false,
             rest: BTreeMap::new(),
             heals_to: None,
             is_left_out: false,
@@ -85,12 +88,14 @@ impl Oracle {
     /// The feed has them only if it can keep them.
     pub(super) fn heal(&mut self, to: Base, fits_feed: bool) {
         assert!(self.rest.is_empty() || self.heals_to.is_some(), "a heal begins within slot={}", self.block().slot);
-        let wanted = self.chain.map_at(to.slot);
-        let vanished = self.map.keys().filter(|key| !wanted.contains_key(*key)).map(|key| (*key, None));
-        let others = wanted.iter().filter(|(key, value)| self.map.get(*key) != Some(*value));
-        self.rest = vanished.chain(others.map(|(key, value)| (*key, Some(*value)))).collect();
+        self.expect_map_at(to.slot);
         self.heals_to = Some(to);
         self.is_left_out = !fits_feed;
+    }
+
+    /// The block at which the store stands; its blockhash is unknown at first.
+    pub(super) fn newest(&self) -> Base {
+        Base { slot: self.slot(), blockhash: self.checkpoint.map_or([0; 32], |checkpoint| checkpoint.blockhash) }
     }
 
     pub(super) fn slot(&self) -> u64 {
@@ -154,6 +159,7 @@ impl Oracle {
         for frame in self.read(feed) {
             let next_seq = self.before + self.history.len() as u64 + 1;
             assert_eq!(frame.first_seq, next_seq, "frames follow one another");
+            frame.ends.iter().for_each(|end| self.told(Base { slot: end.slot, blockhash: end.blockhash }));
             let told = self.ends.len();
             frame.changes.iter().for_each(|change| self.change(*change));
             assert!(frame.ends == self.ends[told..], "{:?} are not the ends {:?}", frame.ends, &self.ends[told..]);
@@ -233,6 +239,34 @@ impl Oracle {
         }
     }
 
+    /// Learns which of two blocks the store has, where a server has a wrong one.
+    fn told(&mut self, block: Base) {
+        let Some(wrong) = self.chain.wrong.as_ref().map(Block::base).filter(|wrong| wrong.slot == block.slot) else {
+            return;
+        };
+        if block == wrong {
+            assert!(self.is_wrong || self.block().slot < wrong.slot, "a wrong block after the right one: {block:?}");
+            self.is_wrong = true;
+        } else if self.is_wrong {
+            self.correct();
+        }
+    }
+
+    /// Expects the differences between the wrong block, which the store has, and the chain's.
+    fn correct(&mut self) {
+        assert!(self.rest.is_empty(), "the wrong block has changes to make: {:?}", self.rest);
+        self.is_wrong = false;
+        self.expect_map_at(self.block().slot);
+    }
+
+    /// Expects the changes that lead to the chain's map after `slot`.
+    fn expect_map_at(&mut self, slot: u64) {
+        let wanted = self.chain.map_at(slot);
+        let vanished = self.map.keys().filter(|key| !wanted.contains_key(*key)).map(|key| (*key, None));
+        let others = wanted.iter().filter(|(key, value)| self.map.get(*key) != Some(*value));
+        self.rest = vanished.chain(others.map(|(key, value)| (*key, Some(*value)))).collect();
+    }
+
     fn change(&mut self, change: Change) {
         match self.heals_to {
             Some(to) => assert_eq!(to.slot, change.slot, "a change of another slot than that of the archive"),
@@ -273,6 +307,7 @@ impl Oracle {
             (self.heals_to, self.is_left_out) = (None, false);
             self.heals += 1;
         }
+        self.told(Base { slot, blockhash: checkpoint.blockhash });
         while self.block().slot < slot {
             self.next_block();
         }
@@ -298,17 +333,24 @@ impl Oracle {
 
     /// The block that the newest change of the history belongs to.
     fn block(&self) -> &Block {
-        self.chain.blocks().nth(self.begun - 1).expect("what was begun is there")
+        let right = self.chain.blocks().nth(self.begun - 1).expect("what was begun is there");
+        let wrong = self.chain.wrong.as_ref().filter(|wrong| self.is_wrong && wrong.slot == right.slot);
+        wrong.unwrap_or(right)
     }
 
     fn next_block(&mut self) {
+        let wrong = self.chain.wrong.as_ref().map(Block::base);
+        if wrong.is_some_and(|wrong| self.block().base() == wrong) {
+            // The chain's block changes nothing in addition, so that no end of it is told.
+            self.correct();
+        }
         assert!(self.rest.is_empty(), "slot={} was left with changes to make: {:?}", self.block().slot, self.rest);
-        let block = self.chain.blocks().nth(self.begun).expect("a block after the last one was applied");
-        for write in block.last_writes() {
+        assert!(self.begun < self.chain.blocks().count(), "a block after the last one was applied");
+        self.begun += 1;
+        for write in self.block().last_writes() {
             if self.map.get(&write.key) != write.value.as_ref() {
                 self.rest.insert(write.key, write.value);
             }
         }
-        self.begun += 1;
     }
 }

@@ -11,14 +11,16 @@ use engine_latency::{Latency, Measured};
 use engines::{EngineOptions, OpenMode};
 use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::apply_defaults;
-use crate::chain::Event;
+use crate::chain::{Base, Event, WholeSlot};
 use crate::feed::{Feed, FeedWriter, Retention};
 use crate::ingest::State;
-use crate::ingest::apply::Apply;
+use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::assemble::Input;
+use crate::ingest::batch;
+use crate::ingest::healing::{DifferenceWriter, Heal};
 use crate::ingest::receive::Message;
 use crate::pulse::Pulse;
 
@@ -35,6 +37,14 @@ struct Story {
 impl Story {
     /// Begins with slot 11 of provider 0, which has the wrong blockhash 99 and changes the keys 1 and 3.
     fn begin() -> Self {
+        let mut story = Self::at_slot_10(apply_defaults(Durability::Buffered));
+        story.block(11, [99, 10], &[(1, Some(5)), (3, Some(5))]);
+        assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]));
+        story
+    }
+
+    /// Begins at slot 10, with a connection to provider 0.
+    fn at_slot_10(config: ApplyConfig) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let options = EngineOptions::new(engines::default_engine());
         let engine = engines::open(&temp.path().join("store"), &options, OpenMode::Create).unwrap();
@@ -49,14 +59,11 @@ impl Story {
         let (writer, feed) = FeedWriter::open(&feed_dir, &checkpoint, Durability::Buffered, retention).unwrap();
         let state = State::at(checkpoint).with_providers(["a", "b", "c"].map(str::to_owned));
         let (stop, stopped) = watch::channel(false);
-        let config = apply_defaults(Durability::Buffered);
         let apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).unwrap();
         let mut story = Self { apply, state, engine, feed, _stop: stop, _temp: temp };
         story.apply.begin();
         story.connect(0);
-        story.block(11, [99, 10], &[(1, Some(5)), (3, Some(5))]);
-        assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]));
         story
     }
 
@@ -68,8 +75,12 @@ impl Story {
         self.take(Message::Reconnected { provider });
     }
 
-    /// Sends the block of a slot with its own blockhash and that of its parent, and its writes.
-    fn block(&mut self, slot: u64, [own, parent]: [u8; 2], writes: &[(u8, Option<u8>)]) {
+    fn block(&mut self, slot: u64, names: [u8; 2], writes: &[(u8, Option<u8>)]) {
+        self.take(Message::Batch(Self::inputs(slot, names, writes)));
+    }
+
+    /// Returns the inputs of a slot with its own blockhash and that of its parent, and its writes.
+    fn inputs(slot: u64, [own, parent]: [u8; 2], writes: &[(u8, Option<u8>)]) -> Vec<Input> {
         let event = |(key, value): (u8, Option<u8>)| Event {
             key: [key; 32],
             value: value.map(|value| [value; 32]),
@@ -84,7 +95,7 @@ impl Story {
             created_unix_ms: 0,
         };
         let end = [meta, Input::Status { slot, confirmed: true, dead: false }];
-        self.take(Message::Batch(accounts.chain(end).collect()));
+        accounts.chain(end).collect()
     }
 
     /// Returns the slot and the blockhash at which the store stands, and the values of the keys 1, 2 and 3.
@@ -180,4 +191,148 @@ fn a_block_after_another_parent_does_not_take_the_place() {
     story.block(12, [12, 11], &[]);
     assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]));
     assert_eq!(story.is_distrusted(), [true, true, false], "the third one is asked");
+}
+
+#[test]
+fn a_block_that_fails_within_its_parts_is_taken_from_the_next_connection_whole() {
+    let mut story = Story::begin();
+    story.block(12, [12, 11], &[]);
+    story.connect(1);
+    let right = Story::inputs(11, [11, 10], &[(1, Some(7)), (2, Some(7))]);
+    let [first, second, meta, status] = right[..] else { panic!("two accounts and two ends") };
+    let Input::BlockMeta { slot, parent_slot, parent_blockhash, created_unix_ms, .. } = meta else { panic!("a meta") };
+    let other = Input::BlockMeta { slot, blockhash: [55; 32], parent_slot, parent_blockhash, created_unix_ms };
+    // The parts after the failure are a block of the right blockhash, without its first account.
+    story.take(Message::Batch(vec![first, meta, other, second, meta, status]));
+    assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]));
+    assert!(story.state.resume.is_given_up(2));
+    story.connect(1);
+    story.take(Message::Batch(right));
+    assert_eq!(story.store(), (11, 11, [Some(7), Some(7), None]));
+}
+
+#[test]
+fn a_provider_that_names_the_right_block_and_lacks_it_stays_trusted() {
+    let mut story = Story::begin();
+    story.block(12, [12, 11], &[]);
+    story.connect(1);
+    story.block(12, [12, 11], &[]);
+    assert_eq!(story.is_distrusted(), [true, false, false]);
+    assert!(story.state.readiness.verdict().gap.is_some(), "nobody has sent it yet");
+    story.connect(2);
+    story.block(11, [11, 10], &[(2, Some(7))]);
+    story.block(12, [12, 11], &[]);
+    assert_eq!(story.store(), (12, 12, [Some(1), Some(7), None]));
+    assert!(story.state.readiness.verdict().is_ready());
+}
+
+#[test]
+fn those_who_named_the_right_block_first_are_asked_for_it() {
+    let mut story = Story::begin();
+    for provider in [1, 2] {
+        story.connect(provider);
+        story.block(11, [11, 10], &[(2, Some(7))]);
+    }
+    assert_eq!(story.is_distrusted(), [false, true, true]);
+    story.connect(0);
+    story.block(12, [12, 11], &[]);
+    assert_eq!(story.is_distrusted(), [true, false, false], "the last one that was trusted refutes its own block");
+    story.connect(2);
+    story.block(11, [11, 10], &[(2, Some(7))]);
+    assert_eq!(story.store(), (11, 11, [Some(1), Some(7), None]));
+}
+
+#[test]
+fn values_of_the_slots_before_stay_though_they_share_a_commit() {
+    let mut story = Story::at_slot_10(apply_defaults(Durability::Buffered));
+    let mut both = Story::inputs(11, [11, 10], &[(1, Some(4)), (2, Some(4)), (3, Some(4))]);
+    both.extend(Story::inputs(12, [99, 11], &[(1, Some(5)), (3, None)]));
+    story.take(Message::Batch(both));
+    assert_eq!(story.store(), (12, 99, [Some(5), Some(4), None]));
+    story.block(13, [13, 12], &[]);
+    story.connect(1);
+    story.block(12, [12, 11], &[(3, Some(6))]);
+    assert_eq!(story.store(), (12, 12, [Some(4), Some(4), Some(6)]));
+    assert_eq!(story.told(), (vec![(11, 11), (12, 99), (12, 12)], 3 + 2 + 2));
+}
+
+#[test]
+fn a_block_that_two_lanes_agree_on_replaces_a_slot_that_is_not_committed_yet() {
+    let mut story = Story::at_slot_10(apply_defaults(Durability::Buffered));
+    let mut both = Story::inputs(11, [11, 10], &[(2, Some(4))]);
+    both.extend(Story::inputs(12, [99, 11], &[(1, Some(5))]));
+    story.apply.take(Message::Batch(both), false).unwrap();
+    let other = |hash: u8| {
+        let event = Event { key: [3; 32], value: Some([hash; 32]), write_version: 0 };
+        Box::new(WholeSlot {
+            slot: 12,
+            blockhash: [hash; 32],
+            parent_slot: 11,
+            parent_blockhash: [11; 32],
+            created_unix_ms: 0,
+            events: vec![event],
+        })
+    };
+    story.take(Message::Replaced { slot: other(12), provider: 1 });
+    assert_eq!(story.store(), (12, 12, [Some(1), Some(4), Some(12)]));
+    story.take(Message::Replaced { slot: other(13), provider: 2 });
+    assert_eq!(story.store(), (12, 13, [Some(1), Some(4), Some(13)]), "slot 11 keeps its change");
+    assert_eq!(story.told().0, [(11, 11), (12, 99), (12, 12), (12, 13)]);
+    // Of another place than the store's: the sender has to begin anew.
+    story.take(Message::Replaced {
+        slot: Box::new(WholeSlot { parent_blockhash: [77; 32], ..*other(14) }),
+        provider: 2,
+    });
+    assert_eq!(story.store().1, 13);
+    assert!(story.state.resume.is_given_up(1));
+}
+
+#[test]
+fn a_heal_ends_the_search() {
+    let mut story = Story::begin();
+    story.block(12, [12, 11], &[]);
+    let from = ChainCheckpoint::read(&story.engine.checkpoint().unwrap()).unwrap();
+    let mut differences = DifferenceWriter::create(&story._temp.path().join("differences")).unwrap();
+    assert!(differences.push(&[1; 32], Some(&[5; 32]), Some(&[8; 32])));
+    let (done, is_done) = oneshot::channel();
+    let to = Base { slot: 14, blockhash: [14; 32] };
+    let heal = Heal { differences: differences.finish().unwrap(), from, to, fits_feed: true, done };
+    story.take(Message::Heal(Box::new(heal)));
+    is_done.blocking_recv().unwrap();
+    story.connect(1);
+    story.block(11, [11, 10], &[(2, Some(7))]);
+    assert_eq!(story.store(), (14, 14, [Some(8), Some(2), Some(5)]), "a block of before the archive changes nothing");
+    story.block(15, [15, 14], &[(2, Some(9))]);
+    assert_eq!(story.store(), (15, 15, [Some(8), Some(9), Some(5)]));
+}
+
+#[test]
+fn differences_that_no_commit_can_hold_are_a_gap() {
+    let defaults = apply_defaults(Durability::Buffered);
+    let mut story = Story::at_slot_10(ApplyConfig { batch: batch::Limits { due: 2, most: 2 }, ..defaults });
+    story.block(11, [99, 10], &[(1, Some(5)), (3, Some(5))]);
+    story.block(12, [12, 11], &[]);
+    story.connect(1);
+    story.block(11, [11, 10], &[(2, Some(7))]);
+    assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]), "not a part of them");
+    let gap = story.state.readiness.verdict().gap.expect("it is shown");
+    assert!(gap.detail.contains("most=2") && !gap.contradicts, "{gap:?}");
+    assert_eq!(story.is_distrusted(), [true, false, false]);
+    assert_eq!(story.told().0, [(11, 99)]);
+}
+
+#[test]
+fn a_refutation_does_not_outlive_the_process() {
+    let mut story = Story::begin();
+    story.block(12, [12, 11], &[]);
+    let Story { apply, state, engine, feed, _stop: stop, _temp: temp } = story;
+    apply.end().unwrap();
+    let config = apply_defaults(Durability::Buffered);
+    let apply =
+        Apply::new(Arc::clone(&engine), state.clone(), None, config, Pulse::default(), stop.subscribe()).unwrap();
+    let mut story = Story { apply, state, engine, feed, _stop: stop, _temp: temp };
+    story.apply.begin();
+    story.connect(1);
+    story.block(11, [11, 10], &[(2, Some(7))]);
+    assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]), "the old values are not known any more");
 }

@@ -364,12 +364,13 @@ impl World {
         // A client that begins at an announced slot has applied the slot before it.
         let applied = from_slot - u64::from(self.begins_at.contains(&from_slot));
         let knows = self.base_known || applied > self.chain.base.slot;
-        let lies = knows
-            && match fault {
-                Fault::OtherChain => true,
-                Fault::OtherParents => applied < self.chain.tip().slot,
-                _ => false,
-            };
+        let has_wrong = self.chain.wrong.as_ref().is_some_and(|wrong| wrong.slot >= from_slot);
+        let lies = match fault {
+            Fault::OtherChain => knows,
+            Fault::OtherParents => knows && applied < self.chain.tip().slot,
+            Fault::WrongBlock => has_wrong,
+            _ => false,
+        };
         self.lies += u64::from(lies);
         let chain = match fault {
             // A store that knows no blockhash yet takes the first chain for its own. So does a store that resumes after
@@ -380,6 +381,7 @@ impl World {
                 let from = applied - self.rng.below(below + 1);
                 Arc::new(self.chain.fork(from, &mut self.rng))
             }
+            Fault::WrongBlock => Arc::new(self.chain.with_error()),
             _ => Arc::clone(&self.chain),
         };
         let lost = (fault == Fault::Loses).then(|| self.lose(from_slot)).flatten();
@@ -401,13 +403,16 @@ impl World {
             let since = now.max(self.confirmed_at(child)) + lag;
             Some(Lost { slot, since, connection })
         });
-        let left_after_lie = lies.then(|| self.left_after_lie(&chain, from_slot, &items)).flatten();
+        // A wrong block shows as such with the next one.
+        let lies_from =
+            self.chain.wrong.as_ref().filter(|_| fault == Fault::WrongBlock).map_or(from_slot, |wrong| wrong.slot);
+        let left_after_lie = lies.then(|| self.left_after_lie(&chain, lies_from, &items)).flatten();
         let end = self.end(fault, from_slot, &mut items);
         Ok(Script { items, left_after_lie, end })
     }
 
     /// Returns the number of items that are left once a client has to see that `chain` contradicts the applied one: once
-    /// the first two blocks are whole, because it has applied the first of them or the one before. A client that gives
+    /// the first two blocks from `from_slot` on are whole, because it has applied the first of them or the one before. A client that gives
     /// the connection up earlier, because no slot became whole in time, cannot know.
     fn left_after_lie(&self, chain: &Chain, from_slot: u64, items: &VecDeque<(Instant, Item)>) -> Option<usize> {
         let mut blocks = chain.blocks().filter(|block| block.slot >= from_slot);

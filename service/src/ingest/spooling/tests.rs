@@ -4,9 +4,13 @@
 
 use std::thread;
 
+use std::time::Duration;
+
 use tempfile::tempdir;
 
 use super::*;
+use crate::chain::WholeSlot;
+use crate::spool::{Origin, source_of};
 
 const PROVIDERS: [&str; 2] = ["http://followed", "http://spooled"];
 
@@ -55,16 +59,9 @@ async fn replayed(source: u32) -> State {
     let state = State::at(checkpoint).with_providers(PROVIDERS.map(str::to_owned));
     let last = Base { slot: 10, blockhash: [10; 32] };
     let origin = Origin { base: last, meaning: "account-owner all".to_owned() };
-    let taker = Spooler {
-        place: Place { dir: taken.clone(), meaning: origin.meaning.clone(), bytes_max: 1 << 20 },
-        writer: Some(Writer::open(&taken, &origin, 1 << 20, Arc::default()).unwrap()),
-        source: 0,
-        figures: Arc::default(),
-        assembler: Assembler::new(Some(last), Limits::within(1 << 30)),
-        standing: Standing::of_spool(state.clone()),
-        state: state.clone(),
-        waiting: Waiting::new(Duration::from_secs(3600)),
-    };
+    let place = Place { dir: taken.clone(), meaning: origin.meaning.clone(), bytes_max: 1 << 20 };
+    let writer = Writer::open(&taken, &origin, 1 << 20, Arc::default()).unwrap();
+    let taker = Spooler::new(place, Some(writer), Arc::default(), state.clone(), Duration::from_secs(3600));
     let (messages, received) = mpsc::channel(8);
     let taking = thread::spawn(move || taker.run(received));
     Replay::of(at_rest(&dir, figures, &state), &checkpoint).await.unwrap().unwrap().run(&messages, &state).await;
@@ -101,7 +98,7 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
     let taking = tokio::spawn(async move { while received.recv().await.is_some() {} });
     for committed in [10, 11] {
         state.published.publish(at(committed));
-        tokio::time::sleep(LOOK_EVERY * 10).await;
+        tokio::time::sleep(replay::LOOK_EVERY * 10).await;
         assert!(dir.exists() && !replaying.is_finished(), "removed at slot={committed}");
         assert_eq!(state.readiness.trouble(), None, "the receiver from before the spool is gone");
     }

@@ -1,0 +1,178 @@
+//! Gives the slots of the spool to ingest-apply.
+//!
+//! Owns: the place of the store in the spool, and the end of the spool after the replay. Must not: write, or skip a slot.
+//! Runs on a task of the runtime; the reading has a thread of the blocking pool.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use solana::ChainCheckpoint;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tracing::{error, info, warn};
+
+use super::{Spooling, remove, remove_dir};
+use crate::chain::{Base, Phase, WholeSlot};
+use crate::ingest::State;
+use crate::ingest::receive::{Message, messages_of};
+use crate::spool::{Figures, Reader};
+
+/// How often the end of a replay looks whether ingest-apply has applied the last slot.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often the stream is shown as the spool's receiver sees it.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+
+/// A spool whose slots after the store's are given to ingest-apply.
+pub struct Replay {
+    spooling: Spooling,
+    reader: Reader,
+}
+
+impl Replay {
+    /// Finds the place of a store at `checkpoint` in the spool. `None` if the store has passed the spool's end: then
+    /// the spool is ended and removed.
+    ///
+    /// # Errors
+    /// The store's slot is before the spool's first one, or is not on its chain; errors of reading the spool.
+    pub async fn of(spooling: Spooling, checkpoint: &ChainCheckpoint) -> Result<Option<Self>> {
+        let dir = spooling.dir.clone();
+        let applied = checkpoint.slot.with_context(|| {
+            format!("the store stands at no slot, so the spool cannot follow it: dir={}: remove it", dir.display())
+        })?;
+        let mut reader = Reader::open(&dir)?;
+        let base = reader.last().slot;
+        let until = spooling.figures.flushed_bytes();
+        ensure!(
+            applied >= base,
+            "the spool does not connect with the store: dir={} store_slot={applied} spool_base_slot={base} \
+             missing_first_slot={} missing_last_slot={base}: load an archive of slot={base} or later, or remove the \
+             directory of the spool to have the stream asked for the slots",
+            dir.display(),
+            applied + 1
+        );
+        while reader.last().slot < applied && reader.pass(until)? {}
+        let Base { slot, blockhash } = reader.last();
+        if slot < applied {
+            info!(store_slot = applied, spool_slot = slot, "the store has passed the spool, which is removed");
+            remove(spooling).await;
+            return Ok(None);
+        }
+        let known = [blockhash, checkpoint.blockhash].iter().all(|hash| *hash != [0; 32]);
+        ensure!(
+            slot == applied && (!known || blockhash == checkpoint.blockhash),
+            "the store's slot is not on the chain of the spool: dir={} store_slot={applied} spool_slot={slot}: remove \
+             the directory of the spool to have the stream asked for the slots after the store's",
+            dir.display()
+        );
+        Ok(Some(Self { spooling, reader }))
+    }
+
+    /// Sends the spool's slots to ingest-apply, which `state` belongs to. Ends the spool once all are sent, and removes
+    /// it once they are committed, or once one of them contradicts the applied chain. Returns early when ingest-apply
+    /// has ended or has given the replay up.
+    pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
+        let Self { spooling, reader } = self;
+        info!(slot = reader.last().slot, "applying the slots that came during the load");
+        let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
+        let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
+        // Until the spool ends, its receiver is the only one.
+        let shows = async {
+            loop {
+                state.mirror(&spooling.state);
+                tokio::time::sleep(SHOW_EVERY).await;
+            }
+        };
+        let sent = tokio::select! {
+            sent = feeder.clone().replay(Sent { reader, told: None }) => sent,
+            () = shows => None,
+        };
+        let Some(sent) = sent else { return };
+        // The rest is what came until the spool's end.
+        spooling.end().await;
+        let Some(sent) = feeder.replay(sent).await else { return };
+        let last = sent.reader.last().slot;
+        while state.published.slot().is_none_or(|slot| slot < last) {
+            if messages.is_closed() {
+                return;
+            }
+            if sent.is_given_up(state) {
+                // A gap that is no contradiction may be one of a limit, and a later start may get past it.
+                if !matches!(state.readiness.phase(), Phase::Gap(gap) if !gap.contradicts) {
+                    warn!(
+                        dir = %dir.display(),
+                        "the spool contradicts the applied chain, and is removed; the stream is asked for its slots"
+                    );
+                    remove_dir(&dir, &figures);
+                }
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        info!(slot = last, "the slots that came during the load are applied");
+        drop(sent);
+        remove_dir(&dir, &figures);
+    }
+}
+
+/// How far a replay is.
+struct Sent {
+    reader: Reader,
+    /// The provider of the newest slot that was sent, and the number of the connection that ingest-apply takes it for;
+    /// `None` before the first slot.
+    told: Option<(u32, u64)>,
+}
+
+impl Sent {
+    fn is_given_up(&self, state: &State) -> bool {
+        self.told.is_some_and(|(_, connection)| state.resume.is_given_up(connection))
+    }
+}
+
+/// The sending end of a replay.
+#[derive(Clone)]
+struct Feeder {
+    figures: Arc<Figures>,
+    messages: mpsc::Sender<Message>,
+    state: State,
+}
+
+impl Feeder {
+    /// Sends the slots up to the flushed end of the spool, or until they are given up. `None` if ingest-apply has ended.
+    async fn replay(self, mut sent: Sent) -> Option<Sent> {
+        let replaying = move || {
+            while !sent.is_given_up(&self.state) {
+                match sent.reader.next(self.figures.flushed_bytes()) {
+                    Ok(Some(slot)) => self.send(slot, &mut sent)?,
+                    Ok(None) => break,
+                    Err(failed) => {
+                        let failed = format!("{failed:#}");
+                        error!(
+                            error = failed,
+                            "the rest of the spool cannot be read; the stream is asked for its slots"
+                        );
+                        break;
+                    }
+                }
+            }
+            Some(sent)
+        };
+        spawn_blocking(replaying).await.ok().flatten()
+    }
+
+    /// Sends a slot, and before it the provider that it came from, unless the slot before came from the same one.
+    /// `None` if ingest-apply has ended.
+    fn send(&self, slot: WholeSlot, sent: &mut Sent) -> Option<()> {
+        let source = sent.reader.source();
+        if sent.told.is_none_or(|(told, _)| told != source) {
+            let provider = self.state.providers.of_source(source);
+            self.messages.blocking_send(Message::Reconnected { provider }).ok()?;
+            sent.told = Some((source, self.state.resume.announce()));
+        }
+        // ORDERING: Relaxed: a statistic.
+        let newest = self.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed);
+        self.state.readiness.set_newest_slot(newest);
+        messages_of(slot).try_for_each(|message| self.messages.blocking_send(message).ok())
+    }
+}
