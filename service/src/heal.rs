@@ -252,7 +252,8 @@ impl Healer {
                 return Ok(Step::Waits);
             }
         };
-        let wanted = self.refusals.wanted(first, &state.published.checkpoint(), state.readiness.is_contradicted());
+        let wanted =
+            self.refusals.wanted(first, &state.published.checkpoint(), state.readiness.contradiction().is_some());
         let search = self.search(&wanted, tell, stopped).await?;
         self.failing.note(&search, state.published.slot().unwrap_or(0), &state.healing);
         let (found, to) = match self.choose(&wanted, &search, spooling, state) {

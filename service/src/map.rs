@@ -156,8 +156,9 @@ impl Map {
     pub(crate) fn apply(&mut self, config: &Config, stop: watch::Receiver<bool>) -> engine_api::Result<Apply> {
         let (engine, state, pulse) = (Arc::clone(&self.engine), self.state.clone(), self.pulses.add("ingest-apply"));
         let durability = config.engine_use.durability.into();
-        let config = ApplyConfig::new(&config.commit, &config.receive, config.engine.engine, durability);
-        Apply::new(engine, state, self.writer.take(), config, pulse, stop)
+        let settings = ApplyConfig::new(&config.commit, &config.receive, config.engine.engine, durability);
+        let apply = Apply::new(engine, state, self.writer.take(), settings, pulse, stop)?;
+        Ok(apply.with_memory(&config.store.dir))
     }
 
     /// Returns the service that subscribers of the feed ask.

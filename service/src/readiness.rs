@@ -202,10 +202,10 @@ impl Readiness {
         self.contradiction.store(Some(gap.into()));
     }
 
-    /// Whether a provider has contradicted the applied chain, and no slot has decided between the two yet: the newest slot
-    /// of the store may be a wrong block.
-    pub fn is_contradicted(&self) -> bool {
-        self.contradiction.load().is_some()
+    /// Returns the contradiction of the applied chain by a provider between whose block and the store's no slot has decided
+    /// yet: the newest slot of the store may be a wrong block.
+    pub fn contradiction(&self) -> Option<Arc<Gap>> {
+        self.contradiction.load_full()
     }
 
     /// Notes that the slots up to this one are applied, which ends a contradiction at one of them.

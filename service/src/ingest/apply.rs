@@ -5,6 +5,7 @@
 //! own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time from tokio's
 //! clock, which is the machine's clock outside of a simulation.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tracing::{error, info, warn};
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
+use super::doubt::Doubt;
 use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
@@ -93,6 +95,8 @@ pub struct Apply {
     complete: Option<Base>,
     /// The same slot, if this process has applied it: its provider may refute it.
     newest: Newest,
+    /// The memory of a contradiction; `None` where a restart is not simulated.
+    doubt: Option<Doubt>,
     created_unix_ms: u64,
     standing: Standing,
     waiting: Waiting,
@@ -130,6 +134,7 @@ impl Apply {
             feed,
             complete,
             newest: Newest::default(),
+            doubt: None,
             created_unix_ms: 0,
             standing,
             waiting: Waiting::new(config.gap_timeout),
@@ -137,6 +142,14 @@ impl Apply {
             last_stats: None,
             pulse,
         })
+    }
+
+    /// Remembers contradictions of the newest block in the store's directory, and knows those that an earlier process has
+    /// noted.
+    #[must_use]
+    pub fn with_memory(mut self, dir: &Path) -> Self {
+        self.doubt = Some(Doubt::begin(dir, &self.committed, &self.state.readiness));
+        self
     }
 
     /// Applies messages until the channel is closed or `stop` turns true. Commits the whole slots before it returns.
@@ -191,6 +204,9 @@ impl Apply {
             self.flush()?;
         }
         self.state.overlay.settle();
+        if let Some(doubt) = &mut self.doubt {
+            doubt.remember(&self.state.readiness, &self.committed);
+        }
         Ok(())
     }
 

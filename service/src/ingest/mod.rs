@@ -6,6 +6,7 @@ pub(crate) mod backoff;
 pub mod batch;
 pub(crate) mod connect;
 pub(crate) mod convert;
+mod doubt;
 pub mod extract;
 pub mod follow;
 #[doc(hidden)]

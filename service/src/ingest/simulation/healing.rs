@@ -19,10 +19,11 @@ use workload::Rng;
 
 use super::chain::Chain;
 use super::fault::Nature;
+use super::seeds::try_seeds;
 use super::server::Server;
 use super::sources::{Begin, Start};
 use super::spooled::{Keeper, tear};
-use super::{Simulation, Until, in_virtual_time, try_seeds};
+use super::{Simulation, Until, in_virtual_time};
 use crate::chain::{Base, Phase};
 use crate::heal::PATIENCE;
 use crate::ingest::State;

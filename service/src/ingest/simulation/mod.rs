@@ -1,13 +1,10 @@
 //! Simulates the ingest against a scripted Yellowstone server, in virtual time, from a seed.
 //!
-//! Owns: the lives of one simulated service, and which seeds are tried. Everything between the server's messages and
+//! Owns: the lives of one simulated service. Everything between the server's messages and
 //! the subscriber of the feed is the service's own code: receiver, assembler, the spool and its replay, ingest-apply
 //! with the differences of a heal, an engine, the feed's log.
 //! Not simulated: the network under the messages, the reader of archives, and the loop that waits for messages on a
 //! thread of its own.
-//!
-//! `SIM_SEEDS=100000` tries more seeds, of the spool and of heals a share of them; `SIM_SEED=7` tries that one and prints
-//! its log.
 
 mod chain;
 mod fault;
@@ -16,6 +13,7 @@ mod messages;
 mod oracle;
 mod replaced;
 mod script;
+mod seeds;
 mod server;
 mod sources;
 mod spooled;
@@ -23,9 +21,8 @@ mod store;
 mod takeover;
 mod units;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use engine_api::{Durability, Engine as _};
@@ -40,6 +37,7 @@ use self::chain::Chain;
 use self::fault::Nature;
 use self::healing::Heals;
 use self::oracle::Oracle;
+use self::seeds::{SEEDS, try_seeds};
 use self::server::Server;
 use self::sources::{Begin, Start};
 use self::spooled::Spool;
@@ -62,55 +60,9 @@ use crate::setting::Given;
 /// and twice a second where none arrives.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
-/// Number of seeds that `make test` tries.
-const SEEDS: u64 = 2000;
-
 #[test]
 fn simulation() {
     try_seeds(SEEDS, "simulation::simulation", simulate);
-}
-
-/// Tries `seeds` seeds, or the same share of those that the environment asks for as `seeds` has of [`SEEDS`].
-fn try_seeds(seeds: u64, test: &str, simulate: fn(u64)) {
-    let asked = number("SIM_SEEDS").map(|asked| (asked * seeds).div_ceil(SEEDS));
-    each_seed(asked.unwrap_or(seeds), test, simulate);
-}
-
-/// Tries `seeds` seeds on all cores, or the one that the environment asks for. Names a seed that fails, and the `test`
-/// to see it again with.
-fn each_seed(seeds: u64, test: &str, simulate: fn(u64)) {
-    if let Some(seed) = number("SIM_SEED") {
-        let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().try_init().ok();
-        return simulate(seed);
-    }
-    let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let work = || {
-        // ORDERING: Relaxed: each number is given out once, nothing else is inferred.
-        while !failed.load(Ordering::Relaxed) {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds {
-                return;
-            }
-            if catch_unwind(AssertUnwindSafe(|| simulate(seed))).is_err() {
-                failed.store(true, Ordering::Relaxed);
-                eprintln!(
-                    "the simulation failed: SIM_SEED={seed} RUST_LOG=info cargo test --release --locked -p solkv-service \
-                     --lib {test} -- --nocapture"
-                );
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(work);
-        }
-    });
-    assert!(!failed.into_inner(), "a seed failed: see above for how to see it again");
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
 /// Returns the settings in effect where none is given.

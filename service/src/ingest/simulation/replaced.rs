@@ -322,17 +322,30 @@ fn differences_that_no_commit_can_hold_are_a_gap() {
 }
 
 #[test]
-fn a_refutation_does_not_outlive_the_process() {
+fn of_a_refutation_the_doubt_alone_outlives_the_process() {
     let mut story = Story::begin();
+    story.apply = story.apply.with_memory(story._temp.path());
+    assert_eq!(story.state.readiness.contradiction(), None);
     story.block(12, [12, 11], &[]);
-    let Story { apply, state, engine, feed, _stop: stop, _temp: temp } = story;
+    let Story { apply, engine, feed, _stop: stop, _temp: temp, .. } = story;
     apply.end().unwrap();
+    let checkpoint = ChainCheckpoint::read(&engine.checkpoint().unwrap()).unwrap();
+    let state = State::at(checkpoint).with_providers(["a", "b", "c"].map(str::to_owned));
     let config = apply_defaults(Durability::Buffered);
-    let apply =
-        Apply::new(Arc::clone(&engine), state.clone(), None, config, Pulse::default(), stop.subscribe()).unwrap();
+    let apply = Apply::new(Arc::clone(&engine), state.clone(), None, config, Pulse::default(), stop.subscribe());
+    let apply = apply.unwrap().with_memory(temp.path());
     let mut story = Story { apply, state, engine, feed, _stop: stop, _temp: temp };
+    let doubted = story.state.readiness.contradiction().expect("the file says so");
+    assert!(doubted.detail.contains("parent_blockhash"), "{doubted:?}");
     story.apply.begin();
     story.connect(1);
     story.block(11, [11, 10], &[(2, Some(7))]);
     assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]), "the old values are not known any more");
+    story.connect(2);
+    story.block(12, [12, 99], &[]);
+    assert_eq!(
+        (story.store().0, story.state.readiness.contradiction()),
+        (12, None),
+        "another one has confirmed the block"
+    );
 }

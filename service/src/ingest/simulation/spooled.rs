@@ -16,9 +16,10 @@ use tokio::time::{Instant, advance, sleep};
 use workload::Rng;
 
 use super::fault::Nature;
+use super::seeds::try_seeds;
 use super::server::Server;
 use super::sources::{Begin, Start};
-use super::{Simulation, Until, in_virtual_time, try_seeds};
+use super::{Simulation, Until, in_virtual_time};
 use crate::chain::Base;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, SpoolConfig, Spooler, Spooling};

@@ -8,8 +8,9 @@ use tokio::time::{Instant, advance};
 use workload::Rng;
 
 use super::fault::Nature;
+use super::seeds::{each_seed, try_seeds};
 use super::server::Server;
-use super::{Simulation, Until, each_seed, in_virtual_time, try_seeds};
+use super::{Simulation, Until, in_virtual_time};
 
 /// Maximum time from the end of the wait for a silent server to the next applied slot.
 const TAKEOVER_MAX: Duration = Duration::from_secs(3);
