@@ -1,6 +1,6 @@
 //! A contradiction of the store's newest block, remembered across restarts.
 //!
-//! Owns: the file that names the block and the reason. Must not: decide what follows from it. Runs on the ingest-apply
+//! Owns: the file that names the block and the reason. Must not: decide how a heal goes. Runs on the ingest-apply
 //! thread.
 //!
 //! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, and a heal needs an

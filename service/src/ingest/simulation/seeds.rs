@@ -1,6 +1,6 @@
 //! Which seeds a test of the simulation tries.
 //!
-//! Owns: the seeds of the environment, and the words for one that fails. Must not: know what a seed leads to.
+//! Owns: the seeds of the environment, and the words for one that fails. Must not: run the simulation.
 //!
 //! `SIM_SEEDS=100000` tries more seeds, of the spool and of heals a share of them; `SIM_SEED=7` tries that one and prints
 //! its log.
