@@ -265,14 +265,10 @@ impl Apply {
         if !self.batch.has_room(slot.events.len()) {
             self.flush()?;
         }
-        self.state.overlay.begin(slot.base());
-        // Opened for each slot, so that no reader is held while the engine commits.
-        let mut reader = self.engine.own_reader()?;
         let earlier = self.batch.changes().len();
-        if let Some(gap) = self.batch.take(slot, &mut self.reads, &mut reader, &self.pulse)? {
+        if let Some(gap) = self.take_in(slot)? {
             return Ok(Some(gap));
         }
-        drop(reader);
         self.newest.applied(slot, self.standing.provider(), &self.batch.changes()[earlier..]);
         self.complete = Some(slot.base());
         self.created_unix_ms = slot.created_unix_ms;
@@ -283,6 +279,27 @@ impl Apply {
             self.flush()?;
         }
         Ok(None)
+    }
+
+    /// Adds the changes of a slot to the batch as soon as the engine can read. Returns the gap when they do not fit.
+    fn take_in(&mut self, slot: &WholeSlot) -> Result<Option<Gap>> {
+        self.state.overlay.begin(slot.base());
+        loop {
+            match self.try_take_in(slot) {
+                Err(failed) if failed.kind() == ErrorKind::Retry && !*self.stop.borrow() => {
+                    warn!(error = %failed, slot = slot.slot, "a read has to wait: the slot is read again");
+                    self.standing.commit_waits(&failed);
+                    std::thread::sleep(self.config.full_retry);
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    fn try_take_in(&mut self, slot: &WholeSlot) -> Result<Option<Gap>> {
+        // Opened for each slot, so that no reader is held while the engine commits.
+        let mut reader = self.engine.own_reader()?;
+        self.batch.take(slot, &mut self.reads, &mut reader, &self.pulse)
     }
 
     /// Commits the batch, which ends where its newest slot ends. Does nothing when no slot came after the last commit.
@@ -360,11 +377,7 @@ impl Apply {
             return self.start_over(Gap { first_slot: number, last_slot: number, detail, contradicts: false });
         };
         let base = slot.base();
-        self.state.overlay.begin(base);
-        let mut reader = self.engine.own_reader()?;
-        let refused = self.batch.take(&slot, &mut self.reads, &mut reader, &self.pulse)?;
-        drop(reader);
-        if let Some(gap) = refused {
+        if let Some(gap) = self.take_in(&slot)? {
             return self.start_over(gap);
         }
         let changes = self.batch.changes();

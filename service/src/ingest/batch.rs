@@ -110,7 +110,7 @@ impl Batch {
     }
 
     /// Adds the changes of `slot`. `reader` must see the newest commit. Returns a gap when the slot changes more keys
-    /// than one commit can hold; the batch then holds nothing of the slot.
+    /// than one commit can hold; the batch then holds nothing of the slot, as after an error.
     ///
     /// # Errors
     /// Any error of the reader.
@@ -125,7 +125,13 @@ impl Batch {
         let mut events = &slot.events[..];
         while !events.is_empty() {
             pulse.beat();
-            let stored = reads.stored(reader, events, |key| self.newest.contains_key(key))?;
+            let stored = match reads.stored(reader, events, |key| self.newest.contains_key(key)) {
+                Ok(stored) => stored,
+                Err(failed) => {
+                    self.forget_after(before);
+                    return Err(failed);
+                }
+            };
             let (together, later) = events.split_at(stored.len());
             for (event, stored) in together.iter().zip(stored) {
                 // A change of the batch is newer than the store, also one of a key that was looked up with this one.

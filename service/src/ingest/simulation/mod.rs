@@ -375,12 +375,13 @@ impl Simulation {
     }
 
     fn fault(&mut self) -> Fault {
-        match self.rng.below(6) {
+        match self.rng.below(7) {
             0 => Fault::KillBefore,
             1 => Fault::KillAfter,
             2 => Fault::KillInWrites,
             3 => Fault::FullAtCommit(1 + self.rng.below(3) as u8),
             4 => Fault::WantAtCommit(1 + self.rng.below(3) as u8),
+            5 => Fault::WantAtRead(self.rng.below(20) as u8),
             _ => Fault::FullAtWrite(1 + self.rng.below(3) as u8),
         }
     }

@@ -36,6 +36,8 @@ pub(super) enum Fault {
     FullAtWrite(u8),
     /// Descriptors are lacking at the commit, for this many attempts.
     WantAtCommit(u8),
+    /// Descriptors are lacking at a lookup, once, after this many lookups.
+    WantAtRead(u8),
 }
 
 /// A number of commits that succeed, and the fault of the commit after them.
@@ -123,29 +125,52 @@ struct Mortal {
     waits: bool,
 }
 
-/// A reader whose batches of lookups wait.
-struct WaitingReader<'e>(Box<dyn Reader + 'e>);
+/// A reader whose lookups follow the plan, and whose batches of lookups wait where the engine's do.
+struct MortalReader<'e> {
+    reader: Box<dyn Reader + 'e>,
+    engine: &'e Mortal,
+}
 
-impl Reader for WaitingReader<'_> {
+impl MortalReader<'_> {
+    fn before_read(&self) -> Result<()> {
+        match self.engine.due() {
+            Some(Fault::WantAtRead(0)) => {
+                *self.engine.plan() = None;
+                Err(want())
+            }
+            Some(Fault::WantAtRead(left)) => {
+                *self.engine.plan() = Some((0, Fault::WantAtRead(left - 1)));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Reader for MortalReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        self.0.get(key)
+        self.before_read()?;
+        self.reader.get(key)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        std::thread::sleep(Duration::from_nanos(1));
-        self.0.get_many(keys, values)
+        self.before_read()?;
+        if self.engine.waits {
+            std::thread::sleep(Duration::from_nanos(1));
+        }
+        self.reader.get_many(keys, values)
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
-        self.0.scan_from(first, visit)
+        self.reader.scan_from(first, visit)
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
-        self.0.checkpoint()
+        self.reader.checkpoint()
     }
 
     fn refresh(&mut self) -> Result<()> {
-        self.0.refresh()
+        self.reader.refresh()
     }
 }
 
@@ -181,8 +206,7 @@ impl Engine for Mortal {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        let reader = self.engine.reader()?;
-        Ok(if self.waits { Box::new(WaitingReader(reader)) } else { reader })
+        Ok(Box::new(MortalReader { reader: self.engine.reader()?, engine: self }))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -259,7 +283,7 @@ impl WriteTxn for MortalTxn<'_> {
                 *engine.plan() = (left > 1).then(|| (0, Fault::WantAtCommit(left - 1)));
                 return Err(want());
             }
-            Some(Fault::KillInWrites | Fault::FullAtWrite(_)) | None => {}
+            Some(Fault::KillInWrites | Fault::FullAtWrite(_) | Fault::WantAtRead(_)) | None => {}
         }
         txn.commit(checkpoint, durability)?;
         if let Some((commits, _)) = engine.plan().as_mut() {
