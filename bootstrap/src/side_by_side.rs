@@ -9,7 +9,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
-use engine_api::{Engine, Key, Value};
+use engine_api::{Engine, Key, Reader, Value};
 use engines::EngineOptions;
 
 use crate::limits;
@@ -116,7 +116,8 @@ impl SideBySide<'_> {
     }
 
     /// Sorts an incremental archive and looks its keys up in the store. Calls `take` for each key with another value in the
-    /// store, in ascending order. The store's other keys have no version in the archive, and are not looked at.
+    /// store, in ascending order. A key without a version in the archive gets the value that it had before the changes
+    /// that are taken back. The store's other keys are not looked at.
     ///
     /// # Errors
     /// Errors of reading and sorting the archive, and of the lookups; the stop.
@@ -125,6 +126,7 @@ impl SideBySide<'_> {
         let mut looking = Progress::new(Some(ordered.records), "looking up in the store").seen_by(seen);
         let mut reader = self.engine.reader()?;
         let (mut keys, mut stored, mut looked_up) = (Vec::new(), Vec::new(), 0);
+        let mut undone = self.undo.old_values().peekable();
         let tally = ordered.for_each_version(&mut |chunk| {
             let versions = versions_of(chunk);
             keys.clear();
@@ -132,14 +134,22 @@ impl SideBySide<'_> {
             stored.clear();
             stored.resize(keys.len(), None);
             reader.get_many(&keys, &mut stored)?;
-            let both = versions.iter().zip(&stored).filter(|((_, new), old)| *new != old.as_ref());
-            both.for_each(|((key, new), old)| take(key, *new, old.as_ref()));
+            for ((key, new), old) in versions.iter().zip(&stored) {
+                while let Some((undone, before)) = undone.next_if(|(undone, _)| undone < key) {
+                    take_back(&mut *reader, undone, before, take)?;
+                }
+                undone.next_if(|(undone, _)| undone == key);
+                if *new != old.as_ref() {
+                    take(key, *new, old.as_ref());
+                }
+            }
             looked_up += keys.len() as u64;
             looking.set(looked_up);
             self.look().map(|()| true)
         });
         looking.clear();
         let (tally, blockhash) = (tally?, ordered.blockhash);
+        undone.try_for_each(|(undone, before)| take_back(&mut *reader, undone, before, take))?;
         ordered.discard()?;
         Ok(Changed { keys: tally.pairs + tally.absent, blockhash })
     }
@@ -170,6 +180,15 @@ impl SideBySide<'_> {
         }
         Ok(())
     }
+}
+
+/// Calls `take` if the store does not hold the value of `key` from before the changes that are taken back.
+fn take_back(reader: &mut dyn Reader, key: &Key, before: Option<&Value>, take: &mut Differs<'_>) -> Result<()> {
+    let stored = reader.get(key)?;
+    if stored.as_ref() != before {
+        take(key, before, stored.as_ref());
+    }
+    Ok(())
 }
 
 /// Returns the keys of a chunk in ascending order, each with its value if it has one.

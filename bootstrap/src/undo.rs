@@ -90,6 +90,11 @@ impl Undo {
         self.changes.len() as u64
     }
 
+    /// Returns each changed key with the value before its first change, in ascending order.
+    pub(crate) fn old_values(&self) -> impl Iterator<Item = (&Key, Option<&Value>)> {
+        self.changes.iter().map(|change| (&change.key, change.old.as_ref()))
+    }
+
     /// Memory of the list in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.changes.capacity() as u64 * Self::KEY_BYTES

@@ -20,9 +20,8 @@ use engine_api::{Engine, Error, ErrorKind};
 use solana::ChainCheckpoint;
 
 use crate::failed::Failed;
-use crate::feed::History;
+use crate::feed::{FEED_DIR, History};
 use crate::ingest::extract::Extract;
-use crate::map::FEED_DIR;
 use crate::{out, store};
 use workplace::Workplace;
 

@@ -12,6 +12,7 @@
 mod archives;
 mod choice;
 mod comparison;
+mod newest;
 mod room;
 mod search;
 mod stale;
@@ -36,6 +37,7 @@ use tracing::{error, info, warn};
 use crate::chain::{Base, Phase};
 use crate::config::Config;
 use crate::creation::{self, Shown};
+use crate::feed::FEED_DIR;
 use crate::figure::count;
 use crate::ingest::State;
 use crate::ingest::healing::{Differences, Heal};
@@ -45,6 +47,7 @@ use crate::spool;
 use archives::{Found, Search, Sources};
 use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
+use newest::Newest;
 use room::Room;
 use search::Failing;
 use stale::{Growth, far_before};
@@ -77,6 +80,8 @@ pub(crate) struct Healer {
     /// Sources of archives; `None` while the blocking pool searches them.
     sources: Option<Sources>,
     failing: Failing,
+    /// The newest slot of a store at this checkpoint, or the reason why its changes are not known.
+    newest: Option<(ChainCheckpoint, Result<Arc<Newest>, String>)>,
     /// Index of the provider to begin with.
     provider: usize,
 }
@@ -114,7 +119,16 @@ impl Healer {
     pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
         let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
         let (refusals, failing) = Default::default();
-        config.store.heals().then(|| Self { config, engine, shown, refusals, sources: None, failing, provider: 0 })
+        config.store.heals().then(|| Self {
+            config,
+            engine,
+            shown,
+            refusals,
+            sources: None,
+            failing,
+            newest: None,
+            provider: 0,
+        })
     }
 
     /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
@@ -238,13 +252,14 @@ impl Healer {
         let spool = Arc::clone(&self.shown.spool);
         let tell = &|text: String| {
             mirror(spooling.state(), state);
-            tell(spool.stopped().map_or(text.clone(), |why| format!("{text}; the stream is no longer kept: {why}")));
+            let kept = spool.stopped().map(|why| format!("; the stream is no longer kept: {why}"));
+            let trouble = spooling.state().readiness.trouble().map(|why| format!("; stream: {why}"));
+            tell(text + &kept.unwrap_or_default() + &trouble.unwrap_or_default());
         };
         let first = match spooling.base() {
             Ok(Some(base)) => base.slot,
             Ok(None) => {
-                let trouble = spooling.state().readiness.verdict().not_ready.unwrap_or_default();
-                tell(format!("waiting for the next slot of the stream: {trouble}"));
+                tell("waiting for the next slot of the stream".to_owned());
                 return Ok(Step::Waits);
             }
             Err(failed) => {
@@ -252,8 +267,11 @@ impl Healer {
                 return Ok(Step::Waits);
             }
         };
-        let wanted =
-            self.refusals.wanted(first, &state.published.checkpoint(), state.readiness.contradiction().is_some());
+        let base_max = match state.readiness.contradiction() {
+            Some(_) => Err("a provider has contradicted the store's chain".to_owned()),
+            None => self.newest(state).map(|newest| newest.base_max),
+        };
+        let wanted = self.refusals.wanted(first, &state.published.checkpoint(), base_max);
         let search = self.search(&wanted, tell, stopped).await?;
         self.failing.note(&search, state.published.slot().unwrap_or(0), &state.healing);
         let (found, to) = match self.choose(&wanted, &search, spooling, state) {
@@ -276,7 +294,8 @@ impl Healer {
             }
         };
         let from = **state.published.checkpoint();
-        let compared = self.compare(&found, tell, stopped).await?;
+        let newest = self.newest(state).ok();
+        let compared = self.compare(&found, newest, tell, stopped).await?;
         let compared = compared.and_then(|(differences, blockhash)| {
             let room = Room::check(&self.config, &differences)?;
             Ok((joined(to, blockhash), differences, room))
@@ -325,10 +344,30 @@ impl Healer {
         state.readiness.set_phase(Phase::Healing(why));
     }
 
+    /// Returns the changes of the store's newest slot, or the reason why they are not known. Reads the feed's log once, as
+    /// long as the store stands still.
+    fn newest(&mut self, state: &State) -> Result<Arc<Newest>, String> {
+        let store = **state.published.checkpoint();
+        if let Some((_, newest)) = self.newest.as_ref().filter(|(of, _)| *of == store) {
+            return newest.clone();
+        }
+        let feed = self.config.store.dir.join(FEED_DIR);
+        let newest = block_in_place(|| Newest::read(&feed, &store));
+        let newest = newest.map(Arc::new).map_err(|failed| format!("{failed:#}"));
+        if let Err(why) = &newest {
+            info!(
+                reason = why,
+                "no incremental archive alone can heal the store, because the changes of its newest slot are not known"
+            );
+        }
+        self.newest.insert((store, newest)).1.clone()
+    }
+
     /// Compares the store with the archive on the thread `heal`.
     async fn compare(
         &self,
         found: &Found,
+        newest: Option<Arc<Newest>>,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Result<(Differences, [u8; 32])>, Stopped> {
@@ -338,6 +377,7 @@ impl Healer {
             engine: Arc::clone(&self.engine),
             config: self.config.clone(),
             found: found.clone(),
+            newest,
             seen: self.shown.load.clone(),
             stop: stop.clone(),
         };

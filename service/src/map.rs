@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::creation::Shown;
 use crate::dashboard::{History, Sampler};
 use crate::failed::Failed;
-use crate::feed::{Feed, FeedWriter, Ring, Workers};
+use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, Workers};
 use crate::handles::Handles;
 use crate::ingest;
 use crate::ingest::apply::{Apply, ApplyConfig};
@@ -36,9 +36,6 @@ use crate::stop::Stuck;
 use crate::store::{self, WarmUpArg};
 use crate::systemd;
 use crate::warmth::WarmUp;
-
-/// Directory of the feed's log, in the store's directory next to the engine's.
-pub(crate) const FEED_DIR: &str = "feed";
 
 /// A store that is open, and that nobody reads or writes yet.
 pub(crate) struct Store {

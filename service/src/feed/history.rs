@@ -14,7 +14,7 @@ use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 
 use engine_api::{Error, ErrorKind, Result};
-use solana::ChainCheckpoint;
+use solana::{ChainCheckpoint, MapPhase};
 
 use super::record::{Beginning, Change, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, frame_at, header};
@@ -74,6 +74,41 @@ impl History {
     /// [`ErrorKind::DataDamaged`] for a hole or damage, naming the place; [`ErrorKind::FixInput`] if the log does not
     /// lead to the store; I/O errors of reading; errors of `take`.
     pub(crate) fn for_each(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<()> {
+        let (next_seq, newest) = self.walk(&mut |frame| {
+            frame.ends.iter().try_for_each(|end| self.check_passed(end))?;
+            frame.changes.iter().filter(|change| change.slot > self.slot).try_for_each(&mut *take)
+        })?;
+        self.check_end(next_seq, newest.as_ref())
+    }
+
+    /// Passes every change of the store's own slot on to `take`, in order. Returns the slot at which the store stood before
+    /// them; `None` if there are none. A heal may have begun after the slot.
+    ///
+    /// # Errors
+    /// Those of [`History::for_each`].
+    pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Option<u64>> {
+        let mut before = None;
+        let (next_seq, newest) = self.walk(&mut |frame| {
+            before = frame
+                .ends
+                .iter()
+                .filter(|end| Some(end.slot) == self.store.slot)
+                .map(|end| end.parent_slot)
+                .last()
+                .or(before);
+            frame.changes.iter().filter(|change| Some(change.slot) == self.store.slot).try_for_each(&mut *take)
+        })?;
+        match self.store.phase {
+            // The newest changes are a part of the heal.
+            MapPhase::Healing { .. } if next_seq == self.store.seq + 1 => {}
+            _ => self.check_end(next_seq, newest.as_ref())?,
+        }
+        Ok(before)
+    }
+
+    /// Passes each frame up to the store's sequence number on to `look_at`. Returns the sequence number after the last
+    /// one, and that one.
+    fn walk(&self, look_at: &mut dyn FnMut(&Frame) -> Result<()>) -> Result<(u64, Option<Frame>)> {
         self.check_boot()?;
         let (mut next_seq, mut newest) = (self.segments.front().map_or(0, |oldest| oldest.begins.first_seq), None);
         for segment in &self.segments {
@@ -86,8 +121,7 @@ impl History {
             while next_seq <= self.store.seq {
                 match frame_at(&segment.file, at, next_seq, &segment.path)? {
                     Found::Frame(frame, after) => {
-                        frame.ends.iter().try_for_each(|end| self.check_passed(end))?;
-                        frame.changes.iter().filter(|change| change.slot > self.slot).try_for_each(&mut *take)?;
+                        look_at(&frame)?;
                         (at, next_seq) = (after, frame.last_seq() + 1);
                         newest = Some(frame);
                     }
@@ -99,7 +133,7 @@ impl History {
                 }
             }
         }
-        self.check_end(next_seq, newest.as_ref())
+        Ok((next_seq, newest))
     }
 
     /// Refuses a slot in a gap that a heal has closed. The heal took the store from the slot before the gap to the
@@ -205,7 +239,6 @@ mod tests {
     use std::time::Duration;
 
     use engine_api::Durability;
-    use solana::MapPhase;
 
     use super::super::{FeedWriter, Retention, SlotEnd};
     use super::*;
@@ -260,6 +293,39 @@ mod tests {
         assert!(refused(temp.path(), 9, &store).contains("archive_slot=9 oldest_slot=10"));
         let missing = temp.path().join("missing");
         assert!(refused(&missing, 13, &store).contains("there is no log"));
+    }
+
+    #[test]
+    fn the_changes_of_the_newest_slot_lead_to_the_store_from_the_slot_before_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = write(temp.path(), 14, Durability::Synced);
+        let newest = |store: &ChainCheckpoint| {
+            let (slot, mut changes) = (store.slot.unwrap(), 0);
+            let history = History::open(temp.path(), slot - 1, store)?;
+            history
+                .newest_slot(&mut |change| {
+                    assert_eq!(change.slot, slot);
+                    changes += 1;
+                    Ok(())
+                })
+                .map(|before| (before, changes))
+        };
+        assert_eq!(newest(&store).unwrap(), (Some(13), 2));
+        assert_eq!(newest(&at(5, 11)).unwrap(), (None, 0), "slot 11 changed nothing");
+        assert!(newest(&at(5, 10)).is_err(), "the log begins there");
+        let other_block = ChainCheckpoint { blockhash: [99; 32], ..store };
+        assert!(newest(&other_block).is_err());
+        let (mut writer, _) = FeedWriter::open(temp.path(), &store, Durability::Synced, KEEP_ALL).unwrap();
+        let change = |key: u8| Change { slot: 30, key: [key; 32], old: None, new: Some([30; 32]) };
+        writer.append(store.seq + 1, vec![change(3)], vec![]).unwrap();
+        let phase = MapPhase::Healing { to_slot: 30, next_key: [4; 32] };
+        let healing = ChainCheckpoint { seq: store.seq + 1, phase, ..store };
+        writer.publish(&healing);
+        assert_eq!(newest(&healing).unwrap(), (Some(13), 2), "a heal has begun");
+        let end = SlotEnd { seq: store.seq + 2, slot: 30, blockhash: [30; 32], parent_slot: 14 };
+        writer.append(store.seq + 2, vec![change(4)], vec![end]).unwrap();
+        writer.publish(&at(store.seq + 2, 30));
+        assert_eq!(newest(&at(store.seq + 2, 30)).unwrap(), (Some(14), 2), "a heal went there from slot 14");
     }
 
     /// The changes of a heal are the difference from the slot before the gap, and not from a slot in it.

@@ -46,6 +46,9 @@ use crate::figure::unix_ms;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
+/// Directory of the log, in the store's directory next to the engine's.
+pub(crate) const FEED_DIR: &str = "feed";
+
 /// Maximum size of the newest changes kept in memory, in bytes. A subscriber that lags behind by no more does not read
 /// the disk. It holds two seconds of fifty thousand changes each.
 const RECENT_BYTES_MAX: usize = 16 << 20;

@@ -41,9 +41,8 @@ pub(super) struct Wanted {
     healed_to: u64,
     /// Slot at which the store stands.
     store_slot: u64,
-    /// Whether the store's newest slot may be a wrong block. An incremental archive lacks the accounts that only that
-    /// block changed, so it alone would leave them wrong.
-    is_contradicted: bool,
+    /// The largest base of an incremental archive that can heal the store alone, or the reason why none can.
+    base_max: Result<u64, String>,
     /// Archives that are not tried again yet, by location, with the state that could not be used.
     resting: HashMap<String, Option<FileState>>,
 }
@@ -75,8 +74,8 @@ impl Refusals {
     }
 
     /// Returns the conditions for a store at `checkpoint` and slots that are kept from the one after `first` on.
-    /// `is_contradicted`: a provider has contradicted the store's chain.
-    pub(super) fn wanted(&self, first: u64, checkpoint: &ChainCheckpoint, is_contradicted: bool) -> Wanted {
+    /// `base_max` is the largest base of an incremental archive that can heal the store alone, or the reason why none can.
+    pub(super) fn wanted(&self, first: u64, checkpoint: &ChainCheckpoint, base_max: Result<u64, String>) -> Wanted {
         let healed_to = match checkpoint.phase {
             MapPhase::Healing { to_slot, .. } => to_slot,
             MapPhase::Ready | MapPhase::Loading => 0,
@@ -84,7 +83,7 @@ impl Refusals {
         let (store_slot, now) = (checkpoint.slot.unwrap_or(0), Instant::now());
         let resting = self.0.iter().filter(|(_, refused)| refused.until > now);
         let resting = resting.map(|(location, refused)| (location.clone(), refused.state)).collect();
-        Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, is_contradicted, resting }
+        Wanted { slot: first.max(healed_to).max(store_slot), healed_to, store_slot, base_max, resting }
     }
 
     /// Says why none of the archives can be used now.
@@ -95,13 +94,13 @@ impl Refusals {
         match found.first().map(|found| found.slot) {
             Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
             Some(_) if found.iter().all(|found| found.slot < needed || !wanted.is_wide_enough(found)) => {
-                let reason = if wanted.is_contradicted {
-                    "a provider has contradicted the store's newest slot, and there are only incremental ones, which lack \
-                     accounts that a wrong block may have changed"
-                } else {
-                    "there are only incremental ones whose full archive is newer than the store"
+                let takes = |found: &Found| found.slot >= needed && found.takes(store_slot);
+                let reason = match &wanted.base_max {
+                    _ if !found.iter().any(takes) => "ones whose full archive is newer than the store".to_owned(),
+                    Ok(base_max) => format!("ones that begin after base_max_slot={base_max}"),
+                    Err(why) => format!("ones, of which none is enough alone, because {why}"),
                 };
-                why += &format!(": {reason}: store_slot={store_slot}");
+                why += &format!(": there are only incremental {reason}: store_slot={store_slot}");
             }
             Some(_) => {}
             None => why += ": there is none",
@@ -128,8 +127,10 @@ impl Wanted {
 
     /// Whether the archives have every account in which the store may differ from their slot.
     fn is_wide_enough(&self, found: &Found) -> bool {
-        found.takes(self.store_slot)
-            && !(self.is_contradicted && matches!(found.archives, Archives::Incremental { .. }))
+        match found.archives {
+            Archives::Full(_) | Archives::Both { .. } => true,
+            Archives::Incremental { base, .. } => self.base_max.as_ref().is_ok_and(|base_max| base <= *base_max),
+        }
     }
 
     /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
@@ -162,11 +163,11 @@ mod tests {
         let slots = |wanted: &Wanted| wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>();
         let mut refusals = Refusals::default();
         let ready = at(10, MapPhase::Ready);
-        assert_eq!(slots(&refusals.wanted(30, &ready, false)), [99, 40, 30]);
+        assert_eq!(slots(&refusals.wanted(30, &ready, Ok(u64::MAX))), [99, 40, 30]);
         let healing = at(10, MapPhase::Healing { to_slot: 30, next_key: [1; 32] });
-        assert_eq!(slots(&refusals.wanted(25, &healing, false)), [30, 99, 40]);
+        assert_eq!(slots(&refusals.wanted(25, &healing, Ok(u64::MAX))), [30, 99, 40]);
         refusals.add(&full(40), &anyhow::anyhow!("cut short"));
-        let wanted = refusals.wanted(30, &ready, false);
+        let wanted = refusals.wanted(30, &ready, Ok(u64::MAX));
         assert_eq!(slots(&wanted), [99, 30], "a refused archive rests");
         assert!(refusals.lack(&wanted, &search).contains("archive_slot=40: cut short (tried again in "));
     }
@@ -179,7 +180,7 @@ mod tests {
         let alone = of(50, Archives::Incremental { base: 40, incremental: older });
         let search = Search { found: vec![both, alone, full(40)], ..Search::default() };
         let slots = |first, store| {
-            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready), false);
+            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready), Ok(store));
             wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>()
         };
         assert_eq!(slots(30, 20), [40, 60]);
@@ -188,18 +189,23 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_a_provider_contradicts_takes_no_incremental_archive_alone() {
+    fn an_incremental_archive_alone_has_to_begin_early_enough() {
         let of = |slot, archives| Found { slot, archives, state: None };
         let alone = of(50, Archives::Incremental { base: 40, incremental: "/nowhere/50".to_owned() });
         let (full_of_it, newer) = ("/nowhere/40".to_owned(), "/nowhere/60".to_owned());
         let both = of(60, Archives::Both { full: full_of_it, incremental: newer });
-        let wanted = Refusals::default().wanted(41, &at(40, MapPhase::Ready), true);
         let search = |found| Search { found, ..Search::default() };
-        let slots: Vec<_> =
-            wanted.candidates(&search(vec![both, alone.clone()])).iter().map(|found| found.slot).collect();
-        assert_eq!(slots, [60]);
-        let why = Refusals::default().lack(&wanted, &search(vec![alone]));
-        assert!(why.contains("contradicted the store's newest slot"), "{why}");
+        let slots = |base_max| {
+            let wanted = Refusals::default().wanted(41, &at(41, MapPhase::Ready), base_max);
+            let why = Refusals::default().lack(&wanted, &search(vec![alone.clone()]));
+            let found = wanted.candidates(&search(vec![both.clone(), alone.clone()]));
+            (found.iter().map(|found| found.slot).collect::<Vec<_>>(), why)
+        };
+        assert_eq!(slots(Ok(40)).0, [50, 60]);
+        let (found, why) = slots(Ok(39));
+        assert!(found == [60] && why.contains("ones that begin after base_max_slot=39"), "{why}");
+        let (found, why) = slots(Err("there is no log".to_owned()));
+        assert!(found == [60] && why.contains("none is enough alone, because there is no log"), "{why}");
     }
 
     #[test]
@@ -208,7 +214,7 @@ mod tests {
         for slot in 0..=REFUSALS_MAX as u64 {
             refusals.add(&full(slot), &anyhow::anyhow!("cut short"));
         }
-        let wanted = refusals.wanted(0, &at(0, MapPhase::Ready), false);
+        let wanted = refusals.wanted(0, &at(0, MapPhase::Ready), Ok(u64::MAX));
         assert_eq!((refusals.0.len(), wanted.takes(&full(0)), wanted.takes(&full(1))), (REFUSALS_MAX, true, false));
     }
 
@@ -224,12 +230,12 @@ mod tests {
         let mut refusals = Refusals::default();
         for text in ["half", "three quarters"] {
             let found = write(text);
-            assert!(refusals.wanted(5, &at(5, MapPhase::Ready), false).takes(&found), "{text}");
+            assert!(refusals.wanted(5, &at(5, MapPhase::Ready), Ok(u64::MAX)).takes(&found), "{text}");
             refusals.add(&found, &anyhow::anyhow!("cut short"));
-            assert!(!refusals.wanted(5, &at(5, MapPhase::Ready), false).takes(&found), "{text}");
+            assert!(!refusals.wanted(5, &at(5, MapPhase::Ready), Ok(u64::MAX)).takes(&found), "{text}");
         }
         let whole = write("a whole one, at last");
-        let wanted = refusals.wanted(5, &at(5, MapPhase::Ready), false);
+        let wanted = refusals.wanted(5, &at(5, MapPhase::Ready), Ok(u64::MAX));
         assert!(wanted.takes(&whole) && refusals.0.len() == 1);
         let search = Search { found: vec![whole], ..Search::default() };
         assert!(!refusals.lack(&wanted, &search).contains("cut short"), "that was another state");

@@ -18,6 +18,7 @@ use engine_latency::Measured;
 
 use super::archives::{Archives, Found};
 use super::heal_dir;
+use super::newest::Newest;
 use crate::chain::Base;
 use crate::config::Config;
 use crate::creation::Shown;
@@ -30,6 +31,8 @@ pub(super) struct Comparison {
     pub(super) engine: Arc<Measured>,
     pub(super) config: Config,
     pub(super) found: Found,
+    /// The changes of the store that an incremental archive alone takes back.
+    pub(super) newest: Option<Arc<Newest>>,
     pub(super) seen: Seen,
     pub(super) stop: Stop,
 }
@@ -55,12 +58,14 @@ impl Comparison {
         let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
         // Not the measured engine, because a scan is no lookup.
         let engine: &dyn Engine = self.engine.inner();
+        let (nothing, is_alone) = (Undo::nothing(), matches!(self.found.archives, Archives::Incremental { .. }));
+        let undo = self.newest.as_ref().filter(|_| is_alone).map_or(&nothing, |newest| &newest.undo);
         let cache_bytes = self.config.engine.division().cache_bytes;
         let store = Store {
             engine,
             dir: &self.config.store.dir,
             memory: (cache_bytes > 0).then(|| ByteSize::b(cache_bytes)),
-            undo: &Undo::nothing(),
+            undo,
             sort_dir: dir.join("sorted"),
             skip_disk_check: false,
             stop: &self.stop,
@@ -70,7 +75,7 @@ impl Comparison {
                 self.stop.ask();
             }
         };
-        if matches!(self.found.archives, Archives::Incremental { .. }) {
+        if is_alone {
             let changed = archived.changes(&store, &self.seen, &mut take);
             // An error of writing has stopped the lookups.
             let differences = writer.finish()?;

@@ -5,12 +5,14 @@
 //! own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time from tokio's
 //! clock, which is the machine's clock outside of a simulation.
 
+mod commit;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine_api::{Durability, Engine, Error, ErrorKind, Result};
+use engine_api::{Durability, Engine, ErrorKind, Result};
 use engine_latency::Measured;
 use engines::EngineKind;
 use solana::{ChainCheckpoint, MapPhase};
@@ -230,28 +232,42 @@ impl Apply {
             Searched::Passes(input) => input,
             Searched::Kept => return Ok(()),
             Searched::Fails(gap) => return self.start_over(gap),
-            Searched::Found(block) => return self.replace(*block, provider),
+            Searched::Found(block) => {
+                self.replace(*block, provider)?;
+                return self.hand_out();
+            }
         };
-        if let Err(gap) = self.assembler.push(input) {
+        if let Err(gap) = self.assembler.push(input)
+            && !self.is_awaited(&gap)
+        {
             return self.start_over(gap);
         }
-        if !matches!(input, Input::Account { .. }) {
-            while let Some(slot) = self.assembler.next() {
-                if let Some(gap) = self.slot(&slot)? {
-                    return self.start_over(gap);
-                }
-            }
-            if let Some(gap) = self.assembler.check_gap() {
+        if matches!(input, Input::Account { .. }) { Ok(()) } else { self.hand_out() }
+    }
+
+    /// Applies the slots that are whole and next, and looks for a gap before the others.
+    fn hand_out(&mut self) -> Result<()> {
+        while let Some(slot) = self.assembler.next() {
+            if let Some(gap) = self.slot(&slot)? {
                 return self.start_over(gap);
             }
-            self.check_waiting()?;
-            let dropped = self.assembler.dropped();
-            // ORDERING: Relaxed: statistics.
-            self.state.figures.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
-            self.state.figures.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
-            self.state.figures.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
         }
+        if let Some(gap) = self.assembler.check_gap().filter(|gap| !self.is_awaited(gap)) {
+            return self.start_over(gap);
+        }
+        self.check_waiting()?;
+        let dropped = self.assembler.dropped();
+        // ORDERING: Relaxed: statistics.
+        self.state.figures.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
+        self.state.figures.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
+        self.state.figures.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether the child of the block that is looked for has come first. That block may follow, and the child waits for it
+    /// as for any parent.
+    fn is_awaited(&self, gap: &Gap) -> bool {
+        gap.contradicts && self.newest.is_sought(self.standing.provider(), self.assembler.contradicting_block())
     }
 
     fn check_waiting(&mut self) -> Result<()> {
@@ -398,100 +414,9 @@ impl Apply {
         self.waiting.over();
         self.commit_and_publish(self.up_to(base.slot))?;
         self.standing.committed(base.slot, self.created_unix_ms);
+        // Two providers have named this block.
+        self.state.readiness.contradiction_is_over(base.slot + 1);
         Ok(())
-    }
-
-    /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and
-    /// publishes it.
-    fn commit_and_publish(&mut self, next: ChainCheckpoint) -> Result<()> {
-        let checkpoint = loop {
-            self.pulse.beat();
-            match self.commit(next) {
-                Ok(checkpoint) => break checkpoint,
-                Err(failed) if may_pass(&failed) && !*self.stop.borrow() => {
-                    let no_space = failed.kind() == ErrorKind::FreeSpace;
-                    count(&self.state.figures.commits_without_space, no_space.into());
-                    let what = if no_space { "no space" } else { "a commit has to wait" };
-                    warn!(error = %failed, "{what}: lookups continue, and the batch is kept and retried");
-                    self.standing.commit_waits(&failed);
-                    std::thread::sleep(self.config.full_retry);
-                }
-                Err(failed) => return Err(failed),
-            }
-        };
-        self.committed = checkpoint;
-        self.batch.clear();
-        self.last_commit = Instant::now();
-        self.publish(checkpoint);
-        if self.last_stats.is_none_or(|at| at.elapsed() >= STATS_EVERY) {
-            self.refresh_stats();
-        }
-        Ok(())
-    }
-
-    /// Returns the checkpoint of a batch that ends with `slot`, without its seq.
-    pub(super) fn up_to(&self, slot: u64) -> ChainCheckpoint {
-        let blockhash = self.complete.map_or([0; 32], |base| base.blockhash);
-        ChainCheckpoint { slot: Some(slot), blockhash, ..self.committed }
-    }
-
-    /// Writes the batch and commits it with the checkpoint `next`. The feed gets the changes before the engine commits
-    /// them. Returns the new checkpoint, which counts the changes.
-    pub(super) fn commit(&mut self, next: ChainCheckpoint) -> Result<ChainCheckpoint> {
-        let changes = self.batch.changes();
-        let mut txn = self.engine.begin_for(self.batch.events())?;
-        for change in changes {
-            self.pulse.beat();
-            match &change.new {
-                Some(value) => txn.put(&change.key, value)?,
-                None => txn.delete(&change.key)?,
-            }
-        }
-        let checkpoint = ChainCheckpoint { seq: self.committed.seq + changes.len() as u64, ..next };
-        let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
-        self.state.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
-        if let Some(feed) = &mut self.feed {
-            feed.append(self.committed.seq + 1, changes.to_vec(), self.batch.ends(self.committed.seq))?;
-        }
-        self.state.published.committing();
-        if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
-            // Not after a commit with an unknown outcome: there, opening the store again decides which changes the feed
-            // holds.
-            if may_pass(&failed) {
-                self.state.published.not_committed();
-                if let Some(feed) = &mut self.feed {
-                    feed.abort()?;
-                }
-            }
-            return Err(failed);
-        }
-        let counters = &self.state.figures;
-        count(&counters.commits, 1);
-        count(&counters.events_applied, self.batch.events());
-        count(&counters.events_written, (all - deleted) as u64);
-        count(&counters.events_deleted, deleted as u64);
-        Ok(checkpoint)
-    }
-
-    fn publish(&mut self, checkpoint: ChainCheckpoint) {
-        self.state.published.publish(checkpoint);
-        self.state.overlay.published(checkpoint.slot);
-        if let Some(feed) = &mut self.feed {
-            feed.publish(&checkpoint);
-        }
-        // ORDERING: Relaxed: a statistic.
-        self.state.figures.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
-    }
-
-    fn refresh_stats(&mut self) {
-        self.last_stats = Some(Instant::now());
-        if let Some(feed) = &self.feed {
-            feed.expire();
-        }
-        match self.engine.stats() {
-            Ok(stats) => self.state.figures.stats.store(Arc::new(stats)),
-            Err(failed) => warn!(error = %failed, "cannot read the engine's statistics"),
-        }
     }
 
     /// Handles a gap in the received chain. The slots before it are committed and nothing after it is applied. The next
@@ -515,9 +440,4 @@ impl Apply {
         self.standing.gap(gap);
         Ok(())
     }
-}
-
-/// Whether a failed commit has changed nothing, so that the same commit may succeed later.
-fn may_pass(failed: &Error) -> bool {
-    matches!(failed.kind(), ErrorKind::FreeSpace | ErrorKind::Retry)
 }

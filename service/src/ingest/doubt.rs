@@ -49,13 +49,16 @@ impl Doubt {
     /// Notes the contradiction of a store at `checkpoint`, if there is one. Flushes the file, once for each block.
     pub(super) fn remember(&mut self, readiness: &Readiness, checkpoint: &ChainCheckpoint) {
         let Some((gap, base)) = readiness.contradiction().zip(base_of(checkpoint)) else { return };
-        if self.noted.replace(base) == Some(base) {
+        if self.noted == Some(base) {
             return;
         }
         let text = json!({ "slot": base.slot, "blockhash": base58(base), "reason": gap.detail }).to_string();
-        if let Err(error) = write(&self.path, text.as_bytes()) {
-            // The stream is likely to contradict the store again after a restart.
-            warn!(%error, file = %self.path.display(), "a restart will not know that the newest block is contradicted");
+        match write(&self.path, text.as_bytes()) {
+            Ok(()) => self.noted = Some(base),
+            // It is tried again with the next message.
+            Err(error) => {
+                warn!(%error, file = %self.path.display(), "a restart will not know that the newest block is contradicted");
+            }
         }
     }
 }

@@ -155,7 +155,7 @@ impl Merge {
                     return Ok(false);
                 }
                 // The contradiction of an applied slot lasts until the next one is applied.
-                let first_slot = self.passed.last().map_or(number, |last| number.max(last.slot + 1));
+                let first_slot = self.passed.last().map_or(number, |last| last.slot + 1);
                 let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
                 if let Some(gap) = self.lanes[at].lack(self.passed.begin(), gap) {
                     self.lack(at, gap);

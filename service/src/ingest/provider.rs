@@ -223,6 +223,11 @@ impl Settings {
     }
 
     fn read(&self) -> Result<Secrets> {
+        let of = || format!("the token or the certificates of geyser={:?} cannot be used", shown(&self.url));
+        self.read_files().with_context(of)
+    }
+
+    fn read_files(&self) -> Result<Secrets> {
         let token = self.token_file.as_deref().map(first_line).transpose()?;
         let ca = self.ca.as_deref().map(secrets::read_public).transpose()?;
         let identity = match (&self.cert, &self.key) {

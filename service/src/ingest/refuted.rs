@@ -119,6 +119,12 @@ impl Newest {
         }
     }
 
+    /// Whether the block is the one that is looked for, and this provider may send it.
+    pub(super) fn is_sought(&self, provider: Option<usize>, block: Option<Base>) -> bool {
+        let search = self.search.as_ref().filter(|search| search.named_by != provider);
+        search.is_some_and(|search| Some(search.named) == block)
+    }
+
     /// Looks at an input of this provider.
     pub(super) fn look_at(&mut self, provider: Option<usize>, input: Input) -> Searched {
         let Some(search) = self.search.as_mut().filter(|search| search.named_by != provider) else {

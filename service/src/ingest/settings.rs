@@ -140,7 +140,8 @@ impl StreamSettings {
                 https || ca.is_none() && cert.is_none(),
                 "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
             );
-            ensure!(urls.insert(url), "a provider is given twice: geyser={shown:?}: leave one of them out");
+            let is_new = urls.insert(url.trim_end_matches('/').to_owned());
+            ensure!(is_new, "a provider is given twice: geyser={shown:?}: leave one of them out");
         }
         Ok(())
     }

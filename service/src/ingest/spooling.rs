@@ -110,7 +110,7 @@ impl Spooling {
     /// at the base could not continue with this spool.
     pub fn lacks(&self) -> Option<Gap> {
         // ORDERING: Relaxed: a statistic.
-        let has_slots = self.figures.slots.load(std::sync::atomic::Ordering::Relaxed) > 0;
+        let has_slots = self.figures.has_slots.load(std::sync::atomic::Ordering::Relaxed);
         if has_slots { None } else { self.state.readiness.verdict().gap }
     }
 

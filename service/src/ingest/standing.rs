@@ -39,6 +39,8 @@ pub(super) struct Standing {
     consequence: &'static str,
     /// Whether readiness is told of the contradictions of distrusted providers.
     shows_distrust: bool,
+    /// Whether it has no store, so that its slots end no contradiction.
+    is_lane: bool,
 }
 
 impl Standing {
@@ -53,6 +55,7 @@ impl Standing {
             provider: None,
             consequence: "the store stays at the slot before, and the stream is asked again until it goes on from there",
             shows_distrust: true,
+            is_lane: false,
         }
     }
 
@@ -65,7 +68,7 @@ impl Standing {
     /// Creates the standing of one of several lanes, which has no store of its own.
     pub(super) fn of_lane(state: State) -> Self {
         let consequence = "another provider is followed as well, and this one is asked again";
-        Self { consequence, ..Self::new(state) }
+        Self { consequence, is_lane: true, ..Self::new(state) }
     }
 
     /// Publishes the phase, before the first message.
@@ -111,7 +114,10 @@ impl Standing {
         gap.first_slot = gap.first_slot.min(newest + 1);
         if gap.contradicts {
             if self.shows_distrust {
-                self.state.readiness.set_contradiction(gap.clone());
+                // The newest slot may be committed later than this, which decides nothing.
+                let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
+                let first_slot = gap.first_slot.max(next_slot);
+                self.state.readiness.set_contradiction(Gap { first_slot, ..gap.clone() });
             }
             if self.distrusts(&gap) {
                 return false;
@@ -153,7 +159,9 @@ impl Standing {
             0 => Age::Known(Duration::ZERO),
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
-        readiness.contradiction_is_over(slot);
+        if !self.is_lane {
+            readiness.contradiction_is_over(slot);
+        }
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
             info!(
                 first_slot = gap.first_slot,
@@ -166,9 +174,13 @@ impl Standing {
         self.tell();
     }
 
-    /// Publishes that the store was brought to the slot of an archive: the slots after it are next.
+    /// Publishes that the store was brought to the slot of an archive: the slots after it are next. Trusts every provider
+    /// again, because those that contradicted the store have contradicted a chain that it has left.
     pub(super) fn healed(&mut self) {
         (self.gap, self.live) = (None, false);
+        if self.state.providers.trust_all() {
+            info!("the store is healed: every provider is trusted again");
+        }
         self.state.readiness.contradiction_is_over(SLOT_END);
         self.tell();
     }

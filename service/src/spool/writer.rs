@@ -118,7 +118,10 @@ impl Writer {
         }
         let end = self.bytes + self.frame.len() as u64;
         if end > self.bytes_max {
-            return Err(Full(format!("the spool is full: file={path} spool_max_bytes={}", self.bytes_max)));
+            return Err(Full(format!(
+                "the spool is full: file={path} spool_max_bytes={}: raise it for the next start",
+                self.bytes_max
+            )));
         }
         let written = self.file.write_all_at(&self.frame, self.bytes);
         written.map_err(|error| Full(format!("cannot write file={path}: reason={error}")))?;

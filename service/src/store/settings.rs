@@ -107,6 +107,14 @@ impl StoreSettings {
             self.incremental.is_none() || self.snapshot.is_some(),
             "incremental adds to a full archive: give that one with snapshot"
         );
+        for source in &self.heal_from {
+            let host = source.strip_prefix("http://").or_else(|| source.strip_prefix("https://"));
+            let is_right = host.map_or(!source.is_empty() && !source.contains("://"), |host| !host.is_empty());
+            ensure!(
+                is_right,
+                "no source of archives: heal_from={source:?}: give a directory, or http://HOST or https://HOST"
+            );
+        }
         Ok(())
     }
 

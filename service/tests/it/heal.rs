@@ -3,6 +3,7 @@
 
 mod faults;
 mod incremental;
+mod last_slot;
 mod refused;
 mod too_large;
 mod url;
@@ -59,11 +60,16 @@ impl Run {
     }
 
     fn with(options: EngineOptions, delivery: &str) -> Self {
+        Self::telling(options, STORY, delivery)
+    }
+
+    /// Creates the run of a stream that tells this story.
+    fn telling(options: EngineOptions, story: &str, delivery: &str) -> Self {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let dir = temp.path().join("store");
         let (archives, uds) = (temp.path().join("archives"), temp.path().join("solkv.sock"));
         fs::create_dir(&archives).unwrap();
-        let (stream, workload) = stream(&format!("{STORY} {delivery}"));
+        let (stream, workload) = stream(&format!("{story} {delivery}"));
         load(&dir, &options, &workload);
         Self { temp, dir, archives, uds, stream, workload, options }
     }

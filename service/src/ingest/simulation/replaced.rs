@@ -213,17 +213,32 @@ fn a_block_that_fails_within_its_parts_is_taken_from_the_next_connection_whole()
 
 #[test]
 fn a_provider_that_names_the_right_block_and_lacks_it_stays_trusted() {
-    let mut story = Story::begin();
+    let at_once = ApplyConfig { gap_timeout: Duration::ZERO, ..apply_defaults(Durability::Buffered) };
+    let mut story = Story::at_slot_10(at_once);
+    story.block(11, [99, 10], &[(1, Some(5)), (3, Some(5))]);
     story.block(12, [12, 11], &[]);
     story.connect(1);
     story.block(12, [12, 11], &[]);
     assert_eq!(story.is_distrusted(), [true, false, false]);
-    assert!(story.state.readiness.verdict().gap.is_some(), "nobody has sent it yet");
+    assert!(story.state.readiness.verdict().gap.is_some_and(|gap| !gap.contradicts), "nobody has sent it yet");
     story.connect(2);
     story.block(11, [11, 10], &[(2, Some(7))]);
     story.block(12, [12, 11], &[]);
     assert_eq!(story.store(), (12, 12, [Some(1), Some(7), None]));
     assert!(story.state.readiness.verdict().is_ready());
+}
+
+#[test]
+fn the_block_may_come_after_its_child() {
+    let mut story = Story::begin();
+    story.block(12, [12, 11], &[]);
+    story.connect(1);
+    let [child, block] = [Story::inputs(12, [12, 11], &[(1, Some(9))]), Story::inputs(11, [11, 10], &[(2, Some(7))])];
+    story.take(Message::Batch(child));
+    assert_eq!(story.store(), (11, 99, [Some(5), Some(2), Some(5)]));
+    story.take(Message::Batch(block));
+    assert_eq!(story.store(), (12, 12, [Some(9), Some(7), None]));
+    assert_eq!(story.is_distrusted(), [true, false, false]);
 }
 
 #[test]
@@ -299,6 +314,7 @@ fn a_heal_ends_the_search() {
     let heal = Heal { differences: differences.finish().unwrap(), from, to, fits_feed: true, done };
     story.take(Message::Heal(Box::new(heal)));
     is_done.blocking_recv().unwrap();
+    assert_eq!(story.is_distrusted(), [false; 3], "they have contradicted a chain that the store has left");
     story.connect(1);
     story.block(11, [11, 10], &[(2, Some(7))]);
     assert_eq!(story.store(), (14, 14, [Some(8), Some(2), Some(5)]), "a block of before the archive changes nothing");

@@ -74,7 +74,7 @@ impl Replay {
     /// has ended or has given the replay up.
     pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
         let Self { spooling, reader } = self;
-        info!(slot = reader.last().slot, "applying the slots that came during the load");
+        info!(slot = reader.last().slot, "applying the slots that were kept");
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
         let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
         // Until the spool ends, its receiver is the only one.
@@ -110,7 +110,7 @@ impl Replay {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        info!(slot = last, "the slots that came during the load are applied");
+        info!(slot = last, "the slots that were kept are applied");
         drop(sent);
         remove_dir(&dir, &figures);
     }

@@ -145,6 +145,8 @@ impl Spooler {
         while let Some(slot) = self.assembler.next() {
             self.write_newest()?;
             self.writer_for(&slot)?;
+            // ORDERING: Relaxed: a statistic.
+            self.figures.has_slots.store(true, std::sync::atomic::Ordering::Relaxed);
             self.state.resume.set_slot(slot.slot);
             self.waiting.over();
             self.standing.committed(slot.slot, slot.created_unix_ms);

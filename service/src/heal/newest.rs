@@ -1,0 +1,87 @@
+//! The changes of the store's newest slot, which nobody may have confirmed.
+//!
+//! Owns: which incremental archives can heal the store alone, and the changes that such a heal takes back. Must not: read
+//! an archive, or write. Runs on the task of the heal, in a blocking section.
+//!
+//! A slot is the word of one provider until the next slot names its block. A gap comes before that, so the store's newest
+//! block may be a wrong one. An incremental archive has every account that was written after its base. So if the store
+//! stood at the base or later before its newest slot, the accounts that this slot changed and that the archive lacks were
+//! not written by the chain. They get their old values back, which the feed's log has. A full archive needs none of this.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use bootstrap::audit::{TooManyKeys, Undo};
+use engine_api::{Error, ErrorKind};
+use solana::ChainCheckpoint;
+
+use crate::feed::{FRAME_CHANGES_MAX, History};
+
+/// The changes of a store's newest slot.
+#[derive(Debug)]
+pub(super) struct Newest {
+    /// The largest base of an incremental archive that can heal the store alone.
+    pub(super) base_max: u64,
+    /// The changes that such a heal takes back.
+    pub(super) undo: Undo,
+}
+
+impl Newest {
+    /// Reads the changes of the newest slot of a store at `store` from the log in `feed`.
+    ///
+    /// # Errors
+    /// The store stands at no slot; the log does not have all changes of its slot; errors of reading the log.
+    pub(super) fn read(feed: &Path, store: &ChainCheckpoint) -> Result<Self> {
+        let slot = store.slot.context("the store stands at no slot")?;
+        let history = match History::open(feed, slot.saturating_sub(1), store) {
+            Ok(history) => history,
+            // The log begins where the store was loaded or healed: nothing came from the stream.
+            Err(too_short) => {
+                let begins = History::open(feed, slot, store).ok().filter(|log| log.changes() == 0);
+                return begins.map(|_| Self { base_max: slot, undo: Undo::nothing() }).ok_or_else(|| too_short.into());
+            }
+        };
+        let bytes_max = FRAME_CHANGES_MAX as u64 * Undo::KEY_BYTES;
+        let too_many = |error: TooManyKeys| Error::new(ErrorKind::FixInput, error.to_string());
+        let mut undo = Undo::within(bytes_max, history.changes()).map_err(too_many)?;
+        let before =
+            history.newest_slot(&mut |change| undo.add(change.key, change.old, change.new).map_err(too_many))?;
+        undo.finish();
+        Ok(Self { base_max: before.unwrap_or(slot.saturating_sub(1)), undo })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use engine_api::Durability;
+
+    use super::*;
+    use crate::feed::{Change, FeedWriter, Retention, SlotEnd};
+
+    fn at(seq: u64, slot: u64) -> ChainCheckpoint {
+        ChainCheckpoint { seq, slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() }
+    }
+
+    #[test]
+    fn an_incremental_archive_has_to_begin_before_the_newest_slot_unless_the_store_was_loaded_there() {
+        let temp = tempfile::tempdir().unwrap();
+        let keep_all = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
+        let newest = |store: &ChainCheckpoint| {
+            let read = Newest::read(temp.path(), store);
+            read.map(|newest| (newest.base_max, newest.undo.keys())).map_err(|error| error.to_string())
+        };
+        assert!(newest(&at(5, 10)).unwrap_err().contains("there is no log"));
+        let (mut writer, _) = FeedWriter::open(temp.path(), &at(5, 10), Durability::Synced, keep_all).unwrap();
+        assert_eq!(newest(&at(5, 10)), Ok((10, 0)));
+        let change = |key: u8| Change { slot: 13, key: [key; 32], old: None, new: Some([13; 32]) };
+        let end = SlotEnd { seq: 8, slot: 13, blockhash: [13; 32], parent_slot: 11 };
+        writer.append(6, vec![change(1), change(2), change(1)], vec![end]).unwrap();
+        writer.publish(&at(8, 13));
+        assert_eq!(newest(&at(8, 13)), Ok((11, 2)));
+        assert_eq!(newest(&at(8, 15)), Ok((14, 0)), "slot 15 has changed nothing");
+        assert!(newest(&at(9, 16)).unwrap_err().contains("does not lead to the store"));
+        assert!(newest(&ChainCheckpoint::default()).is_err());
+    }
+}
