@@ -266,6 +266,21 @@ mod tests {
     }
 
     #[test]
+    fn a_contradiction_of_the_newest_slot_ends_with_a_later_one_of_the_store() {
+        let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
+        let (mut standing, mut lane) = (Standing::new(state.clone()), Standing::of_lane(state.clone()));
+        standing.reconnected(0);
+        assert!(standing.gap(Gap { contradicts: true, ..gap(7) }), "nobody else is there");
+        let is_contradicted = || state.readiness.contradiction().is_some();
+        standing.committed(7, 0);
+        assert!(is_contradicted(), "slot 7 was committed late");
+        lane.committed(8, 0);
+        assert!(is_contradicted(), "a lane has no store");
+        standing.committed(8, 0);
+        assert!(!is_contradicted());
+    }
+
+    #[test]
     fn a_commit_that_waits_is_told_and_the_next_slot_ends_it() {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(state.clone());
