@@ -1,4 +1,4 @@
-//! An outage right after a wrong block: an incremental archive alone takes back what only that block has changed.
+//! An outage right after a wrong block: an incremental archive alone takes the changes of that block back.
 
 use std::fs;
 use std::path::Path;
