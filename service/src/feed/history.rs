@@ -89,13 +89,8 @@ impl History {
     pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Option<u64>> {
         let mut before = None;
         let (next_seq, newest) = self.walk(&mut |frame| {
-            before = frame
-                .ends
-                .iter()
-                .filter(|end| Some(end.slot) == self.store.slot)
-                .map(|end| end.parent_slot)
-                .last()
-                .or(before);
+            let own = frame.ends.iter().rfind(|end| Some(end.slot) == self.store.slot);
+            before = own.map(|end| end.parent_slot).or(before);
             frame.changes.iter().filter(|change| Some(change.slot) == self.store.slot).try_for_each(&mut *take)
         })?;
         match self.store.phase {
