@@ -185,8 +185,9 @@ impl Archived {
     /// The archive has the newest version of each account that was written after its base, closed ones included. So if
     /// the store's slot lies between the base and the archive's slot, applying these differences brings the store to
     /// the archive's slot. Changes of the store that may be wrong can be taken back, if the store stood at the base or
-    /// later before them: a key that only they changed has no version in the archive. This also holds for a store in which a heal to the archive's slot or an earlier one is
-    /// incomplete, because the heal changed only accounts that were written after the store's slot.
+    /// later before them: a key that only they changed has no version in the archive. This also holds for a store in which
+    /// a heal to the archive's slot or an earlier one is incomplete, because the heal changed only accounts that were
+    /// written after the store's slot.
     ///
     /// # Errors
     /// Those of [`Self::compare`].

@@ -44,7 +44,7 @@ use crate::ingest::healing::{Differences, Heal};
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
-use archives::{Found, Search, Sources};
+use archives::{Archives, Found, Search, Sources};
 use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
 use newest::Newest;
@@ -294,7 +294,16 @@ impl Healer {
             }
         };
         let from = **state.published.checkpoint();
-        let newest = self.newest(state).ok();
+        let newest = match found.archives {
+            Archives::Full(_) | Archives::Both { .. } => None,
+            Archives::Incremental { .. } => match self.newest(state) {
+                Ok(newest) => Some(newest),
+                Err(why) => {
+                    tell(why);
+                    return Ok(Step::Waits);
+                }
+            },
+        };
         let compared = self.compare(&found, newest, tell, stopped).await?;
         let compared = compared.and_then(|(differences, blockhash)| {
             let room = Room::check(&self.config, &differences)?;

@@ -26,8 +26,8 @@
 //!
 //! - **No compression** in either profile: pubkeys are random bytes, and no codec is compiled in.
 //! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of
-//!   [`RocksdbOptions::cache_bytes`], of the kind that was RocksDB's default until 10.7. If [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over
-//!   whole keys. Index and filters live outside the cache and are not limited. This is a known weakness of the defaults
+//!   [`RocksdbOptions::cache_bytes`], of the kind that was RocksDB's default until 10.7. If
+//!   [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over whole keys. Index and filters live outside the cache and are not limited. This is a known weakness of the defaults
 //!   under a memory cap, and the benchmarks show it.
 //! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
 //!   search of the index (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed

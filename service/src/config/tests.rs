@@ -86,6 +86,19 @@ fn unknown_keys_and_missing_values_are_named() {
 }
 
 #[test]
+fn sources_and_providers_that_cannot_be_or_are_given_twice_are_refused() {
+    for source in ["", "http://", "htp://validator:8899"] {
+        let said = resolve(&format!("heal_from = [{source:?}]")).unwrap_err().to_string();
+        assert!(said.contains("heal_from=") && said.contains("give a directory"), "{said}");
+    }
+    for source in ["/data/snapshots", "snapshots", "http://validator:8899", "https://validator"] {
+        resolve(&format!("heal_from = [{source:?}]")).unwrap();
+    }
+    let twice = resolve("geyser = [\"http://one:1\", \"http://one:1/\"]").unwrap_err();
+    assert!(twice.to_string().contains("given twice"), "{twice}");
+}
+
+#[test]
 fn every_number_has_a_greatest_and_where_zero_is_senseless_a_least() {
     for (key, good, wrong) in [
         ("commit_every", &["1", "1048576"][..], &["0", "1048577"][..]),

@@ -79,7 +79,7 @@ impl Found {
         }
     }
 
-    /// Whether a store at `slot` can be brought to the archives' slot.
+    /// Whether a store at `slot` can be brought to the archives' slot, if every slot up to there is right.
     pub(super) fn takes(&self, slot: u64) -> bool {
         match self.archives {
             Archives::Full(_) | Archives::Both { .. } => true,

@@ -31,7 +31,7 @@ pub(super) struct Comparison {
     pub(super) engine: Arc<Measured>,
     pub(super) config: Config,
     pub(super) found: Found,
-    /// The changes of the store that an incremental archive alone takes back.
+    /// The changes of the store that are taken back; `None` for a full archive.
     pub(super) newest: Option<Arc<Newest>>,
     pub(super) seen: Seen,
     pub(super) stop: Stop,
@@ -58,8 +58,8 @@ impl Comparison {
         let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
         // Not the measured engine, because a scan is no lookup.
         let engine: &dyn Engine = self.engine.inner();
-        let (nothing, is_alone) = (Undo::nothing(), matches!(self.found.archives, Archives::Incremental { .. }));
-        let undo = self.newest.as_ref().filter(|_| is_alone).map_or(&nothing, |newest| &newest.undo);
+        let nothing = Undo::nothing();
+        let undo = self.newest.as_ref().map_or(&nothing, |newest| &newest.undo);
         let cache_bytes = self.config.engine.division().cache_bytes;
         let store = Store {
             engine,
@@ -75,7 +75,7 @@ impl Comparison {
                 self.stop.ask();
             }
         };
-        if is_alone {
+        if matches!(self.found.archives, Archives::Incremental { .. }) {
             let changed = archived.changes(&store, &self.seen, &mut take);
             // An error of writing has stopped the lookups.
             let differences = writer.finish()?;

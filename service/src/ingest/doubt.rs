@@ -6,25 +6,39 @@
 //! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, and a heal needs an
 //! archive with every account. The file means nothing once the store stands at another block.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use engines::checked::{self, Found};
+use serde::{Deserialize, Serialize};
 use solana::ChainCheckpoint;
+use tokio::time::Instant;
 use tracing::warn;
 
 use crate::chain::{Base, Gap};
 use crate::readiness::Readiness;
 
 /// Name of the file within the store's directory.
-const FILE: &str = "contradiction.json";
+const FILE: &str = "contradiction.toml";
+
+/// Wait after a failed write. The disk may have room again.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The file, and the block that it names.
 #[derive(Debug)]
 pub(super) struct Doubt {
     path: PathBuf,
     noted: Option<Base>,
+    /// End of the wait after a failed write.
+    retry_at: Option<Instant>,
+}
+
+/// The text of the file.
+#[derive(Debug, Deserialize, Serialize)]
+struct Noted {
+    slot: u64,
+    blockhash: String,
+    reason: String,
 }
 
 impl Doubt {
@@ -32,10 +46,11 @@ impl Doubt {
     /// process has noted for that block. A file that cannot be read counts as one.
     pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, readiness: &Readiness) -> Self {
         let (path, base) = (dir.join(FILE), base_of(checkpoint));
-        let why = match fs::read(&path) {
-            Ok(bytes) => reason(&bytes, base),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some(format!("cannot read file={}: reason={error}", path.display())),
+        let why = match checked::read(&path) {
+            Ok(None) => None,
+            Ok(Some(Found::Whole(text))) => reason(&text, base),
+            Ok(Some(Found::Unchecked(_) | Found::Damaged)) => Some(format!("{FILE} is damaged")),
+            Err(failed) => Some(failed.to_string()),
         };
         let noted = base.filter(|_| why.is_some());
         if let Some(detail) = why {
@@ -43,21 +58,21 @@ impl Doubt {
             let next_slot = checkpoint.slot.map_or(0, |slot| slot + 1);
             readiness.set_contradiction(Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true });
         }
-        Self { path, noted }
+        Self { path, noted, retry_at: None }
     }
 
     /// Notes the contradiction of a store at `checkpoint`, if there is one. Flushes the file, once for each block.
     pub(super) fn remember(&mut self, readiness: &Readiness, checkpoint: &ChainCheckpoint) {
         let Some((gap, base)) = readiness.contradiction().zip(base_of(checkpoint)) else { return };
-        if self.noted == Some(base) {
+        if self.noted == Some(base) || self.retry_at.is_some_and(|at| Instant::now() < at) {
             return;
         }
-        let text = json!({ "slot": base.slot, "blockhash": base58(base), "reason": gap.detail }).to_string();
-        match write(&self.path, text.as_bytes()) {
-            Ok(()) => self.noted = Some(base),
-            // It is tried again with the next message.
-            Err(error) => {
-                warn!(%error, file = %self.path.display(), "a restart will not know that the newest block is contradicted");
+        let noted = Noted { slot: base.slot, blockhash: base58(base), reason: gap.detail.clone() };
+        match checked::write(&self.path, &toml::to_string(&noted).expect("three plain values")) {
+            Ok(()) => (self.noted, self.retry_at) = (Some(base), None),
+            Err(failed) => {
+                self.retry_at = Some(Instant::now() + RETRY_AFTER);
+                warn!(error = %failed, "a restart would not know that the newest block is contradicted");
             }
         }
     }
@@ -68,21 +83,9 @@ fn base_of(checkpoint: &ChainCheckpoint) -> Option<Base> {
 }
 
 /// Returns the reason if it is about `base`.
-fn reason(bytes: &[u8], base: Option<Base>) -> Option<String> {
-    let Ok(noted) = serde_json::from_slice::<Value>(bytes) else {
-        return Some(format!("{FILE} cannot be read"));
-    };
-    let is_of = |base: &Base| noted["slot"] == base.slot && noted["blockhash"] == base58(*base);
-    base.filter(is_of).map(|_| noted["reason"].as_str().unwrap_or_default().to_owned())
-}
-
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+fn reason(text: &str, base: Option<Base>) -> Option<String> {
+    let Ok(Noted { slot, blockhash, reason }) = toml::from_str(text) else { return Some(format!("{FILE} is damaged")) };
+    base.filter(|base| slot == base.slot && blockhash == base58(*base)).map(|_| reason)
 }
 
 fn base58(base: Base) -> String {
@@ -117,7 +120,24 @@ mod tests {
         }
         remember(at(11, 2), "the next one");
         assert_eq!((open(at(11, 1)).1, open(at(11, 2)).1.as_deref()), (None, Some("the next one")));
-        fs::write(temp.path().join(FILE), "{").unwrap();
+        std::fs::write(temp.path().join(FILE), "slot = 11").unwrap();
         assert!(open(at(11, 1)).1.is_some(), "nobody knows what it said");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_write_is_tried_again_after_a_while() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, checkpoint) = (temp.path().join("missing"), ChainCheckpoint { slot: Some(11), ..Default::default() });
+        let state = State::at(checkpoint);
+        let mut doubt = Doubt::begin(&dir, &checkpoint, &state.readiness);
+        let gap = Gap { first_slot: 12, last_slot: 12, detail: "another parent".to_owned(), contradicts: true };
+        state.readiness.set_contradiction(gap);
+        doubt.remember(&state.readiness, &checkpoint);
+        std::fs::create_dir(&dir).unwrap();
+        doubt.remember(&state.readiness, &checkpoint);
+        assert!(!dir.join(FILE).exists(), "not with each message");
+        tokio::time::advance(RETRY_AFTER).await;
+        doubt.remember(&state.readiness, &checkpoint);
+        assert!(dir.join(FILE).exists());
     }
 }

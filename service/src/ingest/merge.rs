@@ -148,9 +148,7 @@ impl Merge {
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
                 let number = slot.slot;
-                if self.passed.contradicted(provider, slot) {
-                    self.refuted(at, number);
-                }
+                self.contradicted(at, slot);
                 if self.replace().await? {
                     return Ok(false);
                 }
@@ -193,7 +191,7 @@ impl Merge {
                 match self.passed.place(&slot) {
                     Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
                     // The lane's next slot contradicts those that were passed on, too.
-                    Place::Contradicts(_) => drop(self.passed.contradicted(provider, slot)),
+                    Place::Contradicts(_) => self.contradicted(at, slot),
                     Place::Next | Place::Known => {}
                 }
             }
@@ -208,6 +206,14 @@ impl Merge {
         let accounts = slot.events.len();
         self.differing.note(provider, Difference { slot: slot.slot, accounts, first, accounts_first });
         self.differing.tell(providers);
+    }
+
+    /// Notes a lane's slot that contradicts those that were passed on.
+    fn contradicted(&mut self, at: usize, slot: WholeSlot) {
+        let number = slot.slot;
+        if self.passed.contradicted(self.lanes[at].provider(), slot) {
+            self.refuted(at, number);
+        }
     }
 
     /// Has each lane that stands at the newest slot begin before it, because the slot's own provider, which the lane `at`

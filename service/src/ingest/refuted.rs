@@ -313,6 +313,7 @@ mod tests {
         let values: Vec<_> = changed.events.iter().map(|event| (event.key[0], event.value)).collect();
         assert_eq!(values, [(1, Some([1; 32])), (2, Some([2; 32])), (3, None)]);
     }
+
     #[test]
     fn those_who_named_the_right_block_before_its_own_provider_agree_with_it() {
         let mut newest = applied();

@@ -35,40 +35,51 @@ pub(super) struct Standing {
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
+    role: Role,
+}
+
+/// The part of the ingest that a standing is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// ingest-apply, which has the store.
+    Apply,
+    /// A spool. A contradiction that another provider may resolve is no gap in it.
+    Spool,
+    /// One of several lanes, which has no store of its own, so that its slots end no contradiction.
+    Lane,
+}
+
+impl Role {
     /// Follows the description of a gap.
-    consequence: &'static str,
-    /// Whether readiness is told of the contradictions of distrusted providers.
-    shows_distrust: bool,
-    /// Whether it has no store, so that its slots end no contradiction.
-    is_lane: bool,
+    fn consequence(self) -> &'static str {
+        match self {
+            Self::Apply => {
+                "the store stays at the slot before, and the stream is asked again until it goes on from there"
+            }
+            Self::Spool => "the kept slots end before it, and the stream is asked again until it goes on from there",
+            Self::Lane => "another provider is followed as well, and this one is asked again",
+        }
+    }
 }
 
 impl Standing {
     /// Creates the standing at the start: catching up, before the first connection.
     pub(super) fn new(state: State) -> Self {
-        Self {
-            state,
-            live: false,
-            gap: None,
-            connections: 0,
-            given_up: false,
-            provider: None,
-            consequence: "the store stays at the slot before, and the stream is asked again until it goes on from there",
-            shows_distrust: true,
-            is_lane: false,
-        }
+        Self::of(Role::Apply, state)
     }
 
-    /// Creates the standing of a spool. A contradiction that another provider may resolve is no gap in the spool.
+    /// Creates the standing of a spool.
     pub(super) fn of_spool(state: State) -> Self {
-        let consequence = "the kept slots end before it, and the stream is asked again until it goes on from there";
-        Self { consequence, shows_distrust: false, ..Self::new(state) }
+        Self::of(Role::Spool, state)
     }
 
-    /// Creates the standing of one of several lanes, which has no store of its own.
+    /// Creates the standing of one of several lanes.
     pub(super) fn of_lane(state: State) -> Self {
-        let consequence = "another provider is followed as well, and this one is asked again";
-        Self { consequence, is_lane: true, ..Self::new(state) }
+        Self::of(Role::Lane, state)
+    }
+
+    fn of(role: Role, state: State) -> Self {
+        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None, role }
     }
 
     /// Publishes the phase, before the first message.
@@ -113,7 +124,7 @@ impl Standing {
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
         if gap.contradicts {
-            if self.shows_distrust {
+            if self.role != Role::Spool {
                 // The newest slot may be committed later than this, which decides nothing.
                 let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
                 let first_slot = gap.first_slot.max(next_slot);
@@ -132,7 +143,7 @@ impl Standing {
             last_slot = gap.last_slot,
             detail = gap.detail,
             "gap: {what}; {}{}{remedy}",
-            self.consequence,
+            self.role.consequence(),
             if remedy.is_empty() { "" } else { "; " }
         );
         self.live = false;
@@ -159,7 +170,7 @@ impl Standing {
             0 => Age::Known(Duration::ZERO),
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
-        if !self.is_lane {
+        if self.role != Role::Lane {
             readiness.contradiction_is_over(slot);
         }
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {

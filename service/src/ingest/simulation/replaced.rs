@@ -31,7 +31,7 @@ struct Story {
     engine: Arc<Measured>,
     feed: Arc<Feed>,
     _stop: watch::Sender<bool>,
-    _temp: TempDir,
+    temp: TempDir,
 }
 
 impl Story {
@@ -61,7 +61,7 @@ impl Story {
         let (stop, stopped) = watch::channel(false);
         let apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).unwrap();
-        let mut story = Self { apply, state, engine, feed, _stop: stop, _temp: temp };
+        let mut story = Self { apply, state, engine, feed, _stop: stop, temp };
         story.apply.begin();
         story.connect(0);
         story
@@ -307,7 +307,7 @@ fn a_heal_ends_the_search() {
     let mut story = Story::begin();
     story.block(12, [12, 11], &[]);
     let from = ChainCheckpoint::read(&story.engine.checkpoint().unwrap()).unwrap();
-    let mut differences = DifferenceWriter::create(&story._temp.path().join("differences")).unwrap();
+    let mut differences = DifferenceWriter::create(&story.temp.path().join("differences")).unwrap();
     assert!(differences.push(&[1; 32], Some(&[5; 32]), Some(&[8; 32])));
     let (done, is_done) = oneshot::channel();
     let to = Base { slot: 14, blockhash: [14; 32] };
@@ -340,17 +340,17 @@ fn differences_that_no_commit_can_hold_are_a_gap() {
 #[test]
 fn of_a_refutation_the_doubt_alone_outlives_the_process() {
     let mut story = Story::begin();
-    story.apply = story.apply.with_memory(story._temp.path());
+    story.apply = story.apply.with_memory(story.temp.path());
     assert_eq!(story.state.readiness.contradiction(), None);
     story.block(12, [12, 11], &[]);
-    let Story { apply, engine, feed, _stop: stop, _temp: temp, .. } = story;
+    let Story { apply, engine, feed, _stop: stop, temp, .. } = story;
     apply.end().unwrap();
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint().unwrap()).unwrap();
     let state = State::at(checkpoint).with_providers(["a", "b", "c"].map(str::to_owned));
     let config = apply_defaults(Durability::Buffered);
     let apply = Apply::new(Arc::clone(&engine), state.clone(), None, config, Pulse::default(), stop.subscribe());
     let apply = apply.unwrap().with_memory(temp.path());
-    let mut story = Story { apply, state, engine, feed, _stop: stop, _temp: temp };
+    let mut story = Story { apply, state, engine, feed, _stop: stop, temp };
     let doubted = story.state.readiness.contradiction().expect("the file says so");
     assert!(doubted.detail.contains("parent_blockhash"), "{doubted:?}");
     story.apply.begin();

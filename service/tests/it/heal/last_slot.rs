@@ -31,8 +31,15 @@ fn archives(run: &Run, to: &Path, base: u64, block: u64, full: bool) {
     fs::remove_dir_all(&made).unwrap();
 }
 
+/// The provider may not end in time. Then its next slot refutes the wrong one, a full archive is needed, and nothing is
+/// taken back. So there are three attempts.
 #[test]
 fn a_wrong_last_slot_is_taken_back() {
+    assert!((0..3).any(|_| heals_from_an_incremental_archive()), "the wrong slot was refuted each time");
+}
+
+/// Heals a store whose last slot is wrong. Returns whether an incremental archive alone was enough.
+fn heals_from_an_incremental_archive() -> bool {
     let run = Run::telling(columns().remove(0), STORY, DELIVERY);
     let stream = format!("http://{}", run.stream.address());
     let provider = Provider::start_of("127.0.0.1:0", &stream).unwrap();
@@ -47,10 +54,10 @@ fn a_wrong_last_slot_is_taken_back() {
     let _honest = Provider::start_of(&address, &stream).unwrap();
     let (needed, _) = wait_for_need(&mut service, "there is none");
     let is_contradicted = service.log().contains("contradicts the applied chain");
-    // The provider may not have ended in time. Then its next slot refutes the wrong one, and a full archive is needed.
     archives(&run, &run.archives, 2, needed - BASE_SLOT, is_contradicted);
     service.wait_for_slot(needed);
     let end = run.reach_end(&mut service);
     assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
     run.finish(service, &end);
+    !is_contradicted
 }
