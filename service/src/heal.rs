@@ -294,17 +294,10 @@ impl Healer {
             }
         };
         let from = **state.published.checkpoint();
-        let newest = match found.archives {
-            Archives::Full(_) | Archives::Both { .. } => None,
-            Archives::Incremental { .. } => match self.newest(state) {
-                Ok(newest) => Some(newest),
-                Err(why) => {
-                    tell(why);
-                    return Ok(Step::Waits);
-                }
-            },
+        let compared = match self.taken_back(&found, state) {
+            Ok(newest) => self.compare(&found, newest, tell, stopped).await?,
+            Err(why) => Err(anyhow::Error::msg(why)),
         };
-        let compared = self.compare(&found, newest, tell, stopped).await?;
         let compared = compared.and_then(|(differences, blockhash)| {
             let room = Room::check(&self.config, &differences)?;
             Ok((joined(to, blockhash), differences, room))
@@ -351,6 +344,14 @@ impl Healer {
             "the archive cannot be used: nothing was changed, and a newer one is waited for"
         );
         state.readiness.set_phase(Phase::Healing(why));
+    }
+
+    /// Returns the changes of the store that these archives take back; `None` if they have every account.
+    fn taken_back(&mut self, found: &Found, state: &State) -> Result<Option<Arc<Newest>>, String> {
+        match found.archives {
+            Archives::Full(_) | Archives::Both { .. } => Ok(None),
+            Archives::Incremental { .. } => self.newest(state).map(Some),
+        }
     }
 
     /// Returns the changes of the store's newest slot, or the reason why they are not known. Reads the feed's log once, as

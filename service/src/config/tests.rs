@@ -94,7 +94,7 @@ fn sources_and_providers_that_cannot_be_or_are_given_twice_are_refused() {
     for source in ["/data/snapshots", "snapshots", "http://validator:8899", "https://validator"] {
         resolve(&format!("heal_from = [{source:?}]")).unwrap();
     }
-    let twice = resolve("geyser = [\"http://one:1\", \"http://one:1/\"]").unwrap_err();
+    let twice = resolve_in_dir("geyser = [\"http://one:1\", \"http://one:1/\"]").unwrap_err();
     assert!(twice.to_string().contains("given twice"), "{twice}");
 }
 
