@@ -91,7 +91,7 @@ impl Undo {
     }
 
     /// Returns each changed key with the value before its first change, in ascending order.
-    pub(crate) fn old_values(&self) -> impl Iterator<Item = (&Key, Option<&Value>)> {
+    pub fn old_values(&self) -> impl Iterator<Item = (&Key, Option<&Value>)> {
         self.changes.iter().map(|change| (&change.key, change.old.as_ref()))
     }
 

@@ -1,8 +1,9 @@
-//! Closes a gap that no server can close: brings the store to the slot of a snapshot archive by the differences alone.
+//! Brings the store to the slot of a snapshot archive by the differences alone, because slots are missing that no server
+//! has, or because the store stands at a block that its providers contradict.
 //!
-//! Owns: how long a gap has to last before it is healed, the choice of an archive, and the order of spool, comparison,
-//! differences and replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits;
-//! `heal` sorts the archive and compares it with the store, together with bootstrap's threads; the spool has its own.
+//! Owns: when a store has to be healed, the choice of an archive, and the order of spool, comparison, differences and
+//! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the archive
+//! and compares it with the store, together with bootstrap's threads; the spool has its own.
 //!
 //! The stream comes first, as in a load: its slots are kept from the newest one on, so that an archive of that slot or a
 //! later one joins them without a hole. Nobody writes to the store while it is compared. All of an archive is read
@@ -12,6 +13,7 @@
 mod archives;
 mod choice;
 mod comparison;
+mod need;
 mod newest;
 mod room;
 mod search;
@@ -47,16 +49,14 @@ use crate::spool;
 use archives::{Archives, Found, Search, Sources};
 use choice::{Refusals, Wanted};
 use comparison::{Comparison, joined, progress};
-use newest::Newest;
+pub(crate) use need::{PATIENCE, needed};
+pub(crate) use newest::Newest;
 use room::Room;
 use search::Failing;
 use stale::{Growth, far_before};
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
-
-/// How long a gap has to last before it is healed. Another provider would take over in less time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the phase and the progress are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -129,22 +129,6 @@ impl Healer {
             newest: None,
             provider: 0,
         })
-    }
-
-    /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
-    /// store is not healed, because a person has to judge it.
-    pub(crate) async fn needed(state: &State) {
-        let mut since = None;
-        loop {
-            since = match state.readiness.phase() {
-                Phase::Gap(gap) if !gap.contradicts => since.or_else(|| Some(Instant::now())),
-                _ => None,
-            };
-            if since.is_some_and(|since: Instant| since.elapsed() >= PATIENCE) {
-                return;
-            }
-            sleep(LOOK_EVERY).await;
-        }
     }
 
     /// Heals the store: waits for an archive that joins the spool, applies the differences, and returns the slots to
@@ -254,7 +238,9 @@ impl Healer {
             mirror(spooling.state(), state);
             let kept = spool.stopped().map(|why| format!("; the stream is no longer kept: {why}"));
             let trouble = spooling.state().readiness.trouble().map(|why| format!("; stream: {why}"));
-            tell(text + &kept.unwrap_or_default() + &trouble.unwrap_or_default());
+            let contradiction = state.readiness.contradiction();
+            let contradiction = contradiction.map(|gap| format!("; the store's chain is contradicted: {}", gap.detail));
+            tell([text].into_iter().chain([kept, trouble, contradiction].into_iter().flatten()).collect());
         };
         let first = match spooling.base() {
             Ok(Some(base)) => base.slot,
@@ -267,9 +253,10 @@ impl Healer {
                 return Ok(Step::Waits);
             }
         };
-        let base_max = match state.readiness.contradiction() {
-            Some(_) => Err("a provider has contradicted the store's chain".to_owned()),
-            None => self.newest(state).map(|newest| newest.base_max),
+        let is_contradicted = state.readiness.contradiction().is_some();
+        let base_max = match is_contradicted {
+            true => Err("a provider has contradicted the store's chain".to_owned()),
+            false => self.newest(state).map(|newest| newest.base_max),
         };
         let wanted = self.refusals.wanted(first, &state.published.checkpoint(), base_max);
         let search = self.search(&wanted, tell, stopped).await?;
@@ -300,7 +287,7 @@ impl Healer {
         };
         let compared = compared.and_then(|(differences, blockhash)| {
             let room = Room::check(&self.config, &differences)?;
-            Ok((joined(to, blockhash), differences, room))
+            Ok((joined(to, blockhash, is_contradicted), differences, room))
         });
         match compared {
             Ok((Ok(to), differences, room)) => Ok(Step::Compared(Box::new(Compared { from, to, differences, room }))),

@@ -2,13 +2,15 @@
 //!
 //! Owns: their order. Must not: know a slot's content. Runs as one task on the tokio runtime.
 
+use std::time::Duration;
+
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
 use crate::chain::Base;
 use crate::config::Config;
 use crate::failed::Failed;
-use crate::heal::{Healer, Stopped};
+use crate::heal::{self, Healer, Stopped};
 use crate::ingest::State;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
@@ -71,7 +73,7 @@ impl Slots {
                 (Begin::Follow(replay), healer) => {
                     tokio::select! {
                         () = follow(replay, &stream, &messages, &state, &stopped) => return,
-                        () = needed(healer.as_mut(), &state) => Begin::Heal(None),
+                        () = needed(healer.as_mut(), &state, stream.settings.gap_timeout) => Begin::Heal(None),
                     }
                 }
                 // Without a healer no start begins with a heal, and no gap leads to one.
@@ -81,11 +83,11 @@ impl Slots {
     }
 }
 
-/// Returns once a gap has to be healed; never without a healer. The sources of archives are watched meanwhile.
-async fn needed(healer: Option<&mut Healer>, state: &State) {
+/// Returns once the store has to be healed; never without a healer. The sources of archives are watched meanwhile.
+async fn needed(healer: Option<&mut Healer>, state: &State, gap_timeout: Duration) {
     match healer {
         Some(healer) => tokio::select! {
-            () = Healer::needed(state) => {}
+            () = heal::needed(state, gap_timeout) => {}
             () = healer.watch(state) => {}
         },
         None => std::future::pending().await,

@@ -49,7 +49,7 @@ fn valid(header: &[u8]) -> Vec<u8> {
             |n: u8| Change { slot: 7, key: [n; 32], old: n.is_multiple_of(2).then_some([1; 32]), new: Some([n; 32]) };
         let changes: Vec<Change> = (0..count).map(change).collect();
         let seq = first_seq + u64::from(count) - 1;
-        let ends = vec![SlotEnd { seq, slot: 7, blockhash: [8; 32], parent_slot: 6 }];
+        let ends = vec![SlotEnd { seq, slot: 7, blockhash: [8; 32], parent_slot: 6, is_healed: false }];
         Frame { first_seq, committed_unix_ms: 3, changes, ends }.encode(&mut frame);
         out.extend_from_slice(&frame);
         first_seq += u64::from(count);

@@ -81,16 +81,16 @@ impl History {
         self.check_end(next_seq, newest.as_ref())
     }
 
-    /// Passes every change of the store's own slot on to `take`, in order. Returns the slot at which the store stood before
-    /// them; `None` if there are none. A heal may have begun after the slot.
+    /// Passes every change of the store's own slot on to `take`, in order. Returns the newest end of the slot; `None` if there
+    /// are none. A heal may have begun after the slot.
     ///
     /// # Errors
     /// Those of [`History::for_each`].
-    pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Option<u64>> {
-        let mut before = None;
+    pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Option<SlotEnd>> {
+        let mut newest_end = None;
         let (next_seq, newest) = self.walk(&mut |frame| {
             let own = frame.ends.iter().rfind(|end| Some(end.slot) == self.store.slot);
-            before = own.map(|end| end.parent_slot).or(before);
+            newest_end = own.copied().or(newest_end);
             frame.changes.iter().filter(|change| Some(change.slot) == self.store.slot).try_for_each(&mut *take)
         })?;
         match self.store.phase {
@@ -98,7 +98,7 @@ impl History {
             MapPhase::Healing { .. } if next_seq == self.store.seq + 1 => {}
             _ => self.check_end(next_seq, newest.as_ref())?,
         }
-        Ok(before)
+        Ok(newest_end)
     }
 
     /// Passes each frame up to the store's sequence number on to `look_at`. Returns the sequence number after the last
@@ -252,7 +252,7 @@ mod tests {
         for slot in 11..=last_slot {
             let seq = newest.seq + if slot == 11 { 0 } else { 2 };
             let change = |key: u8| Change { slot, key: [key; 32], old: None, new: Some([slot as u8; 32]) };
-            let end = SlotEnd { seq, slot, blockhash: [slot as u8; 32], parent_slot: slot - 1 };
+            let end = SlotEnd { seq, slot, blockhash: [slot as u8; 32], parent_slot: slot - 1, is_healed: false };
             let (changes, ends) = if slot == 11 { (vec![], vec![]) } else { (vec![change(1), change(2)], vec![end]) };
             writer.append(newest.seq + 1, changes, ends).unwrap();
             newest = at(seq, slot);
@@ -303,9 +303,9 @@ mod tests {
                     changes += 1;
                     Ok(())
                 })
-                .map(|before| (before, changes))
+                .map(|end| (end.map(|end| (end.parent_slot, end.is_healed)), changes))
         };
-        assert_eq!(newest(&store).unwrap(), (Some(13), 2));
+        assert_eq!(newest(&store).unwrap(), (Some((13, false)), 2));
         assert_eq!(newest(&at(5, 11)).unwrap(), (None, 0), "slot 11 changed nothing");
         assert!(newest(&at(5, 10)).is_err(), "the log begins there");
         let other_block = ChainCheckpoint { blockhash: [99; 32], ..store };
@@ -316,11 +316,11 @@ mod tests {
         let phase = MapPhase::Healing { to_slot: 30, next_key: [4; 32] };
         let healing = ChainCheckpoint { seq: store.seq + 1, phase, ..store };
         writer.publish(&healing);
-        assert_eq!(newest(&healing).unwrap(), (Some(13), 2), "a heal has begun");
-        let end = SlotEnd { seq: store.seq + 2, slot: 30, blockhash: [30; 32], parent_slot: 14 };
+        assert_eq!(newest(&healing).unwrap(), (Some((13, false)), 2), "a heal has begun");
+        let end = SlotEnd { seq: store.seq + 2, slot: 30, blockhash: [30; 32], parent_slot: 14, is_healed: true };
         writer.append(store.seq + 2, vec![change(4)], vec![end]).unwrap();
         writer.publish(&at(store.seq + 2, 30));
-        assert_eq!(newest(&at(store.seq + 2, 30)).unwrap(), (Some(14), 2), "a heal went there from slot 14");
+        assert_eq!(newest(&at(store.seq + 2, 30)).unwrap(), (Some((14, true)), 2), "a heal went there from slot 14");
     }
 
     /// The changes of a heal are the difference from the slot before the gap, and not from a slot in it.
@@ -330,7 +330,7 @@ mod tests {
         let store = write(temp.path(), 14, Durability::Synced);
         let (mut writer, _) = FeedWriter::open(temp.path(), &store, Durability::Synced, KEEP_ALL).unwrap();
         let change = Change { slot: 30, key: [3; 32], old: None, new: Some([30; 32]) };
-        let end = SlotEnd { seq: store.seq + 1, slot: 30, blockhash: [30; 32], parent_slot: 14 };
+        let end = SlotEnd { seq: store.seq + 1, slot: 30, blockhash: [30; 32], parent_slot: 14, is_healed: true };
         writer.append(store.seq + 1, vec![change], vec![end]).unwrap();
         let healed = at(store.seq + 1, 30);
         writer.publish(&healed);
@@ -349,7 +349,7 @@ mod tests {
         let within = ChainCheckpoint { phase: MapPhase::Healing { to_slot: 30, next_key: [3; 32] }, ..at(7, 10) };
         let (mut writer, _) = FeedWriter::open(temp.path(), &within, Durability::Synced, KEEP_ALL).unwrap();
         let change = Change { slot: 30, key: [3; 32], old: None, new: Some([30; 32]) };
-        let end = SlotEnd { seq: 8, slot: 30, blockhash: [30; 32], parent_slot: 10 };
+        let end = SlotEnd { seq: 8, slot: 30, blockhash: [30; 32], parent_slot: 10, is_healed: true };
         writer.append(8, vec![change], vec![end]).unwrap();
         let healed = at(8, 30);
         writer.publish(&healed);

@@ -31,8 +31,10 @@ pub struct SlotEnd {
     pub seq: u64,
     pub slot: u64,
     pub blockhash: [u8; 32],
-    /// Slot of the parent block.
+    /// Slot of the parent block; after a heal the slot at which the store stood before it.
     pub parent_slot: u64,
+    /// Whether a heal has brought the map here, so that an archive names every value. Only the log keeps this.
+    pub is_healed: bool,
 }
 
 /// The changes of one commit. The change `changes[i]` has the sequence number `first_seq + i`.
@@ -62,6 +64,7 @@ const VERSION: u32 = 2;
 
 const HAS_OLD: u8 = 1;
 const HAS_NEW: u8 = 2;
+const IS_HEALED: u8 = 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -113,7 +116,9 @@ struct EndRecord {
     seq: U64,
     slot: U64,
     parent_slot: U64,
-    reserved: U64,
+    /// The bit [`IS_HEALED`].
+    flags: u8,
+    reserved: [u8; 7],
     blockhash: [u8; 32],
 }
 
@@ -225,9 +230,11 @@ impl Frame {
             };
             out.extend_from_slice(record.as_bytes());
         }
-        for SlotEnd { seq, slot, blockhash, parent_slot } in self.ends.iter().copied() {
+        for SlotEnd { seq, slot, blockhash, parent_slot, is_healed } in self.ends.iter().copied() {
             let (seq, slot, parent_slot) = (seq.into(), slot.into(), parent_slot.into());
-            out.extend_from_slice(EndRecord { seq, slot, parent_slot, reserved: U64::ZERO, blockhash }.as_bytes());
+            let flags = if is_healed { IS_HEALED } else { 0 };
+            let record = EndRecord { seq, slot, parent_slot, flags, reserved: [0; 7], blockhash };
+            out.extend_from_slice(record.as_bytes());
         }
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
@@ -274,6 +281,7 @@ impl Frame {
             slot: end.slot.get(),
             blockhash: end.blockhash,
             parent_slot: end.parent_slot.get(),
+            is_healed: end.flags & IS_HEALED != 0,
         });
         let changes = records.iter().map(|record| Change {
             slot: record.slot.get(),
@@ -302,7 +310,7 @@ mod tests {
     fn a_frame_survives_its_bytes_and_no_flipped_bit_passes() {
         let change = Change { slot: 9, key: [1; 32], old: None, new: Some([0; 32]) };
         let removed = Change { slot: 10, key: [2; 32], old: Some([3; 32]), new: None };
-        let ends = vec![SlotEnd { seq: 7, slot: 9, blockhash: [4; 32], parent_slot: 5 }];
+        let ends = vec![SlotEnd { seq: 7, slot: 9, blockhash: [4; 32], parent_slot: 5, is_healed: true }];
         let frame = Frame { first_seq: 7, committed_unix_ms: 8, changes: vec![change, removed], ends };
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);

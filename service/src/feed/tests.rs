@@ -25,7 +25,13 @@ fn change(n: u64) -> Change {
 
 /// Returns the slot ends among the changes from `first` to `last`: each third change is the last of its slot.
 fn ends(first: u64, last: u64) -> Vec<SlotEnd> {
-    let end = |seq: u64| SlotEnd { seq, slot: seq / 3, blockhash: [seq as u8; 32], parent_slot: seq / 3 - 1 };
+    let end = |seq: u64| SlotEnd {
+        seq,
+        slot: seq / 3,
+        blockhash: [seq as u8; 32],
+        parent_slot: seq / 3 - 1,
+        is_healed: false,
+    };
     (first..=last).filter(|seq| seq % 3 == 2 && *seq > 3).map(end).collect()
 }
 
@@ -369,8 +375,13 @@ fn who_reads_the_ring_cannot_write_it() {
         let shm_layout::ring::Found::Record(record) = reader.read(seq) else { panic!("seq={seq}") };
         let Change { slot, key, old, new } = change(seq);
         assert_eq!((record.slot, record.key, record.old, record.new), (slot, key, old, new));
-        let end =
-            record.slot_end.map(|end| SlotEnd { seq, slot, blockhash: end.blockhash, parent_slot: end.parent_slot });
+        let end = record.slot_end.map(|end| SlotEnd {
+            seq,
+            slot,
+            blockhash: end.blockhash,
+            parent_slot: end.parent_slot,
+            is_healed: false,
+        });
         assert_eq!(end, ends(seq, seq).pop());
         assert_eq!(record.published_ns > 0, seq > 10, "seq={seq}");
     }

@@ -91,11 +91,12 @@ impl Comparison {
     }
 }
 
-/// Joins the stream's block of the archive's slot and the blockhash that the archive names. Either may be unknown.
+/// Joins the stream's block of the archive's slot and the blockhash that the archive names. Either may be unknown, unless
+/// the store `is_contradicted`: then both have to name the block that the store goes to.
 ///
 /// # Errors
-/// They are of two chains.
-pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
+/// They are of two chains, or one that has to be known is not.
+pub(super) fn joined(stream: Base, archive: [u8; 32], is_contradicted: bool) -> Result<Base> {
     let known = |blockhash: [u8; 32]| (blockhash != [0; 32]).then_some(blockhash);
     let (told, named) = (known(stream.blockhash), known(archive));
     if let (Some(told), Some(named)) = (told, named) {
@@ -106,6 +107,12 @@ pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
             bs58::encode(named).into_string(),
             bs58::encode(told).into_string()
         );
+    } else {
+        ensure!(
+            !is_contradicted,
+            "the archive and the stream do not both name the block of slot={}, and a provider has contradicted the store",
+            stream.slot
+        );
     }
     Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
 }
@@ -114,4 +121,28 @@ pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
 pub(super) fn progress(slot: u64, shown: &Shown, begun: Instant) -> String {
     let (read, pairs, kept) = (shown.read(begun), shown.load.pairs(), shown.kept());
     format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={pairs}; {kept}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contradicted_store_goes_to_a_block_that_archive_and_stream_both_name() {
+        let stream = |hash| Base { slot: 5, blockhash: [hash; 32] };
+        for (told, named, plain, contradicted) in [
+            (1, 1, Some(1), Some(1)),
+            (1, 0, Some(1), None),
+            (0, 1, Some(1), None),
+            (0, 0, Some(0), None),
+            (1, 2, None, None),
+        ] {
+            let joined = |is_contradicted| joined(stream(told), [named; 32], is_contradicted).ok();
+            assert_eq!(
+                [joined(false), joined(true)],
+                [plain, contradicted].map(|hash| hash.map(stream)),
+                "{told} {named}"
+            );
+        }
+    }
 }

@@ -7,6 +7,8 @@
 //! block may be a wrong one. An incremental archive has every account that was written after its base. So if the store
 //! stood at the base or later before its newest slot, the accounts that this slot changed and that the archive lacks were
 //! not written by the chain. They get their old values back, which the feed's log has. A full archive needs none of this.
+//! Neither does a store that a heal has brought to its slot, because an archive names all of its values. Its old values may be
+//! those of a wrong block.
 
 use std::path::Path;
 
@@ -19,11 +21,11 @@ use crate::feed::{FRAME_CHANGES_MAX, History};
 
 /// The changes of a store's newest slot.
 #[derive(Debug)]
-pub(super) struct Newest {
+pub(crate) struct Newest {
     /// The largest base of an incremental archive that can heal the store alone.
-    pub(super) base_max: u64,
+    pub(crate) base_max: u64,
     /// The changes that such a heal takes back.
-    pub(super) undo: Undo,
+    pub(crate) undo: Undo,
 }
 
 impl Newest {
@@ -31,7 +33,7 @@ impl Newest {
     ///
     /// # Errors
     /// The store stands at no slot; the log does not have all changes of its slot; errors of reading the log.
-    pub(super) fn read(feed: &Path, store: &ChainCheckpoint) -> Result<Self> {
+    pub(crate) fn read(feed: &Path, store: &ChainCheckpoint) -> Result<Self> {
         let slot = store.slot.context("the store stands at no slot")?;
         let history = match History::open(feed, slot.saturating_sub(1), store) {
             Ok(history) => history,
@@ -44,10 +46,12 @@ impl Newest {
         let bytes_max = FRAME_CHANGES_MAX as u64 * Undo::KEY_BYTES;
         let too_many = |error: TooManyKeys| Error::new(ErrorKind::FixInput, error.to_string());
         let mut undo = Undo::within(bytes_max, history.changes()).map_err(too_many)?;
-        let before =
-            history.newest_slot(&mut |change| undo.add(change.key, change.old, change.new).map_err(too_many))?;
+        let end = history.newest_slot(&mut |change| undo.add(change.key, change.old, change.new).map_err(too_many))?;
+        if end.is_some_and(|end| end.is_healed) {
+            return Ok(Self { base_max: slot, undo: Undo::nothing() });
+        }
         undo.finish();
-        Ok(Self { base_max: before.unwrap_or(slot.saturating_sub(1)), undo })
+        Ok(Self { base_max: end.map_or(slot.saturating_sub(1), |end| end.parent_slot), undo })
     }
 }
 
@@ -65,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incremental_archive_has_to_begin_before_the_newest_slot_unless_the_store_was_loaded_there() {
+    fn an_incremental_archive_has_to_begin_before_the_newest_slot_unless_the_store_was_brought_there() {
         let temp = tempfile::tempdir().unwrap();
         let keep_all = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
         let newest = |store: &ChainCheckpoint| {
@@ -76,12 +80,20 @@ mod tests {
         let (mut writer, _) = FeedWriter::open(temp.path(), &at(5, 10), Durability::Synced, keep_all).unwrap();
         assert_eq!(newest(&at(5, 10)), Ok((10, 0)));
         let change = |key: u8| Change { slot: 13, key: [key; 32], old: None, new: Some([13; 32]) };
-        let end = SlotEnd { seq: 8, slot: 13, blockhash: [13; 32], parent_slot: 11 };
+        let end = SlotEnd { seq: 8, slot: 13, blockhash: [13; 32], parent_slot: 11, is_healed: false };
         writer.append(6, vec![change(1), change(2), change(1)], vec![end]).unwrap();
         writer.publish(&at(8, 13));
         assert_eq!(newest(&at(8, 13)), Ok((11, 2)));
         assert_eq!(newest(&at(8, 15)), Ok((14, 0)), "slot 15 has changed nothing");
         assert!(newest(&at(9, 16)).unwrap_err().contains("does not lead to the store"));
         assert!(newest(&ChainCheckpoint::default()).is_err());
+        let healed = SlotEnd { seq: 9, blockhash: [99; 32], is_healed: true, ..end };
+        writer.append(9, vec![change(1)], vec![healed]).unwrap();
+        writer.publish(&ChainCheckpoint { blockhash: [99; 32], ..at(9, 13) });
+        assert_eq!(
+            newest(&ChainCheckpoint { blockhash: [99; 32], ..at(9, 13) }),
+            Ok((13, 0)),
+            "an archive names it all"
+        );
     }
 }

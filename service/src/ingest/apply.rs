@@ -341,7 +341,8 @@ impl Apply {
             return Ok(());
         }
         self.newest.forget();
-        let parent_slot = self.committed.slot.unwrap_or(0);
+        // The store may have stood at another block of the archive's slot.
+        let parent_slot = self.committed.slot.unwrap_or(0).min(to.slot.saturating_sub(1));
         if let Some(feed) = self.feed.as_mut().filter(|_| !fits_feed) {
             feed.leave_out(differences.left(), to.slot);
         }
@@ -363,7 +364,7 @@ impl Apply {
                     ..self.committed
                 },
             };
-            let end = SlotEnd { seq: 0, slot: to.slot, blockhash: to.blockhash, parent_slot };
+            let end = SlotEnd { seq: 0, slot: to.slot, blockhash: to.blockhash, parent_slot, is_healed: true };
             self.batch.heal(changes, is_last.then_some(end));
             self.commit_and_publish(next)?;
             self.state.healing.applied(count);

@@ -150,7 +150,7 @@ impl Batch {
         }
         if self.changes.len() > before {
             let WholeSlot { slot, blockhash, parent_slot, .. } = *slot;
-            self.ends.push(SlotEnd { seq: self.changes.len() as u64, slot, blockhash, parent_slot });
+            self.ends.push(SlotEnd { seq: self.changes.len() as u64, slot, blockhash, parent_slot, is_healed: false });
         }
         self.events += slot.events.len() as u64;
         Ok(None)

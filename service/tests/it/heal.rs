@@ -1,6 +1,7 @@
 //! Gaps that are closed from snapshot archives: the map, the feed and the lookups stay exact, with kills, and with
 //! archives that are too old, cut or late.
 
+mod contradiction;
 mod faults;
 mod incremental;
 mod last_slot;

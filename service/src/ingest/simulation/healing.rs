@@ -1,10 +1,10 @@
 //! Gaps that no server can close, and archives of the chain that close them, with kills at any commit and any frame.
 //!
 //! Owns: which archives there are, the choice of one, and its comparison with the store. Must not: apply a difference, or
-//! decide when a gap has to be healed. The reader of archives is not simulated: an archive is the chain's map at its
-//! slot.
+//! decide when a gap has to be healed. The reader of archives is not simulated: a full archive is the chain's map at its
+//! slot, an incremental one the keys that were written after its base.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::sources::{Begin, Start};
 use super::spooled::{Keeper, tear};
 use super::{Simulation, Until, in_virtual_time};
 use crate::chain::{Base, Phase};
-use crate::heal::PATIENCE;
+use crate::heal::{Newest, PATIENCE};
 use crate::ingest::State;
 use crate::ingest::healing::{DifferenceWriter, Differences, Heal};
 use crate::ingest::receive::Message;
@@ -34,6 +34,9 @@ use crate::spool::{self, Figures};
 
 /// Number of chains that `make test` tries.
 const SEEDS: u64 = 200;
+
+/// Room for the largest slot in a spool. In a smaller one no archive ever joins a slot.
+const SLOT_BYTES_MAX: u64 = 2500;
 
 /// How often a new archive is looked for.
 const SEARCH_EVERY: Duration = Duration::from_millis(500);
@@ -59,6 +62,9 @@ pub(super) struct Healer {
     spool_dir: PathBuf,
     /// The file that each comparison writes again.
     differences: PathBuf,
+    feed_dir: PathBuf,
+    /// Whether incremental archives alone are taken where they are enough.
+    takes_incremental: bool,
     figures: Arc<Figures>,
     written: Arc<()>,
     /// Whether the feed's log can keep the differences of this life's heals.
@@ -95,6 +101,8 @@ impl Simulation {
             keeper,
             spool_dir,
             differences: heals.temp.path().join("differences"),
+            feed_dir: self.store.feed_dir(),
+            takes_incremental: self.rng.chance(0.5),
             figures: Arc::clone(&figures),
             written: Arc::clone(&written),
             fits_feed: self.rng.chance(0.7),
@@ -145,7 +153,7 @@ impl Healer {
             if let Some(to) = self.choose(&spooling, state) {
                 let (done, is_done) = oneshot::channel();
                 let from = **state.published.checkpoint();
-                let (differences, fits_feed) = (self.compare(to.slot), self.fits_feed);
+                let (differences, fits_feed) = (self.compare(to.slot, state), self.fits_feed);
                 let heal = Heal { differences, from, to, fits_feed, done };
                 messages.send(Message::Heal(Box::new(heal))).await.ok()?;
                 if is_done.await.is_ok() {
@@ -192,7 +200,7 @@ impl Healer {
     }
 
     /// Compares the store with the archive of `slot`.
-    fn compare(&self, slot: u64) -> Differences {
+    fn compare(&self, slot: u64, state: &State) -> Differences {
         let mut pairs: BTreeMap<Key, (Option<Value>, Option<Value>)> = BTreeMap::new();
         let mut add = |key: &Key, value: &Value| {
             pairs.entry(*key).or_default().0 = Some(*value);
@@ -202,11 +210,31 @@ impl Healer {
         for (key, value) in self.chain.map_at(slot) {
             pairs.entry(key).or_default().1 = Some(value);
         }
+        if let Some((newest, written)) = self.incremental(slot, state) {
+            // The archive says nothing about the other keys.
+            let others = pairs.iter_mut().filter(|(key, _)| !written.contains(*key));
+            others.for_each(|(_, (old, new))| *new = *old);
+            for (key, before) in newest.undo.old_values().filter(|(key, _)| !written.contains(*key)) {
+                pairs.entry(*key).or_default().1 = before.copied();
+            }
+        }
         let mut writer = DifferenceWriter::create(&self.differences).expect("a file can be made");
         for (key, (old, new)) in pairs.iter().filter(|(_, (old, new))| old != new) {
             writer.push(key, old.as_ref(), new.as_ref());
         }
         writer.finish().expect("a file can be written")
+    }
+
+    /// Returns the keys in the incremental archive of `slot` with the newest base that is old enough, and the changes that it
+    /// takes back. `None` if only a full archive helps.
+    fn incremental(&self, slot: u64, state: &State) -> Option<(Newest, HashSet<Key>)> {
+        if !self.takes_incremental || state.readiness.contradiction().is_some() {
+            return None;
+        }
+        let newest = Newest::read(&self.feed_dir, &state.published.checkpoint()).ok()?;
+        let base = self.chain.blocks().map(|block| block.slot).take_while(|base| *base <= newest.base_max).last()?;
+        let after = self.chain.blocks().filter(|block| block.slot > base && block.slot <= slot);
+        Some((newest, after.flat_map(|block| &block.writes).map(|write| write.key).collect()))
     }
 }
 
@@ -228,7 +256,7 @@ fn heal_a_gap(seed: u64) {
             simulation.apply.batch.due = 1 + rng.below(7) as usize;
         }
         simulation.life(Until::Stopped(Instant::now() + Duration::from_millis(rng.below(5000)))).await;
-        let spool_bytes_max = if rng.chance(0.2) { 200 + rng.below(6000) } else { 1 << 30 };
+        let spool_bytes_max = if rng.chance(0.2) { SLOT_BYTES_MAX + rng.below(4000) } else { 1 << 30 };
         let temp = tempfile::tempdir().expect("a directory for the heals can be made");
         simulation.heals = Some(Heals { temp, spool_bytes_max });
         simulation.outage(&mut rng).await;
@@ -254,7 +282,46 @@ fn heal_a_gap(seed: u64) {
     });
 }
 
+/// Lets a service follow a server that sends a wrong block, die and heal, and reach the tip. A kill may come between the
+/// refutation of that block and another server's block, whose place only an archive can take.
+fn heal_a_contradiction(seed: u64) {
+    in_virtual_time(async {
+        let mut rng = Rng::new(seed ^ 0xC0DE);
+        let natures = match rng.below(3) {
+            0 => vec![Nature::Errs, Nature::Honest],
+            1 => vec![Nature::Honest, Nature::Errs],
+            _ => vec![Nature::Errs],
+        };
+        let mut chain_rng = Rng::new(seed);
+        let chain = Chain::long(&mut chain_rng);
+        let mut simulation = Simulation::over(chain, chain_rng, seed, &natures);
+        let temp = tempfile::tempdir().expect("a directory for the heals can be made");
+        simulation.heals = Some(Heals { temp, spool_bytes_max: 1 << 30 });
+        for _ in 0..rng.below(6) {
+            let until = match rng.below(3) {
+                0 => Until::Killed(rng.below(2000)),
+                _ => Until::KilledAt(Instant::now() + Duration::from_millis(rng.below(20_000))),
+            };
+            simulation.life(until).await;
+            if rng.chance(0.3) {
+                simulation.outage(&mut rng).await;
+            }
+        }
+        let now = Instant::now();
+        let (verdict, _) = simulation.life(Until::AtTip(now, now + Duration::from_secs(300))).await;
+        let tip = simulation.chain.tip().slot;
+        assert_eq!(simulation.oracle.slot(), tip, "{natures:?}: {verdict:?}");
+        let must_heal = natures.len() == 1 && simulation.chain.wrong.is_some();
+        assert!(!must_heal || simulation.oracle.heals() > 0, "{natures:?}: nobody else has the right block");
+    });
+}
+
 #[test]
 fn a_gap_that_no_server_can_close_is_healed() {
-    try_seeds(SEEDS, "simulation::healing", heal_a_gap);
+    try_seeds(SEEDS, "simulation::healing::a_gap", heal_a_gap);
+}
+
+#[test]
+fn a_contradiction_that_no_server_decides_is_healed() {
+    try_seeds(SEEDS, "simulation::healing::a_contradiction", heal_a_contradiction);
 }

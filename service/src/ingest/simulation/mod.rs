@@ -434,22 +434,19 @@ impl Simulation {
         assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 
-    /// Asserts that a server is left once it has contradicted the applied chain, that a distrusted server is not asked
-    /// again, and that no honest server is distrusted. A server that errs has others distrusted until it refutes itself.
+    /// Asserts that a server is left once it has contradicted the applied chain, unless every other one was left before it, that
+    /// a distrusted server is not asked again, and that no honest server is distrusted. A server that errs has others
+    /// distrusted until it refutes itself.
     fn check_trust(&self, state: &State) {
         let errs = self.chain.wrong.is_some() && self.oracle.slot() < self.chain.tip().slot;
+        let is_left = |index: usize| state.providers.is_distrusted(index);
         for (index, server) in self.servers.iter().enumerate() {
             let (nature, lies) = (server.nature(), server.lies());
             let shown = server.lies_shown();
-            assert!(
-                shown <= 1 || nature == Nature::Alone,
-                "server={index} {nature:?} is followed again: shown={shown}"
-            );
-            assert!(
-                errs || lies > 0 || !state.providers.is_distrusted(index),
-                "server={index} {nature:?} is distrusted"
-            );
-            let asked = if state.providers.is_distrusted(index) { server.asked_since_distrust() } else { 0 };
+            let is_last = (0..self.servers.len()).all(|other| other == index || is_left(other));
+            assert!(shown <= 1 || is_last, "server={index} {nature:?} is followed again: shown={shown}");
+            assert!(errs || lies > 0 || !is_left(index), "server={index} {nature:?} is distrusted");
+            let asked = if is_left(index) { server.asked_since_distrust() } else { 0 };
             assert_eq!(asked, 0, "server={index} {nature:?} is distrusted, and asked again");
         }
     }

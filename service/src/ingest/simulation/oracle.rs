@@ -287,11 +287,13 @@ impl Oracle {
         if self.rest.is_empty() {
             let &Block { slot, hash, parent, .. } = self.block();
             let (ended, parent_slot) = match self.heals_to {
-                Some(to) => (to, slot),
+                Some(to) => (to, slot.min(to.slot - 1)),
                 None => (Base { slot, blockhash: hash }, parent.slot),
             };
             let seq = self.before + self.history.len() as u64;
-            self.ends.push(SlotEnd { seq, slot: ended.slot, blockhash: ended.blockhash, parent_slot });
+            let is_healed = self.heals_to.is_some();
+            let end = SlotEnd { seq, slot: ended.slot, blockhash: ended.blockhash, parent_slot, is_healed };
+            self.ends.push(end);
         }
     }
 
@@ -304,7 +306,7 @@ impl Oracle {
             assert!(self.rest.is_empty(), "the heal to slot={slot} leaves out {:?}", self.rest);
             let healed = self.chain.blocks().position(|block| block.slot == slot);
             self.begun = healed.expect("an archive is of a block") + 1;
-            (self.heals_to, self.is_left_out) = (None, false);
+            (self.heals_to, self.is_left_out, self.is_wrong) = (None, false, false);
             self.heals += 1;
         }
         self.told(Base { slot, blockhash: checkpoint.blockhash });

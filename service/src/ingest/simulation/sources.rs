@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use engine_latency::Measured;
 use solana::ChainCheckpoint;
@@ -86,7 +87,7 @@ impl Sources {
                 Begin::Follow(replay) => {
                     tokio::select! {
                         () = self.follow(replay, !has_healed) => return,
-                        () = needed(healer.as_ref(), &self.state) => Begin::Heal(None),
+                        () = needed(healer.as_ref(), &self.state, self.stream.settings.gap_timeout) => Begin::Heal(None),
                     }
                 }
             };
@@ -105,9 +106,9 @@ impl Sources {
     }
 }
 
-async fn needed(healer: Option<&Healer>, state: &State) {
+async fn needed(healer: Option<&Healer>, state: &State, gap_timeout: Duration) {
     match healer {
-        Some(_) => crate::heal::Healer::needed(state).await,
+        Some(_) => crate::heal::needed(state, gap_timeout).await,
         None => std::future::pending().await,
     }
 }

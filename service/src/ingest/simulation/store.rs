@@ -83,6 +83,11 @@ impl Store {
         Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation"), waits: false }
     }
 
+    /// Directory of the feed's log.
+    pub(super) fn feed_dir(&self) -> PathBuf {
+        self.dir.join("feed")
+    }
+
     /// Makes batches of lookups wait as if for a device.
     pub(super) fn slow_down(&mut self) {
         self.waits = true;
@@ -95,8 +100,8 @@ impl Store {
         let engine = Arc::new(Measured::new(engine, Arc::clone(&self.latency), "ingest"));
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
-        let (mut writer, feed) = FeedWriter::open(&self.dir.join("feed"), &checkpoint, self.durability, retention)
-            .expect("the feed opens again");
+        let (mut writer, feed) =
+            FeedWriter::open(&self.feed_dir(), &checkpoint, self.durability, retention).expect("the feed opens again");
         // Segments have the minimum length, and all of them are kept.
         writer.keep(Retention { bytes: 1 << 40, ..retention });
         Opened { engine, writer, feed, plan }
