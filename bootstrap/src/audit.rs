@@ -19,6 +19,7 @@ use crate::served;
 use crate::side_by_side::{Changed, Compared, Differs, SideBySide};
 use crate::sides::{Counts, base58, base58_or_nothing};
 use crate::signal::Stop;
+pub use crate::source::OtherChain;
 use crate::source::{Archives, Source};
 pub use crate::undo::{TooManyKeys, Undo};
 use crate::verify;
@@ -132,6 +133,16 @@ impl Archived {
     /// Slot of the newest archive.
     pub fn slot(&self) -> u64 {
         self.slot
+    }
+
+    /// Has reading end with [`OtherChain`] as soon as the newest archive names another blockhash for its slot than the stream
+    /// does.
+    #[must_use]
+    pub fn on_the_chain_of(mut self, stream_blockhash: [u8; 32]) -> Self {
+        if let Source::Archives(archives) = &mut self.source {
+            archives.fix_blockhash(stream_blockhash);
+        }
+        self
     }
 
     /// Compares the store, with the changes taken back, with the archives. Calls `name` with a line for each of the

@@ -26,6 +26,7 @@ use workload::{Pairs, Values};
 use crate::seen::Seen;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
+pub use archive::OtherChain;
 pub(crate) use archive::{Archives, Files, Told, has_no_value};
 use packed::Packing;
 pub use parse::read;

@@ -83,6 +83,15 @@ pub struct Gap {
     pub contradicts: bool,
 }
 
+/// A contradiction of the applied chain by a provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    pub gap: Gap,
+    /// Index of the provider that had brought the newest slot, whose word stands against the other's. `None` if it is not
+    /// known, or if that slot is an archive's.
+    pub accused: Option<usize>,
+}
+
 /// State of the service relative to the chain, as far as events show it. Readiness depends on the clock as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {

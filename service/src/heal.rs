@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bootstrap::Stop;
+use bootstrap::audit::OtherChain;
 use engine_latency::Measured;
 use solana::ChainCheckpoint;
 use solana::archive::is_url;
@@ -48,7 +49,7 @@ use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
 use archives::{Archives, Found, Search, Sources};
 use choice::{Refusals, Wanted};
-use comparison::{Comparison, joined, progress};
+use comparison::{Comparison, both_named, joined, progress};
 pub(crate) use need::{PATIENCE, needed};
 pub(crate) use newest::Newest;
 use room::Room;
@@ -147,7 +148,12 @@ impl Healer {
         let tell = |text: String| state.readiness.set_phase(Phase::Healing(text));
         let mut broken_since: Option<Instant> = None;
         let mut growth = Growth::begin();
-        info!(slot = state.published.slot(), "healing begins: the store goes to the slot of a snapshot archive");
+        let contradiction = state.readiness.contradiction();
+        info!(
+            slot = state.published.slot(),
+            contradiction = contradiction.as_ref().map(|of| of.gap.detail.as_str()),
+            "healing begins: the store goes to the slot of a snapshot archive"
+        );
         loop {
             // A spool with a gap of its own ends there, so no archive that comes now can join it.
             let is_broken = spooling.as_ref().is_some_and(|spool| spool.state().readiness.verdict().gap.is_some());
@@ -239,7 +245,8 @@ impl Healer {
             let kept = spool.stopped().map(|why| format!("; the stream is no longer kept: {why}"));
             let trouble = spooling.state().readiness.trouble().map(|why| format!("; stream: {why}"));
             let contradiction = state.readiness.contradiction();
-            let contradiction = contradiction.map(|gap| format!("; the store's chain is contradicted: {}", gap.detail));
+            let contradiction =
+                contradiction.map(|of| format!("; the store's chain is contradicted: {}", of.gap.detail));
             tell([text].into_iter().chain([kept, trouble, contradiction].into_iter().flatten()).collect());
         };
         let first = match spooling.base() {
@@ -282,22 +289,22 @@ impl Healer {
         };
         let from = **state.published.checkpoint();
         let compared = match self.taken_back(&found, state) {
-            Ok(newest) => self.compare(&found, newest, tell, stopped).await?,
+            Ok(newest) => self.compare(&found, to, newest, tell, stopped).await?,
             Err(why) => Err(anyhow::Error::msg(why)),
         };
         let compared = compared.and_then(|(differences, blockhash)| {
-            let room = Room::check(&self.config, &differences)?;
-            Ok((joined(to, blockhash, is_contradicted), differences, room))
+            if is_contradicted {
+                both_named(to, blockhash)?;
+            }
+            Ok((joined(to, blockhash)?, Room::check(&self.config, &differences)?, differences))
         });
         match compared {
-            Ok((Ok(to), differences, room)) => Ok(Step::Compared(Box::new(Compared { from, to, differences, room }))),
-            Ok((Err(other_chain), ..)) => {
-                self.refuse(&found, &other_chain, state);
-                Ok(Step::OtherChain)
-            }
+            // An incremental archive alone is not enough for a store that is contradicted meanwhile.
+            Ok(_) if !is_contradicted && state.readiness.contradiction().is_some() => Ok(Step::Waits),
+            Ok((to, room, differences)) => Ok(Step::Compared(Box::new(Compared { from, to, differences, room }))),
             Err(failed) => {
                 self.refuse(&found, &failed, state);
-                Ok(Step::Waits)
+                Ok(if failed.is::<OtherChain>() { Step::OtherChain } else { Step::Waits })
             }
         }
     }
@@ -364,6 +371,7 @@ impl Healer {
     async fn compare(
         &self,
         found: &Found,
+        to: Base,
         newest: Option<Arc<Newest>>,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
@@ -374,6 +382,7 @@ impl Healer {
             engine: Arc::clone(&self.engine),
             config: self.config.clone(),
             found: found.clone(),
+            to,
             newest,
             seen: self.shown.load.clone(),
             stop: stop.clone(),

@@ -16,7 +16,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 // Outside of simulations this is the machine's monotonic clock.
 use tokio::time::Instant;
 
-use crate::chain::{Gap, Phase};
+use crate::chain::{Contradiction, Gap, Phase};
 use crate::published::Published;
 use crate::setting::{DAY, Given as _, settings};
 
@@ -62,10 +62,10 @@ pub struct Readiness {
     applied: ArcSwapOption<Applied>,
     awaited: ArcSwapOption<Awaited>,
     trouble: ArcSwapOption<String>,
-    /// The newest contradiction of the applied chain by a provider, until its first slot is applied. Lanes share it.
-    contradiction: Arc<ArcSwapOption<Gap>>,
-    /// The remedy of a gap that no server closes, in words; empty where others have the word.
-    remedy: &'static str,
+    /// The newest contradiction of the applied chain by a provider, until it is decided. Lanes share it.
+    contradiction: Arc<ArcSwapOption<Contradiction>>,
+    /// Whether archives heal the store; `None` where others have the word.
+    heals: Option<bool>,
 }
 
 /// A whole slot that cannot be applied, because its parent is missing.
@@ -126,24 +126,32 @@ impl Readiness {
             awaited: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
             contradiction: Arc::default(),
-            remedy: "",
+            heals: None,
         }
     }
 
     /// Has missing slots reported with the remedy if no server sends them: the archives of `heal_from`, or a person.
     #[must_use]
     pub fn with_remedy(self, heals: bool) -> Self {
-        let remedy = if heals {
-            "if no server sends the missing slots, the service heals the store from the archives of heal_from"
-        } else {
-            "if no server sends the missing slots, set heal_from or load a newer snapshot"
-        };
-        Self { remedy, ..self }
+        Self { heals: Some(heals), ..self }
     }
 
-    /// The remedy of a gap that no server closes, in words; empty where there is none to name.
-    pub fn remedy(&self) -> &'static str {
-        self.remedy
+    /// The remedy of a gap that no server closes, or of a contradiction that no provider decides, in words; empty where there
+    /// is none to name.
+    pub fn remedy(&self, contradicts: bool) -> &'static str {
+        match (self.heals, contradicts) {
+            (None, _) => "",
+            (Some(true), false) => {
+                "if no server sends the missing slots, the service heals the store from the archives of heal_from"
+            }
+            (Some(false), false) => "if no server sends the missing slots, set heal_from or load a newer snapshot",
+            (Some(true), true) => {
+                "if no provider decides it, the service heals the store from a full archive of heal_from"
+            }
+            (Some(false), true) => {
+                "if no provider decides it, set heal_from, or find out which block is right and load a snapshot of its chain"
+            }
+        }
     }
 
     /// Returns a readiness at start with the limits and the applied slot of this one. Both share the contradiction.
@@ -198,21 +206,30 @@ impl Readiness {
     }
 
     /// Notes that a provider has contradicted the applied chain. Writer: ingest-apply, or the lane of the provider.
-    pub fn set_contradiction(&self, gap: Gap) {
-        self.contradiction.store(Some(gap.into()));
+    pub fn set_contradiction(&self, contradiction: Contradiction) {
+        self.contradiction.store(Some(contradiction.into()));
     }
 
-    /// Returns the contradiction of the applied chain by a provider between whose block and the store's no slot has decided
-    /// yet: the newest slot of the store may be a wrong block.
-    pub fn contradiction(&self) -> Option<Arc<Gap>> {
+    /// Returns the contradiction of the applied chain by a provider, if nobody has decided yet between its block and the
+    /// store's: the store may hold values of a wrong block.
+    pub fn contradiction(&self) -> Option<Arc<Contradiction>> {
         self.contradiction.load_full()
     }
 
-    /// Notes that the slots up to this one are applied, which ends a contradiction at one of them.
-    pub fn contradiction_is_over(&self, slot: u64) {
-        if self.contradiction.load().as_ref().is_some_and(|gap| gap.first_slot <= slot) {
-            self.contradiction.store(None);
+    /// Notes that the slots up to this one are applied, the newest one by the word of this provider. That decides a
+    /// contradiction of the block before, unless the accused provider only goes on.
+    pub fn contradiction_is_answered(&self, slot: u64, by: Option<usize>) {
+        let answers = |Contradiction { gap, accused }: &Contradiction| {
+            gap.first_slot <= slot && (accused.is_none() || *accused != by)
+        };
+        if self.contradiction.load().as_deref().is_some_and(answers) {
+            self.contradiction_is_over();
         }
+    }
+
+    /// Notes that two sources name the store's block.
+    pub fn contradiction_is_over(&self) {
+        self.contradiction.store(None);
     }
 
     /// Sets the slot that waits for its parent, or `None`. Writer: ingest-apply.
@@ -265,7 +282,11 @@ impl Readiness {
         let gap = match &**phase {
             Phase::Gap(gap) => Some(gap.clone()),
             // The other providers bring nothing, so the contradiction is all that is known of the next slot.
-            Phase::CatchingUp | Phase::Live if trouble.is_some() => self.contradiction.load().as_deref().cloned(),
+            Phase::CatchingUp | Phase::Live if trouble.is_some() => {
+                let contradiction = self.contradiction.load();
+                let gap = contradiction.as_ref().map(|contradiction| &contradiction.gap);
+                gap.filter(|gap| self.published.slot() < Some(gap.first_slot)).cloned()
+            }
             _ => None,
         };
         let why = match &**phase {
@@ -293,9 +314,10 @@ impl Readiness {
     /// Describes missing slots, or a contradiction.
     fn lacks(&self, gap: &Gap) -> String {
         let Gap { first_slot, last_slot, detail, contradicts } = gap;
-        let (remedy, before) = (self.remedy, if self.remedy.is_empty() { "" } else { "; " });
+        let remedy = self.remedy(*contradicts);
+        let before = if remedy.is_empty() { "" } else { "; " };
         match contradicts {
-            true => format!("the stream contradicts the applied chain: {detail}"),
+            true => format!("the stream contradicts the applied chain: {detail}{before}{remedy}"),
             false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}{before}{remedy}"),
         }
     }
@@ -472,16 +494,18 @@ mod tests {
     fn a_contradiction_stands_while_no_other_provider_brings_slots() {
         let readiness = live(SECOND);
         let gap = Gap { first_slot: 8, last_slot: 8, detail: "parent".to_owned(), contradicts: true };
-        readiness.anew().set_contradiction(gap.clone());
+        readiness.anew().set_contradiction(Contradiction { gap: gap.clone(), accused: Some(1) });
         readiness.set_trouble("cannot connect");
         assert!(readiness.verdict_at(Some(0)).is_ready(), "the newest slot is not old yet");
         readiness.set_phase(Phase::CatchingUp);
         let Verdict { not_ready, gap: shown, .. } = readiness.verdict_at(None);
         let why = "the stream contradicts the applied chain: parent; stream: cannot connect";
         assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap)));
-        readiness.contradiction_is_over(7);
+        readiness.contradiction_is_answered(7, Some(0));
         assert!(readiness.verdict_at(None).gap.is_some(), "that slot was applied before");
-        readiness.contradiction_is_over(9);
+        readiness.contradiction_is_answered(9, Some(1));
+        assert!(readiness.verdict_at(None).gap.is_some(), "the accused one only goes on");
+        readiness.contradiction_is_answered(9, Some(0));
         let why = "catching up with the stream; stream: cannot connect";
         assert_eq!(readiness.verdict_at(None).not_ready.as_deref(), Some(why));
     }

@@ -44,6 +44,8 @@ pub(crate) struct Archives {
     packed_bytes: Option<u64>,
     /// Largest number of versions that archives of this length and packing can be expected to have.
     versions_max: Option<u64>,
+    /// Blockhash that the stream names for the newest archive's slot, if it is known.
+    stream_blockhash: Option<[u8; 32]>,
     /// Packed bytes that the present pass has read.
     read_bytes: Arc<AtomicU64>,
     /// Told while a server fails.
@@ -81,9 +83,9 @@ impl Archives {
     }
 
     fn none(extract: Extract, seen: &Seen) -> Self {
-        let (locations, shown, slots, read_bytes) = Default::default();
+        let (locations, shown, slots, stream_blockhash, read_bytes) = Default::default();
         let (packed_bytes, versions_max, seen) = (Some(0), Some(0), seen.clone());
-        Self { locations, shown, slots, extract, packed_bytes, versions_max, read_bytes, seen }
+        Self { locations, shown, slots, extract, packed_bytes, versions_max, stream_blockhash, read_bytes, seen }
     }
 
     /// Adds the archive at `path` if `check`, which gets its name and its location for messages, takes it.
@@ -176,6 +178,11 @@ impl Archives {
         Ok(slot)
     }
 
+    /// Reading refuses an archive whose manifest names another blockhash for the map's slot.
+    pub(crate) fn fix_blockhash(&mut self, stream: [u8; 32]) {
+        self.stream_blockhash = Some(stream);
+    }
+
     /// Returns the slot of the newest archive, if its name tells it.
     pub(super) fn named_slot(&self) -> Option<u64> {
         self.slots.last().copied().flatten()
@@ -214,7 +221,9 @@ impl Archives {
         let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
         let mut newest_blockhash = None;
         for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown).rev() {
-            let mut failed = None;
+            let (mut failed, mut other) = (None, None);
+            // The newest archive comes first.
+            let stream = self.stream_blockhash.filter(|_| newest_blockhash.is_none());
             let mut taken = |version: &Version<'_>| {
                 let place = numbers.of(version)?;
                 number += 1;
@@ -237,12 +246,17 @@ impl Archives {
             let mut tell = |now: solana::archive::Progress| {
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
+                if let Some((archive, stream)) = now.blockhash.zip(stream).filter(|(archive, stream)| archive != stream)
+                {
+                    let slot = slot.unwrap_or_default();
+                    return Err(other.insert(OtherChain { slot, archive, stream }).clone().into());
+                }
                 // Here too, because `take` is not called while versions before `from` are skipped.
                 failing.tell(now)
             };
             let read = open(location, &self.seen)?.read(&mut tell, &mut one);
-            // The error of `take` itself, because callers look for its type.
-            if let Some(error) = failed {
+            // The errors themselves, because callers look for their types.
+            if let Some(error) = failed.or_else(|| other.map(anyhow::Error::from)) {
                 return Err(error);
             }
             let summary = match read {
@@ -261,6 +275,27 @@ impl Archives {
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
         Ok(Told { files: numbers.files(), blockhash: newest_blockhash.unwrap_or_default() })
+    }
+}
+
+/// An archive names another blockhash for its slot than the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherChain {
+    pub slot: u64,
+    pub archive: [u8; 32],
+    pub stream: [u8; 32],
+}
+
+impl std::error::Error for OtherChain {}
+
+impl fmt::Display for OtherChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [archive, stream] = [self.archive, self.stream].map(|blockhash| bs58::encode(blockhash).into_string());
+        write!(
+            f,
+            "the archive is of another chain than the stream: slot={} archive_blockhash={archive} stream_blockhash={stream}",
+            self.slot
+        )
     }
 }
 

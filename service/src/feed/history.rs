@@ -134,14 +134,25 @@ impl History {
     /// Refuses a slot in a gap that a heal has closed. The heal took the store from the slot before the gap to the
     /// archive's slot in one step, so no changes lead from a slot in the gap to the store.
     fn check_passed(&self, end: &SlotEnd) -> Result<()> {
-        let &SlotEnd { slot, parent_slot, .. } = end;
+        let &SlotEnd { slot, parent_slot, is_healed, .. } = end;
         if !(parent_slot + 1..slot).contains(&self.slot) {
             return Ok(());
         }
+        let (why, way_out) = match is_healed {
+            true => (
+                "a heal brought it past",
+                format!(
+                    "slot={slot} or later; one of slot={parent_slot} or before differs in the values that the heal has \
+                     corrected, if there are any"
+                ),
+            ),
+            false => {
+                ("the archive is of another fork", format!("slot={parent_slot} or before, or of slot={slot} or later"))
+            }
+        };
         let message = format!(
-            "the store never stood at the archive's slot: archive_slot={} store_went_from_slot={parent_slot} to_slot={slot}: a \
-             heal closed that gap, or the archive is of another fork: take an archive of slot={parent_slot} or before, or \
-             of slot={slot} or later",
+            "the store never stood at the archive's slot: archive_slot={} store_went_from_slot={parent_slot} to_slot={slot}: \
+             {why}: take an archive of {way_out}",
             self.slot
         );
         Err(Error::new(ErrorKind::FixInput, message))

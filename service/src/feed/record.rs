@@ -116,7 +116,7 @@ struct EndRecord {
     seq: U64,
     slot: U64,
     parent_slot: U64,
-    /// The bit [`IS_HEALED`].
+    /// Of its bits only [`IS_HEALED`] has a meaning.
     flags: u8,
     reserved: [u8; 7],
     blockhash: [u8; 32],

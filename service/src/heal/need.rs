@@ -12,25 +12,60 @@ use crate::ingest::State;
 /// How long slots have to be missing. Another provider would take over in less time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Returns once slots have been missing for [`PATIENCE`], or the store has stood at a contradicted block for `gap_timeout`
-/// longer, in which another provider's block would have decided.
+/// How long a contradicted store has to get nothing from the providers that are trusted. A stock server keeps the slots of a
+/// minute, so one that returns later has a gap to heal anyway.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Returns once slots have been missing for [`PATIENCE`]; or all providers have contradicted the store for `gap_timeout`
+/// longer, in which another one's block would have decided; or the store is contradicted, and those that have not done so
+/// have brought nothing for [`SILENCE`].
 pub(crate) async fn needed(state: &State, gap_timeout: Duration) {
-    let mut missing_since: Option<Instant> = None;
-    let mut contradicted: Option<(Option<u64>, Instant)> = None;
+    let mut lasting: Option<(Need, Instant)> = None;
     loop {
-        let is_missing = matches!(state.readiness.phase(), Phase::Gap(gap) if !gap.contradicts);
-        missing_since = is_missing.then(|| missing_since.unwrap_or_else(Instant::now));
-        let slot = state.published.slot();
-        contradicted = state.readiness.contradiction().map(|_| {
-            let stands = contradicted.filter(|(contradicted_slot, _)| *contradicted_slot == slot);
-            stands.unwrap_or_else(|| (slot, Instant::now()))
+        let need = Need::of(state);
+        lasting = need.map(|need| {
+            let since = lasting.filter(|(before, _)| before.goes_on_as(need)).map(|(_, since)| since);
+            (need, since.unwrap_or_else(Instant::now))
         });
-        if missing_since.is_some_and(|since| since.elapsed() >= PATIENCE)
-            || contradicted.is_some_and(|(_, since)| since.elapsed() >= PATIENCE + gap_timeout)
-        {
+        let patience = |need| match need {
+            Need::Missing => PATIENCE,
+            Need::Contradicted => PATIENCE + gap_timeout,
+            Need::Silence { .. } => SILENCE,
+        };
+        if lasting.is_some_and(|(need, since)| since.elapsed() >= patience(need)) {
             return;
         }
         sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Reason to heal, if it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// The stream lacks slots, and contradicts nothing.
+    Missing,
+    /// Every provider contradicts the store.
+    Contradicted,
+    /// The store is contradicted, and stands at this slot.
+    Silence { slot: Option<u64> },
+}
+
+impl Need {
+    /// Whether this reason and `later` are the same one. Providers may contradict the store and lack its slots by turns.
+    fn goes_on_as(self, later: Self) -> bool {
+        let is_gap = |need| !matches!(need, Self::Silence { .. });
+        self == later || is_gap(self) && is_gap(later)
+    }
+
+    fn of(state: &State) -> Option<Self> {
+        match state.readiness.phase() {
+            Phase::Gap(gap) => Some(if gap.contradicts { Self::Contradicted } else { Self::Missing }),
+            Phase::CatchingUp | Phase::Live => {
+                state.readiness.contradiction().map(|_| Self::Silence { slot: state.published.slot() })
+            }
+            // A commit that waits is no silence.
+            Phase::NoSpace(_) | Phase::CommitWaits(_) | Phase::Starting | Phase::Loading(_) | Phase::Healing(_) => None,
+        }
     }
 }
 
@@ -40,7 +75,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::chain::Gap;
+    use crate::chain::{Contradiction, Gap};
 
     const GAP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -66,19 +101,33 @@ mod tests {
         state.readiness.set_phase(Phase::Gap(gap(false)));
         assert_eq!(seconds(&state).await, Some(5));
         state.readiness.set_phase(Phase::Gap(gap(true)));
-        state.readiness.set_contradiction(gap(true));
         assert_eq!(seconds(&state).await, Some(25));
+        let by_turns = async {
+            for turn in 0..1000 {
+                state.readiness.set_phase(Phase::Gap(gap(turn % 2 == 0)));
+                sleep(Duration::from_secs(3)).await;
+            }
+        };
+        tokio::select! {
+            () = needed(&state, GAP_TIMEOUT) => {}
+            () = by_turns => panic!("a gap that changes its kind is a gap"),
+        }
         state.readiness.set_phase(Phase::CatchingUp);
-        assert_eq!(seconds(&state).await, Some(25), "the trusted provider brings nothing");
+        assert_eq!(seconds(&state).await, None, "a slow stream");
+        state.readiness.set_contradiction(Contradiction { gap: gap(true), accused: None });
+        assert_eq!(seconds(&state).await, Some(600), "the trusted providers bring nothing");
+        state.readiness.set_phase(Phase::NoSpace("full".to_owned()));
+        assert_eq!(seconds(&state).await, None, "an archive brings no room");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_goes_on_is_not_healed_whatever_a_provider_says() {
         let state = State::at(at(7));
-        state.readiness.set_contradiction(Gap { first_slot: u64::MAX, ..gap(true) });
+        state.readiness.set_phase(Phase::Live);
+        state.readiness.set_contradiction(Contradiction { gap: gap(true), accused: Some(0) });
         let goes_on = async {
             for slot in 8..100 {
-                sleep(Duration::from_secs(20)).await;
+                sleep(Duration::from_secs(400)).await;
                 state.published.publish(at(slot));
             }
         };
@@ -86,6 +135,6 @@ mod tests {
             () = needed(&state, GAP_TIMEOUT) => panic!("the store was not at a standstill"),
             () = goes_on => {}
         }
-        assert_eq!(seconds(&state).await, Some(25));
+        assert_eq!(seconds(&state).await, Some(600));
     }
 }

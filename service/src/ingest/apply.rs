@@ -150,7 +150,7 @@ impl Apply {
     /// noted.
     #[must_use]
     pub fn with_memory(mut self, dir: &Path) -> Self {
-        self.doubt = Some(Doubt::begin(dir, &self.committed, &self.state.readiness));
+        self.doubt = Some(Doubt::begin(dir, &self.committed, &self.state));
         self
     }
 
@@ -207,7 +207,7 @@ impl Apply {
         }
         self.state.overlay.settle();
         if let Some(doubt) = &mut self.doubt {
-            doubt.remember(&self.state.readiness, &self.committed);
+            doubt.remember(&self.state, &self.committed);
         }
         Ok(())
     }
@@ -286,6 +286,7 @@ impl Apply {
             return Ok(Some(gap));
         }
         self.newest.applied(slot, self.standing.provider(), &self.batch.changes()[earlier..]);
+        self.standing.applied(self.standing.provider());
         self.complete = Some(slot.base());
         self.created_unix_ms = slot.created_unix_ms;
         self.state.resume.set_slot(slot.slot);
@@ -406,9 +407,10 @@ impl Apply {
             confirmed_by = name(provider),
             changes = changes.len(),
             "a provider sent a slot with a wrong blockhash, as its own later messages show: another provider's block \
-             takes the place of that slot, and the first one is asked again after a SIGHUP or a restart"
+             takes the place of that slot, and the first one is asked again after a SIGHUP, a restart or a heal"
         );
         self.newest.replaced(&slot, provider, changes);
+        self.standing.applied(provider);
         self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.assembler.replace_last(base);
@@ -416,7 +418,7 @@ impl Apply {
         self.commit_and_publish(self.up_to(base.slot))?;
         self.standing.committed(base.slot, self.created_unix_ms);
         // Two providers have named this block.
-        self.state.readiness.contradiction_is_over(base.slot + 1);
+        self.state.readiness.contradiction_is_over();
         Ok(())
     }
 

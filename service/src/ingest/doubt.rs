@@ -1,22 +1,23 @@
-//! A contradiction of the store's newest block, remembered across restarts.
+//! A contradiction of the store's chain, remembered across restarts.
 //!
-//! Owns: the file that names the block and the reason. Must not: decide how a heal goes. Runs on the ingest-apply
-//! thread.
+//! Owns: the file that names the contradicted block, its provider and the reason. Must not: decide how a heal goes. Runs on
+//! the ingest-apply thread.
 //!
-//! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, and a heal needs an
-//! archive with every account. The file means nothing once the store stands at another block.
+//! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, also of later slots that
+//! the same provider has brought. A heal then needs an archive with every account.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use engine_api::Error;
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 use solana::ChainCheckpoint;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::chain::{Base, Gap};
-use crate::readiness::Readiness;
+use super::State;
+use crate::chain::{Base, Contradiction, Gap};
 
 /// Name of the file within the store's directory.
 const FILE: &str = "contradiction.toml";
@@ -24,11 +25,12 @@ const FILE: &str = "contradiction.toml";
 /// Wait after a failed write. The disk may have room again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// The file, and the block that it names.
+/// The file, and the contradiction in it.
 #[derive(Debug)]
 pub(super) struct Doubt {
     path: PathBuf,
-    noted: Option<Base>,
+    /// The accused provider of the contradiction in the file; `None` without a file.
+    noted: Option<Option<usize>>,
     /// End of the wait after a failed write.
     retry_at: Option<Instant>,
 }
@@ -36,56 +38,77 @@ pub(super) struct Doubt {
 /// The text of the file.
 #[derive(Debug, Deserialize, Serialize)]
 struct Noted {
+    /// Slot of the contradicted block, whose blockhash follows.
     slot: u64,
     blockhash: String,
+    /// Name of the provider that had brought it; empty if it is not known.
+    provider: String,
     reason: String,
 }
 
 impl Doubt {
-    /// Opens the file in the directory of a store at `checkpoint`. Tells `readiness` of the contradiction that an earlier
-    /// process has noted for that block. A file that cannot be read counts as one.
-    pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, readiness: &Readiness) -> Self {
-        let (path, base) = (dir.join(FILE), base_of(checkpoint));
-        let why = match checked::read(&path) {
-            Ok(None) => None,
-            Ok(Some(Found::Whole(text))) => reason(&text, base),
-            Ok(Some(Found::Unchecked(_) | Found::Damaged)) => Some(format!("{FILE} is damaged")),
-            Err(failed) => Some(failed.to_string()),
+    /// Opens the file in the directory of a store at `checkpoint`. Tells the readiness in `state` of the contradiction that an
+    /// earlier process has noted for that block or one before it. A file that cannot be read counts as one.
+    pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, state: &State) -> Self {
+        let path = dir.join(FILE);
+        let damaged = || Some((format!("{FILE} is damaged"), String::new()));
+        let (exists, found) = match checked::read(&path) {
+            Ok(None) => (false, None),
+            Ok(Some(Found::Whole(text))) => match toml::from_str::<Noted>(&text) {
+                Ok(noted) => (true, is_of(&noted, checkpoint).then_some((noted.reason, noted.provider))),
+                Err(_) => (true, damaged()),
+            },
+            Ok(Some(Found::Unchecked(_) | Found::Damaged)) => (true, damaged()),
+            Err(failed) => (true, Some((failed.to_string(), String::new()))),
         };
-        let noted = base.filter(|_| why.is_some());
-        if let Some(detail) = why {
-            warn!(slot = checkpoint.slot, detail, "the store's newest block was contradicted before the restart");
+        let mut accused = None;
+        if let Some((detail, provider)) = found {
+            warn!(slot = checkpoint.slot, detail, "the store's chain was contradicted before the restart");
             let next_slot = checkpoint.slot.map_or(0, |slot| slot + 1);
-            readiness.set_contradiction(Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true });
+            let gap = Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true };
+            accused = state.providers.named(&provider);
+            state.readiness.set_contradiction(Contradiction { gap, accused });
         }
-        Self { path, noted, retry_at: None }
+        Self { path, noted: exists.then_some(accused), retry_at: None }
     }
 
-    /// Notes the contradiction of a store at `checkpoint`, if there is one. Flushes the file, once for each block.
-    pub(super) fn remember(&mut self, readiness: &Readiness, checkpoint: &ChainCheckpoint) {
-        let Some((gap, base)) = readiness.contradiction().zip(base_of(checkpoint)) else { return };
-        if self.noted == Some(base) || self.retry_at.is_some_and(|at| Instant::now() < at) {
+    /// Notes the contradiction of a store at `checkpoint`, if there is one, and flushes the file, once for each accused
+    /// provider. Removes the file of one that is decided.
+    pub(super) fn remember(&mut self, state: &State, checkpoint: &ChainCheckpoint) {
+        let contradiction = state.readiness.contradiction();
+        if self.noted == contradiction.as_ref().map(|of| of.accused)
+            || self.retry_at.is_some_and(|at| Instant::now() < at)
+        {
             return;
         }
-        let noted = Noted { slot: base.slot, blockhash: base58(base), reason: gap.detail.clone() };
-        match checked::write(&self.path, &toml::to_string(&noted).expect("three plain values")) {
-            Ok(()) => (self.noted, self.retry_at) = (Some(base), None),
+        let done = match contradiction.as_deref().zip(base_of(checkpoint)) {
+            Some((Contradiction { gap, accused }, base)) => {
+                let provider = accused.map_or("", |index| state.providers.name(index)).to_owned();
+                let reason = gap.detail.clone();
+                let noted = Noted { slot: base.slot, blockhash: base58(base), provider, reason };
+                checked::write(&self.path, &toml::to_string(&noted).expect("plain values"))
+            }
+            None => std::fs::remove_file(&self.path)
+                .map_err(|failed| Error::io(format!("cannot remove file={}", self.path.display()), failed)),
+        };
+        match done {
+            Ok(()) => (self.noted, self.retry_at) = (contradiction.map(|of| of.accused), None),
             Err(failed) => {
                 self.retry_at = Some(Instant::now() + RETRY_AFTER);
-                warn!(error = %failed, "a restart would not know that the newest block is contradicted");
+                warn!(error = %failed, "a restart would not know whether the store's chain is contradicted");
             }
         }
     }
 }
 
-fn base_of(checkpoint: &ChainCheckpoint) -> Option<Base> {
-    checkpoint.slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash })
+/// Whether the store stands at the contradicted block, or has gone on after it.
+fn is_of(noted: &Noted, checkpoint: &ChainCheckpoint) -> bool {
+    base_of(checkpoint)
+        .is_some_and(|base| base.slot > noted.slot || base.slot == noted.slot && base58(base) == noted.blockhash)
 }
 
-/// Returns the reason if it is about `base`.
-fn reason(text: &str, base: Option<Base>) -> Option<String> {
-    let Ok(Noted { slot, blockhash, reason }) = toml::from_str(text) else { return Some(format!("{FILE} is damaged")) };
-    base.filter(|base| slot == base.slot && blockhash == base58(*base)).map(|_| reason)
+fn base_of(checkpoint: &ChainCheckpoint) -> Option<Base> {
+    checkpoint.slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash })
 }
 
 fn base58(base: Base) -> String {
@@ -95,49 +118,62 @@ fn base58(base: Base) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ingest::State;
+
+    fn contradiction(detail: &str) -> Contradiction {
+        let gap = Gap { first_slot: 12, last_slot: 12, detail: detail.to_owned(), contradicts: true };
+        Contradiction { gap, accused: Some(1) }
+    }
+
+    fn state_at(checkpoint: ChainCheckpoint) -> State {
+        State::at(checkpoint).with_providers(["a", "b"].map(str::to_owned))
+    }
 
     #[test]
-    fn a_contradiction_is_remembered_for_its_block_alone() {
+    fn a_contradiction_is_remembered_until_it_is_decided() {
         let temp = tempfile::tempdir().unwrap();
         let at = |slot, hash| ChainCheckpoint { slot: Some(slot), blockhash: [hash; 32], ..ChainCheckpoint::default() };
         let open = |checkpoint| {
-            let state = State::at(checkpoint);
-            let doubt = Doubt::begin(temp.path(), &checkpoint, &state.readiness);
-            (doubt, state.readiness.contradiction().map(|gap| gap.detail.clone()), state)
+            let state = state_at(checkpoint);
+            let doubt = Doubt::begin(temp.path(), &checkpoint, &state);
+            (doubt, state.readiness.contradiction().map(|of| (of.gap.detail.clone(), of.accused)), state)
         };
-        let remember = |checkpoint, detail: &str| {
-            let (mut doubt, _, state) = open(checkpoint);
-            let gap = Gap { first_slot: 12, last_slot: 12, detail: detail.to_owned(), contradicts: true };
-            state.readiness.set_contradiction(gap);
-            doubt.remember(&state.readiness, &checkpoint);
-        };
-        assert_eq!(open(at(11, 1)).1, None);
-        remember(at(11, 1), "another parent");
-        assert_eq!(open(at(11, 1)).1.as_deref(), Some("another parent"));
-        for other in [at(11, 2), at(12, 1), ChainCheckpoint::default()] {
+        let told = |detail: &str| Some((detail.to_owned(), Some(1)));
+        let (mut doubt, none, state) = open(at(11, 1));
+        assert_eq!(none, None);
+        state.readiness.set_contradiction(contradiction("another parent"));
+        doubt.remember(&state, &at(11, 1));
+        for same_chain in [at(11, 1), at(12, 7)] {
+            assert_eq!(open(same_chain).1, told("another parent"));
+        }
+        for other in [at(11, 2), at(10, 1), ChainCheckpoint::default()] {
             assert_eq!(open(other).1, None, "{other:?}");
         }
-        remember(at(11, 2), "the next one");
-        assert_eq!((open(at(11, 1)).1, open(at(11, 2)).1.as_deref()), (None, Some("the next one")));
+        doubt.remember(&state, &at(12, 7));
+        assert_eq!(open(at(11, 1)).1, told("another parent"), "it is not written again for each slot");
+        state.readiness.contradiction_is_over();
+        doubt.remember(&state, &at(13, 1));
+        assert_eq!(open(at(13, 1)).1, None);
         std::fs::write(temp.path().join(FILE), "slot = 11").unwrap();
-        assert!(open(at(11, 1)).1.is_some(), "nobody knows what it said");
+        let (mut doubt, found, state) = open(at(11, 1));
+        assert!(found.is_some(), "nobody knows what it said");
+        state.readiness.contradiction_is_over();
+        doubt.remember(&state, &at(11, 1));
+        assert_eq!(open(at(11, 1)).1, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_write_is_tried_again_after_a_while() {
         let temp = tempfile::tempdir().unwrap();
         let (dir, checkpoint) = (temp.path().join("missing"), ChainCheckpoint { slot: Some(11), ..Default::default() });
-        let state = State::at(checkpoint);
-        let mut doubt = Doubt::begin(&dir, &checkpoint, &state.readiness);
-        let gap = Gap { first_slot: 12, last_slot: 12, detail: "another parent".to_owned(), contradicts: true };
-        state.readiness.set_contradiction(gap);
-        doubt.remember(&state.readiness, &checkpoint);
+        let state = state_at(checkpoint);
+        let mut doubt = Doubt::begin(&dir, &checkpoint, &state);
+        state.readiness.set_contradiction(contradiction("another parent"));
+        doubt.remember(&state, &checkpoint);
         std::fs::create_dir(&dir).unwrap();
-        doubt.remember(&state.readiness, &checkpoint);
+        doubt.remember(&state, &checkpoint);
         assert!(!dir.join(FILE).exists(), "not with each message");
         tokio::time::advance(RETRY_AFTER).await;
-        doubt.remember(&state.readiness, &checkpoint);
+        doubt.remember(&state, &checkpoint);
         assert!(dir.join(FILE).exists());
     }
 }

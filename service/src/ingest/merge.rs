@@ -166,6 +166,7 @@ impl Merge {
     async fn pass(&mut self, provider: usize, slot: WholeSlot) -> Result<(), Closed> {
         self.follow(provider).await?;
         self.passed.push(&slot, provider);
+        self.lanes.iter_mut().for_each(|lane| lane.passed_by(provider));
         self.state.providers.was_first(provider);
         for message in messages_of(slot) {
             self.send(message).await?;

@@ -130,6 +130,11 @@ impl Providers {
         self.all.get(index).map_or("", |provider| &provider.name)
     }
 
+    /// Returns the index of the provider with this name.
+    pub(super) fn named(&self, name: &str) -> Option<usize> {
+        self.all.iter().position(|provider| !name.is_empty() && provider.name == name)
+    }
+
     /// Returns the index of the provider whose slots a spool has under the number `source`. If there is no such
     /// provider, the index is the number of providers. No provider has that index, so none is distrusted for those
     /// slots.

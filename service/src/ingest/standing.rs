@@ -18,7 +18,7 @@ use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::State;
-use crate::chain::{Gap, Phase, SLOT_END};
+use crate::chain::{Contradiction, Gap, Phase};
 use crate::figure::unix_ms;
 use crate::readiness::Age;
 
@@ -35,6 +35,8 @@ pub(super) struct Standing {
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
+    /// Index of the provider of the newest applied slot; `None` before the first, and after a heal.
+    author: Option<usize>,
     role: Role,
 }
 
@@ -79,7 +81,7 @@ impl Standing {
     }
 
     fn of(role: Role, state: State) -> Self {
-        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None, role }
+        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None, author: None, role }
     }
 
     /// Publishes the phase, before the first message.
@@ -97,6 +99,11 @@ impl Standing {
     /// Index of the provider of the newest connection; `None` before the first.
     pub(super) fn provider(&self) -> Option<usize> {
         self.provider
+    }
+
+    /// Notes that the newest applied slot is of this provider.
+    pub(super) fn applied(&mut self, provider: Option<usize>) {
+        self.author = provider;
     }
 
     /// Whether slots are missing, or contradict the chain and nobody else is trusted.
@@ -128,16 +135,15 @@ impl Standing {
                 // The newest slot may be committed later than this, which decides nothing.
                 let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
                 let first_slot = gap.first_slot.max(next_slot);
-                self.state.readiness.set_contradiction(Gap { first_slot, ..gap.clone() });
+                let contradiction = Contradiction { gap: Gap { first_slot, ..gap.clone() }, accused: self.author };
+                self.state.readiness.set_contradiction(contradiction);
             }
             if self.distrusts(&gap) {
                 return false;
             }
         }
-        let (what, remedy) = match gap.contradicts {
-            true => ("the stream contradicts the applied chain", ""),
-            false => ("slots are missing", self.state.readiness.remedy()),
-        };
+        let remedy = self.state.readiness.remedy(gap.contradicts);
+        let what = if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" };
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
@@ -171,7 +177,7 @@ impl Standing {
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
         if self.role != Role::Lane {
-            readiness.contradiction_is_over(slot);
+            readiness.contradiction_is_answered(slot, self.author);
         }
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
             info!(
@@ -188,11 +194,11 @@ impl Standing {
     /// Publishes that the store was brought to the slot of an archive: the slots after it are next. Trusts every provider
     /// again, because those that contradicted the store have contradicted a chain that it has left.
     pub(super) fn healed(&mut self) {
-        (self.gap, self.live) = (None, false);
+        (self.gap, self.live, self.author) = (None, false, None);
         if self.state.providers.trust_all() {
             info!("the store is healed: every provider is trusted again");
         }
-        self.state.readiness.contradiction_is_over(SLOT_END);
+        self.state.readiness.contradiction_is_over();
         self.tell();
     }
 
@@ -205,7 +211,7 @@ impl Standing {
             provider,
             detail = gap.detail,
             "the provider contradicts the applied chain: another one takes over, and this one is asked again after a \
-             SIGHUP or a restart"
+             SIGHUP, a restart or a heal"
         );
         providers.failed(index, &gap.detail);
         true
@@ -289,6 +295,15 @@ mod tests {
         assert!(is_contradicted(), "a lane has no store");
         standing.committed(8, 0);
         assert!(!is_contradicted());
+        standing.applied(Some(0));
+        standing.reconnected(1);
+        standing.gap(Gap { contradicts: true, ..gap(9) });
+        standing.applied(Some(0));
+        standing.committed(9, 0);
+        assert!(is_contradicted(), "the accused provider goes on with its own chain");
+        standing.applied(Some(2));
+        standing.committed(10, 0);
+        assert!(!is_contradicted(), "another one confirms that chain");
     }
 
     #[test]

@@ -371,8 +371,13 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
-    // The slots of two chains have the same numbers, so only the blockhash shows that an archive is of another chain.
-    let foreign = write_archive_of("--seed 9", &run.archives, needed - BASE_SLOT + 5);
+    // The slots of two chains have the same numbers, so only the blockhash shows that an archive is of another chain. Its
+    // manifest tells, and the rest, which is missing here, is not read.
+    let elsewhere = run.temp.path().join("other-chain");
+    let foreign = write_archive_of("--seed 9", &elsewhere, needed - BASE_SLOT + 5);
+    let file = fs::read_dir(&elsewhere).unwrap().next().unwrap().unwrap();
+    let bytes = fs::read(file.path()).unwrap();
+    fs::write(run.archives.join(file.file_name()), &bytes[..bytes.len() / 2]).unwrap();
     wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
     wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));

@@ -83,6 +83,8 @@ pub struct Progress {
     pub unpacked_bytes: u64,
     /// Number of versions that were taken.
     pub versions: u64,
+    /// Blockhash of the archive's slot, once the manifest was read, if it names one.
+    pub blockhash: Option<[u8; 32]>,
     /// Number of failures of the archive's server since its last byte. It is asked again until it has failed for ten
     /// minutes.
     pub failures: u32,

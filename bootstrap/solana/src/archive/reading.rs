@@ -31,7 +31,7 @@ pub(super) struct Reading<'a> {
     /// Number of unpacked bytes after which the caller gets the progress.
     tell_at: u64,
     versions: u64,
-    blockhash: [u8; 32],
+    blockhash: Option<[u8; 32]>,
     tell: &'a mut Tell<'a>,
     take: &'a mut Take<'a>,
 }
@@ -71,7 +71,7 @@ impl<'a> Reading<'a> {
             unpacked: 0,
             tell_at: 0,
             versions: 0,
-            blockhash: [0; 32],
+            blockhash: None,
             tell,
             take,
         }
@@ -121,7 +121,9 @@ impl<'a> Reading<'a> {
             Bytes::Manifest(manifest) => {
                 let blockhash = manifest.finish().map_err(|fault| self.entry_error(0, fault))?;
                 self.contents.end_list(blockhash.is_some());
-                self.blockhash = blockhash.unwrap_or_default();
+                self.blockhash = blockhash;
+                // An archive of another block need not be read any further.
+                self.tell_progress()?;
             }
             Bytes::Version(_) | Bytes::Ignored => (),
         }
@@ -144,6 +146,7 @@ impl<'a> Reading<'a> {
         self.tell_progress()?;
         let is_listed = self.contents.is_listed();
         let Self { blockhash, versions, unpacked: unpacked_bytes, .. } = self;
+        let blockhash = blockhash.unwrap_or_default();
         Ok(Summary { slot, blockhash, files, is_listed, versions, unpacked_bytes })
     }
 
@@ -169,6 +172,7 @@ impl<'a> Reading<'a> {
             packed_bytes: self.packed.load(Ordering::Relaxed),
             unpacked_bytes: self.unpacked,
             versions: self.versions,
+            blockhash: self.blockhash,
             failures,
             last_failure,
             next_try: None,

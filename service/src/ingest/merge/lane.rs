@@ -48,6 +48,11 @@ impl Lane {
         self.standing.provider().unwrap_or(0)
     }
 
+    /// Notes that the newest slot that was passed on is of this provider.
+    pub(super) fn passed_by(&mut self, provider: usize) {
+        self.standing.applied(Some(provider));
+    }
+
     /// Returns the block that the lane's provider has named for a slot at which the lane holds another block.
     pub(super) fn take_named(&mut self) -> Option<Base> {
         self.named.take()

@@ -308,7 +308,8 @@ fn heal_a_contradiction(seed: u64) {
             }
         }
         let now = Instant::now();
-        let (verdict, _) = simulation.life(Until::AtTip(now, now + Duration::from_secs(300))).await;
+        // A server that is trusted and lacks the store's slots is waited for.
+        let (verdict, _) = simulation.life(Until::AtTip(now, now + Duration::from_secs(1500))).await;
         let tip = simulation.chain.tip().slot;
         assert_eq!(simulation.oracle.slot(), tip, "{natures:?}: {verdict:?}");
         let must_heal = natures.len() == 1 && simulation.chain.wrong.is_some();

@@ -180,6 +180,8 @@ fn a_block_that_its_own_provider_does_not_refute_stays_whatever_others_say() {
     story.connect(0);
     story.block(12, [12, 99], &[]);
     assert_eq!(story.store().0, 12);
+    let is_contradicted = || story.state.readiness.contradiction().is_some();
+    assert!(story.state.readiness.verdict().is_ready() && is_contradicted(), "nobody else has confirmed that chain");
 }
 
 #[test]
@@ -352,7 +354,7 @@ fn of_a_refutation_the_doubt_alone_outlives_the_process() {
     let apply = apply.unwrap().with_memory(temp.path());
     let mut story = Story { apply, state, engine, feed, _stop: stop, temp };
     let doubted = story.state.readiness.contradiction().expect("the file says so");
-    assert!(doubted.detail.contains("parent_blockhash"), "{doubted:?}");
+    assert!(doubted.gap.detail.contains("parent_blockhash"), "{doubted:?}");
     story.apply.begin();
     story.connect(1);
     story.block(11, [11, 10], &[(2, Some(7))]);
