@@ -88,7 +88,7 @@ pub struct Gap {
 pub struct Contradiction {
     pub gap: Gap,
     /// Index of the provider that had brought the newest slot, whose word stands against the other's. `None` if it is not
-    /// known, or if that slot is an archive's.
+    /// known, if that slot is an archive's, or if that provider contradicts itself.
     pub accused: Option<usize>,
 }
 

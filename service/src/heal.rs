@@ -298,13 +298,24 @@ impl Healer {
             }
             Ok((joined(to, blockhash)?, Room::check(&self.config, &differences)?, differences))
         });
-        match compared {
+        Ok(match compared {
             // An incremental archive alone is not enough for a store that is contradicted meanwhile.
-            Ok(_) if !is_contradicted && state.readiness.contradiction().is_some() => Ok(Step::Waits),
-            Ok((to, room, differences)) => Ok(Step::Compared(Box::new(Compared { from, to, differences, room }))),
+            Ok(_) if !is_contradicted && state.readiness.contradiction().is_some() => Step::Waits,
+            Ok((to, room, differences)) => Step::Compared(Box::new(Compared { from, to, differences, room })),
+            Err(failed) => self.step_after(failed, &found, state),
+        })
+    }
+
+    /// Returns the step that the failed comparison with an archive leads to.
+    fn step_after(&mut self, failed: anyhow::Error, found: &Found, state: &State) -> Step {
+        match failed.downcast::<OtherChain>() {
+            Ok(other_chain) => {
+                self.refuse(found, &other_chain.into(), state);
+                Step::OtherChain
+            }
             Err(failed) => {
-                self.refuse(&found, &failed, state);
-                Ok(if failed.is::<OtherChain>() { Step::OtherChain } else { Step::Waits })
+                self.refuse(found, &failed, state);
+                Step::Waits
             }
         }
     }

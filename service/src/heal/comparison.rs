@@ -28,8 +28,8 @@ const DIR_MODE: u32 = 0o700;
 
 /// Number of keys of the store that a full archive may lack in any case.
 const VANISHED_MAX: u64 = 1000;
-/// A full archive may lack 1/`VANISHED_SHARE` of the store's keys. Few accounts are closed, so one that lacks more is of another
-/// cluster, or the store is.
+/// A full archive may lack 1/`VANISHED_SHARE` of the store's keys. Few accounts are closed, so one that lacks more is of
+/// another cluster, or the store is.
 const VANISHED_SHARE: u64 = 2;
 
 /// The work of the thread `heal`.
@@ -49,7 +49,8 @@ impl Comparison {
     /// Finds the differences, and the blockhash that the archive names for its slot; all zeros if it names none.
     ///
     /// # Errors
-    /// [`OtherChain`]; an archive that cannot be read to its end, has no pairs, or lacks most keys of the store; errors of the engine and of writing; the stop.
+    /// [`OtherChain`]; an archive that cannot be read to its end, has no pairs, or lacks most keys of the store; errors of the
+    /// engine and of writing; the stop.
     pub(super) fn run(self) -> Result<(Differences, [u8; 32])> {
         let (slot, extract) = (self.found.slot, self.config.stream.extract);
         let archived = match &self.found.archives {

@@ -135,8 +135,11 @@ impl Standing {
                 // The newest slot may be committed later than this, which decides nothing.
                 let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
                 let first_slot = gap.first_slot.max(next_slot);
-                let contradiction = Contradiction { gap: Gap { first_slot, ..gap.clone() }, accused: self.author };
-                self.state.readiness.set_contradiction(contradiction);
+                // A provider that names two blocks may return to the first one.
+                let accused = self.author.filter(|author| self.provider != Some(*author));
+                self.state
+                    .readiness
+                    .set_contradiction(Contradiction { gap: Gap { first_slot, ..gap.clone() }, accused });
             }
             if self.distrusts(&gap) {
                 return false;
@@ -304,6 +307,12 @@ mod tests {
         standing.applied(Some(2));
         standing.committed(10, 0);
         assert!(!is_contradicted(), "another one confirms that chain");
+        standing.gap(Gap { contradicts: true, ..gap(11) });
+        standing.applied(Some(1));
+        standing.reconnected(1);
+        standing.gap(Gap { contradicts: true, ..gap(11) });
+        standing.committed(11, 0);
+        assert!(!is_contradicted(), "it has named two blocks, and goes on after the first one");
     }
 
     #[test]
