@@ -88,7 +88,7 @@ pub struct Gap {
 pub struct Contradiction {
     pub gap: Gap,
     /// Index of the provider that had brought the newest slot, whose word stands against the other's. `None` if it is not
-    /// known, if that slot is an archive's, or if that provider contradicts itself.
+    /// known: then it is the first one that goes on with the store's chain.
     pub accused: Option<usize>,
 }
 

@@ -205,9 +205,13 @@ impl Readiness {
         }
     }
 
-    /// Notes that a provider has contradicted the applied chain. Writer: ingest-apply, or the lane of the provider.
-    pub fn set_contradiction(&self, contradiction: Contradiction) {
-        self.contradiction.store(Some(contradiction.into()));
+    /// Notes that a provider has contradicted the applied chain, whose newest slot is of the provider `author`. One that is
+    /// accused already stays so. Writer: ingest-apply, or the lane of the provider; the replay of a spool.
+    pub fn set_contradiction(&self, gap: &Gap, author: Option<usize>) {
+        self.contradiction.rcu(|open| {
+            let accused = open.as_ref().and_then(|open| open.accused).or(author);
+            Some(Arc::new(Contradiction { gap: gap.clone(), accused }))
+        });
     }
 
     /// Returns the contradiction of the applied chain by a provider, if nobody has decided yet between its block and the
@@ -216,14 +220,17 @@ impl Readiness {
         self.contradiction.load_full()
     }
 
-    /// Notes that the slots up to this one are applied, the newest one by the word of this provider. That decides a
-    /// contradiction of the block before, unless the accused provider only goes on.
-    pub fn contradiction_is_answered(&self, slot: u64, by: Option<usize>) {
-        let answers = |Contradiction { gap, accused }: &Contradiction| {
-            gap.first_slot <= slot && (accused.is_none() || *accused != by)
+    /// Notes that this slot of a provider was applied. It confirms the chain before it, which ends a contradiction there,
+    /// unless the accused provider only goes on.
+    pub fn chain_goes_on(&self, slot: u64, by: usize) {
+        let open = self.contradiction.load_full();
+        let Some(Contradiction { gap, accused }) = open.as_deref().filter(|open| open.gap.first_slot <= slot) else {
+            return;
         };
-        if self.contradiction.load().as_deref().is_some_and(answers) {
-            self.contradiction_is_over();
+        match accused {
+            Some(accused) if *accused == by => {}
+            Some(_) => self.contradiction_is_over(),
+            None => self.set_contradiction(gap, Some(by)),
         }
     }
 
@@ -494,18 +501,23 @@ mod tests {
     fn a_contradiction_stands_while_no_other_provider_brings_slots() {
         let readiness = live(SECOND);
         let gap = Gap { first_slot: 8, last_slot: 8, detail: "parent".to_owned(), contradicts: true };
-        readiness.anew().set_contradiction(Contradiction { gap: gap.clone(), accused: Some(1) });
+        readiness.anew().set_contradiction(&gap, None);
         readiness.set_trouble("cannot connect");
         assert!(readiness.verdict_at(Some(0)).is_ready(), "the newest slot is not old yet");
         readiness.set_phase(Phase::CatchingUp);
         let Verdict { not_ready, gap: shown, .. } = readiness.verdict_at(None);
         let why = "the stream contradicts the applied chain: parent; stream: cannot connect";
-        assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap)));
-        readiness.contradiction_is_answered(7, Some(0));
+        assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap.clone())));
+        readiness.chain_goes_on(7, 0);
         assert!(readiness.verdict_at(None).gap.is_some(), "that slot was applied before");
-        readiness.contradiction_is_answered(9, Some(1));
-        assert!(readiness.verdict_at(None).gap.is_some(), "the accused one only goes on");
-        readiness.contradiction_is_answered(9, Some(0));
+        for slot in [9, 10] {
+            readiness.chain_goes_on(slot, 1);
+            assert!(readiness.contradiction().is_some(), "nobody knows who brought slot 8");
+        }
+        readiness.set_contradiction(&gap, Some(0));
+        readiness.chain_goes_on(11, 1);
+        assert!(readiness.contradiction().is_some(), "the accused one stays so");
+        readiness.chain_goes_on(12, 0);
         let why = "catching up with the stream; stream: cannot connect";
         assert_eq!(readiness.verdict_at(None).not_ready.as_deref(), Some(why));
     }

@@ -97,7 +97,7 @@ pub struct Apply {
     complete: Option<Base>,
     /// The same slot, if this process has applied it: its provider may refute it.
     newest: Newest,
-    /// The memory of a contradiction; `None` where a restart is not simulated.
+    /// The memory of a contradiction; `None` without a directory for it.
     doubt: Option<Doubt>,
     created_unix_ms: u64,
     standing: Standing,
@@ -286,7 +286,7 @@ impl Apply {
             return Ok(Some(gap));
         }
         self.newest.applied(slot, self.standing.provider(), &self.batch.changes()[earlier..]);
-        self.standing.applied(self.standing.provider());
+        self.standing.applied(slot.slot, self.standing.provider());
         self.complete = Some(slot.base());
         self.created_unix_ms = slot.created_unix_ms;
         self.state.resume.set_slot(slot.slot);
@@ -410,7 +410,7 @@ impl Apply {
              takes the place of that slot, and the first one is asked again after a SIGHUP, a restart or a heal"
         );
         self.newest.replaced(&slot, provider, changes);
-        self.standing.applied(provider);
+        self.standing.applied(base.slot, provider);
         self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.assembler.replace_last(base);

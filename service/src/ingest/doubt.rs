@@ -67,7 +67,7 @@ impl Doubt {
             let next_slot = checkpoint.slot.map_or(0, |slot| slot + 1);
             let gap = Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true };
             accused = state.providers.named(&provider);
-            state.readiness.set_contradiction(Contradiction { gap, accused });
+            state.readiness.set_contradiction(&gap, accused);
         }
         Self { path, noted: exists.then_some(accused), retry_at: None }
     }
@@ -88,8 +88,12 @@ impl Doubt {
                 let noted = Noted { slot: base.slot, blockhash: base58(base), provider, reason };
                 checked::write(&self.path, &toml::to_string(&noted).expect("plain values"))
             }
-            None => std::fs::remove_file(&self.path)
-                .map_err(|failed| Error::io(format!("cannot remove file={}", self.path.display()), failed)),
+            None => match std::fs::remove_file(&self.path) {
+                Err(failed) if failed.kind() != std::io::ErrorKind::NotFound => {
+                    Err(Error::io(format!("cannot remove file={}", self.path.display()), failed))
+                }
+                _ => Ok(()),
+            },
         };
         match done {
             Ok(()) => (self.noted, self.retry_at) = (contradiction.map(|of| of.accused), None),
@@ -101,10 +105,10 @@ impl Doubt {
     }
 }
 
-/// Whether the store stands at the contradicted block, or has gone on after it.
+/// Whether the contradiction is one of the store's chain. The store may have gone on after the contradicted block. A power
+/// loss may have taken it back to a block before, to which the other provider may object as well.
 fn is_of(noted: &Noted, checkpoint: &ChainCheckpoint) -> bool {
-    base_of(checkpoint)
-        .is_some_and(|base| base.slot > noted.slot || base.slot == noted.slot && base58(base) == noted.blockhash)
+    base_of(checkpoint).is_some_and(|base| base.slot != noted.slot || base58(base) == noted.blockhash)
 }
 
 fn base_of(checkpoint: &ChainCheckpoint) -> Option<Base> {
@@ -119,9 +123,9 @@ fn base58(base: Base) -> String {
 mod tests {
     use super::*;
 
-    fn contradiction(detail: &str) -> Contradiction {
+    fn contradict(state: &State, detail: &str) {
         let gap = Gap { first_slot: 12, last_slot: 12, detail: detail.to_owned(), contradicts: true };
-        Contradiction { gap, accused: Some(1) }
+        state.readiness.set_contradiction(&gap, Some(1));
     }
 
     fn state_at(checkpoint: ChainCheckpoint) -> State {
@@ -140,12 +144,12 @@ mod tests {
         let told = |detail: &str| Some((detail.to_owned(), Some(1)));
         let (mut doubt, none, state) = open(at(11, 1));
         assert_eq!(none, None);
-        state.readiness.set_contradiction(contradiction("another parent"));
+        contradict(&state, "another parent");
         doubt.remember(&state, &at(11, 1));
-        for same_chain in [at(11, 1), at(12, 7)] {
+        for same_chain in [at(11, 1), at(12, 7), at(10, 1)] {
             assert_eq!(open(same_chain).1, told("another parent"));
         }
-        for other in [at(11, 2), at(10, 1), ChainCheckpoint::default()] {
+        for other in [at(11, 2), ChainCheckpoint::default()] {
             assert_eq!(open(other).1, None, "{other:?}");
         }
         doubt.remember(&state, &at(12, 7));
@@ -159,6 +163,12 @@ mod tests {
         state.readiness.contradiction_is_over();
         doubt.remember(&state, &at(11, 1));
         assert_eq!(open(at(11, 1)).1, None);
+        contradict(&state, "a file that somebody removes");
+        doubt.remember(&state, &at(11, 1));
+        std::fs::remove_file(temp.path().join(FILE)).unwrap();
+        state.readiness.contradiction_is_over();
+        doubt.remember(&state, &at(11, 1));
+        assert_eq!(doubt.retry_at, None, "there is nothing to remove");
     }
 
     #[tokio::test(start_paused = true)]
@@ -167,7 +177,7 @@ mod tests {
         let (dir, checkpoint) = (temp.path().join("missing"), ChainCheckpoint { slot: Some(11), ..Default::default() });
         let state = state_at(checkpoint);
         let mut doubt = Doubt::begin(&dir, &checkpoint, &state);
-        state.readiness.set_contradiction(contradiction("another parent"));
+        contradict(&state, "another parent");
         doubt.remember(&state, &checkpoint);
         std::fs::create_dir(&dir).unwrap();
         doubt.remember(&state, &checkpoint);

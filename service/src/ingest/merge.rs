@@ -144,7 +144,8 @@ impl Merge {
                 self.catch_up();
                 return Ok(true);
             }
-            Place::Known => {}
+            // The copy of another provider confirms the slot.
+            Place::Known => self.state.readiness.chain_goes_on(slot.slot, provider),
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
                 let number = slot.slot;
@@ -166,7 +167,7 @@ impl Merge {
     async fn pass(&mut self, provider: usize, slot: WholeSlot) -> Result<(), Closed> {
         self.follow(provider).await?;
         self.passed.push(&slot, provider);
-        self.lanes.iter_mut().for_each(|lane| lane.passed_by(provider));
+        self.lanes.iter_mut().for_each(|lane| lane.passed(slot.slot, provider));
         self.state.providers.was_first(provider);
         for message in messages_of(slot) {
             self.send(message).await?;

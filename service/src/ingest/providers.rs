@@ -158,6 +158,11 @@ impl Providers {
         self.all.get(index).is_some_and(|provider| provider.distrusted.load(Ordering::Relaxed))
     }
 
+    /// Whether any provider is distrusted.
+    pub(super) fn is_any_distrusted(&self) -> bool {
+        (0..self.all.len()).any(|index| self.is_distrusted(index))
+    }
+
     /// Returns a report of each provider, in the order of preference.
     pub fn reports(&self) -> Vec<Report> {
         let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_shown_distrusted(*index));

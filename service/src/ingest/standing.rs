@@ -18,7 +18,7 @@ use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::State;
-use crate::chain::{Contradiction, Gap, Phase};
+use crate::chain::{Gap, Phase};
 use crate::figure::unix_ms;
 use crate::readiness::Age;
 
@@ -101,9 +101,13 @@ impl Standing {
         self.provider
     }
 
-    /// Notes that the newest applied slot is of this provider.
-    pub(super) fn applied(&mut self, provider: Option<usize>) {
+    /// Notes that the newest applied slot is `slot` of this provider.
+    pub(super) fn applied(&mut self, slot: u64, provider: Option<usize>) {
         self.author = provider;
+        // A lane's slot may be one that ingest-apply has of another provider.
+        if let Some(provider) = provider.filter(|_| self.role == Role::Apply) {
+            self.state.readiness.chain_goes_on(slot, provider);
+        }
     }
 
     /// Whether slots are missing, or contradict the chain and nobody else is trusted.
@@ -135,11 +139,7 @@ impl Standing {
                 // The newest slot may be committed later than this, which decides nothing.
                 let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
                 let first_slot = gap.first_slot.max(next_slot);
-                // A provider that names two blocks may return to the first one.
-                let accused = self.author.filter(|author| self.provider != Some(*author));
-                self.state
-                    .readiness
-                    .set_contradiction(Contradiction { gap: Gap { first_slot, ..gap.clone() }, accused });
+                self.state.readiness.set_contradiction(&Gap { first_slot, ..gap.clone() }, self.author);
             }
             if self.distrusts(&gap) {
                 return false;
@@ -179,9 +179,6 @@ impl Standing {
             0 => Age::Known(Duration::ZERO),
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
-        if self.role != Role::Lane {
-            readiness.contradiction_is_answered(slot, self.author);
-        }
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
             info!(
                 first_slot = gap.first_slot,
@@ -281,38 +278,37 @@ mod tests {
         standing.committed(7, 0);
         assert!(state.readiness.verdict().is_ready(), "the slot before it");
         standing.committed(8, 0);
+        state.published.publish(ChainCheckpoint { slot: Some(8), ..ChainCheckpoint::default() });
         state.readiness.set_phase(Phase::CatchingUp);
         assert_eq!(state.readiness.verdict().gap, None, "the other one has brought it");
     }
 
     #[test]
-    fn a_contradiction_of_the_newest_slot_ends_with_a_later_one_of_the_store() {
-        let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
+    fn a_contradiction_ends_once_another_provider_than_the_accused_one_goes_on() {
+        let providers = ["a", "b", "c"].map(str::to_owned);
+        let state =
+            State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
         let (mut standing, mut lane) = (Standing::new(state.clone()), Standing::of_lane(state.clone()));
-        standing.reconnected(0);
-        assert!(standing.gap(Gap { contradicts: true, ..gap(7) }), "nobody else is there");
         let is_contradicted = || state.readiness.contradiction().is_some();
+        standing.applied(7, Some(0));
+        state.resume.set_slot(7);
+        standing.reconnected(1);
+        standing.gap(Gap { contradicts: true, ..gap(7) });
         standing.committed(7, 0);
         assert!(is_contradicted(), "slot 7 was committed late");
-        lane.committed(8, 0);
-        assert!(is_contradicted(), "a lane has no store");
+        standing.applied(7, Some(2));
+        assert!(is_contradicted(), "slot 7 says nothing about itself");
+        lane.applied(8, Some(2));
+        assert!(is_contradicted(), "ingest-apply decides which slots it has");
+        standing.applied(8, Some(0));
         standing.committed(8, 0);
-        assert!(!is_contradicted());
-        standing.applied(Some(0));
-        standing.reconnected(1);
-        standing.gap(Gap { contradicts: true, ..gap(9) });
-        standing.applied(Some(0));
-        standing.committed(9, 0);
         assert!(is_contradicted(), "the accused provider goes on with its own chain");
-        standing.applied(Some(2));
-        standing.committed(10, 0);
+        standing.reconnected(0);
+        standing.gap(Gap { contradicts: true, ..gap(8) });
+        standing.applied(9, Some(0));
+        assert!(is_contradicted(), "it has named two blocks, and returned to the first one");
+        standing.applied(10, Some(2));
         assert!(!is_contradicted(), "another one confirms that chain");
-        standing.gap(Gap { contradicts: true, ..gap(11) });
-        standing.applied(Some(1));
-        standing.reconnected(1);
-        standing.gap(Gap { contradicts: true, ..gap(11) });
-        standing.committed(11, 0);
-        assert!(!is_contradicted(), "it has named two blocks, and goes on after the first one");
     }
 
     #[test]

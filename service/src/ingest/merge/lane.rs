@@ -48,9 +48,9 @@ impl Lane {
         self.standing.provider().unwrap_or(0)
     }
 
-    /// Notes that the newest slot that was passed on is of this provider.
-    pub(super) fn passed_by(&mut self, provider: usize) {
-        self.standing.applied(Some(provider));
+    /// Notes that the newest slot that was passed on is `slot` of this provider.
+    pub(super) fn passed(&mut self, slot: u64, provider: usize) {
+        self.standing.applied(slot, Some(provider));
     }
 
     /// Returns the block that the lane's provider has named for a slot at which the lane holds another block.

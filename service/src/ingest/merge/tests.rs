@@ -377,6 +377,6 @@ async fn a_contradiction_is_shown_while_the_first_provider_is_away() {
     two.merge.mirror();
     let verdict = two.state.readiness.verdict();
     assert!(verdict.gap.is_some_and(|gap| gap.contradicts && gap.first_slot == 12), "{:?}", verdict.not_ready);
-    two.state.readiness.contradiction_is_answered(11, Some(1));
+    two.state.readiness.chain_goes_on(11, 1);
     assert!(two.state.readiness.verdict().gap.is_some(), "slot 11 was applied before");
 }

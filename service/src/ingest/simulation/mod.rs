@@ -291,7 +291,8 @@ impl Simulation {
         let receiver = tokio::spawn(sources.feed(begin, healer));
         let mut apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
-                .expect("the engine has a checkpoint");
+                .expect("the engine has a checkpoint")
+                .with_memory(self.store.dir());
         apply.begin();
         let (deadline, mut taken) = (until.deadline(), 0);
         let (mut newest, mut moved_at, mut gap_shown) = (self.oracle.newest(), None, None);

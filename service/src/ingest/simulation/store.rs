@@ -83,6 +83,11 @@ impl Store {
         Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation"), waits: false }
     }
 
+    /// Directory of the engine, the feed's log, and what ingest-apply remembers.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Directory of the feed's log.
     pub(super) fn feed_dir(&self) -> PathBuf {
         self.dir.join("feed")

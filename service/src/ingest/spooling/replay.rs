@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
 use super::{Spooling, remove, remove_dir};
-use crate::chain::{Base, Phase, WholeSlot};
+use crate::chain::{Base, Gap, Phase, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::receive::{Message, messages_of};
 use crate::spool::{Figures, Reader};
@@ -75,6 +75,7 @@ impl Replay {
     pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
         let Self { spooling, reader } = self;
         info!(slot = reader.last().slot, "applying the slots that were kept");
+        tell_contradiction(&spooling, state);
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
         let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
         // Until the spool ends, its receiver is the only one.
@@ -114,6 +115,19 @@ impl Replay {
         drop(sent);
         remove_dir(&dir, &figures);
     }
+}
+
+/// Tells the store's readiness of a contradiction of the kept slots that only the spool knows.
+fn tell_contradiction(spooling: &Spooling, state: &State) {
+    let of = &spooling.state.providers;
+    if !of.is_any_distrusted() {
+        return;
+    }
+    // ORDERING: Relaxed: a statistic.
+    let first_slot = spooling.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed) + 1;
+    let detail = "a provider contradicted the slots that were kept".to_owned();
+    let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
+    state.readiness.set_contradiction(&gap, Some(*of.followed().borrow()));
 }
 
 /// How far a replay is.
