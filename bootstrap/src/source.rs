@@ -5,6 +5,7 @@
 //! source.
 
 mod archive;
+mod numbers;
 mod open;
 mod packed;
 mod parse;
@@ -27,7 +28,8 @@ use crate::seen::Seen;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 pub use archive::OtherChain;
-pub(crate) use archive::{Archives, Files, Told, has_no_value};
+pub(crate) use archive::{Archives, Told};
+pub(crate) use numbers::{Files, has_no_value};
 use packed::Packing;
 pub use parse::read;
 use pipe::Pipe;

@@ -130,7 +130,7 @@ impl Readiness {
         }
     }
 
-    /// Has missing slots reported with the remedy if no server sends them: the archives of `heal_from`, or a person.
+    /// Has missing slots and contradictions reported with the remedy: the archives of `heal_from`, or a person.
     #[must_use]
     pub fn with_remedy(self, heals: bool) -> Self {
         Self { heals: Some(heals), ..self }

@@ -169,6 +169,16 @@ fn write_archive_of(more: &str, dir: &Path, block: u64) -> u64 {
     loadgen::archive::write(&plan, dir, &mut ()).unwrap()[0].slot
 }
 
+/// Writes the first half of such an archive to the directory that is watched.
+fn write_half(more: &str, run: &Run, block: u64) -> u64 {
+    let elsewhere = run.temp.path().join(format!("whole-{block}"));
+    let slot = write_archive_of(more, &elsewhere, block);
+    let file = fs::read_dir(&elsewhere).unwrap().next().unwrap().unwrap();
+    let bytes = fs::read(file.path()).unwrap();
+    fs::write(run.archives.join(file.file_name()), &bytes[..bytes.len() / 2]).unwrap();
+    slot
+}
+
 /// Waits until the service waits for an archive, and returns the slot that it needs and the whole reason.
 pub(crate) fn wait_for_need(service: &mut Service, words: &str) -> (u64, String) {
     let needs = "healing: waiting for a snapshot archive of slot=";
@@ -362,22 +372,14 @@ fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
     let mut service = run.start(&[]);
     let before = wait_for("the store", || service.slot());
     let (needed, _) = wait_for_need(&mut service, "there is none");
-    let elsewhere = run.temp.path().join("elsewhere");
-    let cut = write_archive(&elsewhere, needed - BASE_SLOT);
-    let file = fs::read_dir(&elsewhere).unwrap().next().unwrap().unwrap();
-    let bytes = fs::read(file.path()).unwrap();
-    fs::write(run.archives.join(file.file_name()), &bytes[..bytes.len() / 2]).unwrap();
+    let cut = write_half("", &run, needed - BASE_SLOT);
     wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 1.0));
     wait_for_need(&mut service, &format!("archive_slot={cut}: "));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
     assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
     // The slots of two chains have the same numbers, so only the blockhash shows that an archive is of another chain. Its
     // manifest tells, and the rest, which is missing here, is not read.
-    let elsewhere = run.temp.path().join("other-chain");
-    let foreign = write_archive_of("--seed 9", &elsewhere, needed - BASE_SLOT + 5);
-    let file = fs::read_dir(&elsewhere).unwrap().next().unwrap().unwrap();
-    let bytes = fs::read(file.path()).unwrap();
-    fs::write(run.archives.join(file.file_name()), &bytes[..bytes.len() / 2]).unwrap();
+    let foreign = write_half("--seed 9", &run, needed - BASE_SLOT + 5);
     wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 2.0));
     wait_for_need(&mut service, &format!("archive_slot={foreign}: the archive is of another chain than the stream"));
     assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));

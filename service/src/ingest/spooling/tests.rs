@@ -88,7 +88,10 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
     let at = |slot| ChainCheckpoint { slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() };
     let state = State::at(at(10));
     state.readiness.set_trouble("the server does not have the slots");
-    let replay = Replay::of(at_rest(&dir, figures, &State::at(at(12))), &at(10)).await.unwrap().unwrap();
+    // A provider has contradicted the kept slots.
+    let kept = State::at(at(12)).with_providers(PROVIDERS.map(str::to_owned));
+    kept.providers.distrust(1);
+    let replay = Replay::of(at_rest(&dir, figures, &kept), &at(10)).await.unwrap().unwrap();
     let (messages, mut received) = mpsc::channel(8);
     let replaying = tokio::spawn({
         let (messages, state) = (messages.clone(), state.clone());
@@ -102,6 +105,8 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
         assert!(dir.exists() && !replaying.is_finished(), "removed at slot={committed}");
         assert_eq!(state.readiness.trouble(), None, "the receiver from before the spool is gone");
     }
+    let accused = state.readiness.contradiction().map(|of| of.accused);
+    assert_eq!(accused, Some(Some(0)), "the store takes over what only the spool knows");
     state.published.publish(at(12));
     replaying.await.unwrap();
     assert!(!dir.exists());
