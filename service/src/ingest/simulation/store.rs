@@ -83,7 +83,7 @@ impl Store {
         Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation"), waits: false }
     }
 
-    /// Directory of the engine, the feed's log, and what ingest-apply remembers.
+    /// Directory of the engine, the feed's log, and the memory of ingest-apply.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
