@@ -366,8 +366,11 @@ impl Healer {
         if let Some((_, newest)) = self.newest.as_ref().filter(|(of, _)| *of == store) {
             return newest.clone();
         }
-        let feed = self.config.store.dir.join(FEED_DIR);
-        let newest = block_in_place(|| Newest::read(&feed, &store));
+        let dir = &self.config.store.dir;
+        let newest = block_in_place(|| {
+            let is_loaded = engines::inspect(dir)?.is_some_and(|known| known.loaded_at(store.seq).is_some());
+            Newest::read(&dir.join(FEED_DIR), &store, is_loaded)
+        });
         let newest = newest.map(Arc::new).map_err(|failed| format!("{failed:#}"));
         if let Err(why) = &newest {
             info!(

@@ -29,19 +29,19 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
-    /// Reads the changes of the newest slot of a store at `store` from the log in `feed`.
+    /// Reads the changes of the newest slot of a store at `store` from the log in `feed`. `is_loaded` says that the store has
+    /// every pair of its load and no later one.
     ///
     /// # Errors
     /// The store stands at no slot; the log does not have all changes of its slot; errors of reading the log.
-    pub(crate) fn read(feed: &Path, store: &ChainCheckpoint) -> Result<Self> {
+    pub(crate) fn read(feed: &Path, store: &ChainCheckpoint, is_loaded: bool) -> Result<Self> {
         let slot = store.slot.context("the store stands at no slot")?;
         let history = match History::open(feed, slot.saturating_sub(1), store) {
             Ok(history) => history,
-            // The log begins where the store was loaded or healed: nothing came from the stream.
-            Err(too_short) => {
-                let begins = History::open(feed, slot, store).ok().filter(|log| log.changes() == 0);
-                return begins.map(|_| Self { base_max: slot, undo: Undo::nothing() }).ok_or_else(|| too_short.into());
-            }
+            // Nothing came from the stream. Without the load's word the log may have begun anew right after a wrong block: the
+            // store was restored, or its log was damaged.
+            Err(_) if is_loaded => return Ok(Self { base_max: slot, undo: Undo::nothing() }),
+            Err(too_short) => return Err(too_short.into()),
         };
         let bytes_max = FRAME_CHANGES_MAX as u64 * Undo::KEY_BYTES;
         let too_many = |error: TooManyKeys| Error::new(ErrorKind::FixInput, error.to_string());
@@ -73,10 +73,11 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let keep_all = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
         let newest = |store: &ChainCheckpoint| {
-            let read = Newest::read(temp.path(), store);
+            let read = Newest::read(temp.path(), store, store.seq == 5);
             read.map(|newest| (newest.base_max, newest.undo.keys())).map_err(|error| error.to_string())
         };
-        assert!(newest(&at(5, 10)).unwrap_err().contains("there is no log"));
+        assert_eq!(newest(&at(5, 10)), Ok((10, 0)), "a load names it all");
+        assert!(newest(&at(6, 10)).unwrap_err().contains("there is no log"));
         let (mut writer, _) = FeedWriter::open(temp.path(), &at(5, 10), Durability::Synced, keep_all).unwrap();
         assert_eq!(newest(&at(5, 10)), Ok((10, 0)));
         let change = |key: u8| Change { slot: 13, key: [key; 32], old: None, new: Some([13; 32]) };

@@ -1,7 +1,7 @@
 //! A contradiction of the store's chain, remembered across restarts.
 //!
 //! Owns: the file that names the contradicted block, its provider and the reason. Must not: decide how a heal goes. Runs on
-//! the ingest-apply thread.
+//! the ingest-apply thread, and on the thread that copies a store.
 //!
 //! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, also of later slots that
 //! the same provider has brought. A heal then needs an archive with every account.
@@ -24,6 +24,19 @@ const FILE: &str = "contradiction.toml";
 
 /// Wait after a failed write. The disk may have room again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// Copies the contradiction of the store in `from` to its copy in `to`, which holds the same values. A damaged file stays
+/// damaged.
+///
+/// # Errors
+/// I/O errors, with the file.
+pub(crate) fn copy_contradiction(from: &Path, to: &Path) -> Result<(), Error> {
+    match checked::read(&from.join(FILE))? {
+        None => Ok(()),
+        Some(Found::Whole(text)) => checked::write(&to.join(FILE), &text),
+        Some(Found::Unchecked(_) | Found::Damaged) => checked::write(&to.join(FILE), ""),
+    }
+}
 
 /// The file, and the contradiction in it.
 #[derive(Debug)]

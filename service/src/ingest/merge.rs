@@ -110,7 +110,25 @@ impl Merge {
         self.start_over_if_given_up();
         let ends_slot = matches!(&message, Message::Batch(inputs)
             if !matches!(inputs.last(), Some(Input::Account { .. })));
-        if let Some(gap) = self.lanes[at].take(message) {
+        let gap = self.lanes[at].take(message);
+        self.lacks(at, gap).await?;
+        let mut has_passed = self.hand_out().await?;
+        // A slot that came before its parent may contradict it.
+        for at in 0..self.lanes.len() {
+            let gap = self.lanes[at].check_gap();
+            self.lacks(at, gap).await?;
+            has_passed |= self.hand_out().await?;
+        }
+        if ends_slot && !has_passed {
+            // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
+            self.out.try_send(Message::Beat).ok();
+        }
+        Ok(())
+    }
+
+    /// Takes in the gap that a lane has found, if any, and the block that it has named for the newest slot.
+    async fn lacks(&mut self, at: usize, gap: Option<Gap>) -> Result<(), Closed> {
+        if let Some(gap) = gap {
             self.lack(at, gap);
         }
         if let Some(named) = self.lanes[at].take_named()
@@ -119,15 +137,16 @@ impl Merge {
             self.refuted(at, named.slot);
             self.replace().await?;
         }
+        Ok(())
+    }
+
+    /// Places the next whole slots of all lanes. Returns whether one was passed on.
+    async fn hand_out(&mut self) -> Result<bool, Closed> {
         let mut has_passed = false;
         while let Some((lane, slot)) = self.next_whole() {
             has_passed |= self.place(lane, slot).await?;
         }
-        if ends_slot && !has_passed {
-            // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
-            self.out.try_send(Message::Beat).ok();
-        }
-        Ok(())
+        Ok(has_passed)
     }
 
     /// Returns the next whole slot of any lane, and the lane.

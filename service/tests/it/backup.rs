@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use engine_api::Durability;
+use engines::checked::{self, Found};
 use engines::{EngineOptions, Load, LoadState, Loaded};
 use proto::v1::SubscribeRequest;
 use proto::v1::feed_client::FeedClient;
@@ -171,6 +172,23 @@ fn what_would_be_overwritten_or_is_damaged_is_refused() {
     fs::remove_file(&record).unwrap();
     let scanned = ok(&["restore", "--from", str(&copy), "--dir", str(&temp.path().join("third")), "--verify"]);
     assert!(scanned.contains("equal to the one of the snapshot as it is now"), "{scanned}");
+}
+
+/// A copy has the values of the contradicted chain, too.
+#[test]
+fn a_contradiction_goes_along_with_the_copies() {
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, copy, again] = ["store", "copy", "again"].map(|name| temp.path().join(name));
+    stored(&dir);
+    checked::write(&dir.join("contradiction.toml"), "slot = 1").unwrap();
+    ok(&["snapshot", "--dir", str(&dir), "--to", str(&copy)]);
+    ok(&["restore", "--from", str(&copy), "--dir", str(&again)]);
+    let of = |dir: &Path| checked::read(&dir.join("contradiction.toml")).unwrap();
+    assert_eq!(of(&again), Some(Found::Whole("slot = 1".to_owned())));
+    fs::write(dir.join("contradiction.toml"), "damaged").unwrap();
+    let other = temp.path().join("other");
+    ok(&["snapshot", "--dir", str(&dir), "--to", str(&other)]);
+    assert_eq!(of(&other), Some(Found::Whole(String::new())), "what a heal reads as a contradiction");
 }
 
 #[test]

@@ -150,6 +150,12 @@ impl Lane {
         self.lack(self.assembler.last(), gap)
     }
 
+    /// Returns the gap before the slots that are held, which may have come before the lane's last one. Call it once
+    /// [`Lane::next`] returns `None`.
+    pub(super) fn check_gap(&mut self) -> Option<Gap> {
+        self.assembler.check_gap().and_then(|gap| self.give_up_for(gap))
+    }
+
     /// Ends the connection because of `gap`, and begins after `base`. Returns the gap, unless the provider is distrusted
     /// for it.
     pub(super) fn lack(&mut self, base: Option<Base>, gap: Gap) -> Option<Gap> {
@@ -161,10 +167,12 @@ impl Lane {
         if self.standing.has_given_up() {
             return None;
         }
-        if let Err(gap) = self.assembler.push(input) {
-            self.named = self.assembler.contradicting_block();
-            return self.lack(self.assembler.last(), gap);
-        }
-        None
+        self.assembler.push(input).err().and_then(|gap| self.give_up_for(gap))
+    }
+
+    /// Ends the connection because of a gap that the assembler has found.
+    fn give_up_for(&mut self, gap: Gap) -> Option<Gap> {
+        self.named = self.assembler.contradicting_block();
+        self.lack(self.assembler.last(), gap)
     }
 }

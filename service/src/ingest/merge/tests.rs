@@ -213,6 +213,18 @@ async fn a_block_that_its_own_provider_refutes_is_replaced_by_the_other_ones() {
 }
 
 #[tokio::test]
+async fn a_block_that_came_after_its_child_is_refuted_at_once() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.take(0, Message::Batch(named(12, 12, 11))).await;
+    two.take(0, Message::Batch(named(11, 99, 10))).await;
+    assert!(two.state.providers.is_distrusted(0));
+    two.slot(1, 11, 7).await;
+    assert_eq!(two.told(), ["provider=0", "slot=11", "provider=1", "replaced=11 provider=1"]);
+}
+
+#[tokio::test]
 async fn a_block_that_comes_again_as_another_one_is_refuted_too() {
     let mut two = Two::new();
     two.connect(0, 0).await;
