@@ -187,7 +187,8 @@ fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest:
     let pairs = tally.pairs;
     State { pairs: Some(pairs), ..state }.write(&args.dir)?;
     // The marker is written last, because the marker decides whether the load is complete.
-    let loaded = Loaded { seq: pairs, pairs, digest: digest.map(|digest| digest.to_string()) };
+    let digest = digest.map(|digest| digest.to_string());
+    let loaded = Loaded { seq: pairs, pairs, digest, slot: args.slot };
     let load = engines::Load { loaded: Some(loaded), ..load_of(LoadState::Complete, source_id) };
     Ok(engines::mark_load(&args.dir, load, pairs)?)
 }

@@ -125,7 +125,9 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         let (seq, pairs) = (origin.seq, read.pairs());
         state.pairs = Some(pairs);
         state.write(&args.dir)?;
-        let loaded = Loaded { seq, pairs, digest: Some(read.to_string()) };
+        engines::copy_contradiction(&args.from_store, &args.dir)?;
+        let slot = known.load.as_ref().and_then(|load| load.loaded.as_ref()?.slot);
+        let loaded = Loaded { seq, pairs, digest: Some(read.to_string()), slot };
         engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?;
     }
     from.close()?;

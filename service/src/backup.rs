@@ -14,7 +14,6 @@ use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use crate::ingest::copy_contradiction;
 use crate::{admin, out};
 
 /// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
@@ -77,7 +76,6 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
 
 /// Opens and checks a copy, and returns the report to print.
 fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result<String> {
-    copy_contradiction(&args.dir, to)?;
     let copy = open_existing(to, Some(args.memory))?;
     let (label, checkpoint) = (copy.label(), solana::shown_of_copy(&copy.checkpoint()?));
     let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
@@ -107,7 +105,6 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
 
 /// Opens and checks a restored store, and returns the report to print.
 fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<String> {
-    copy_contradiction(&args.from, &args.dir)?;
     let store = open_existing(&args.dir, Some(args.memory))?;
     let checkpoint = store.checkpoint()?;
     ensure!(

@@ -368,8 +368,9 @@ impl Healer {
         }
         let dir = &self.config.store.dir;
         let newest = block_in_place(|| {
-            let is_loaded = engines::inspect(dir)?.is_some_and(|known| known.loaded_at(store.seq).is_some());
-            Newest::read(&dir.join(FEED_DIR), &store, is_loaded)
+            // Without it only the log counts.
+            let loaded = engines::inspect(dir).ok().flatten().and_then(|known| known.load?.loaded);
+            Newest::read(&dir.join(FEED_DIR), &store, loaded.and_then(|loaded| loaded.slot))
         });
         let newest = newest.map(Arc::new).map_err(|failed| format!("{failed:#}"));
         if let Err(why) = &newest {

@@ -64,6 +64,10 @@ pub struct Loaded {
     /// Digest of the pairs; `None` unless one run has loaded all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// Slot of the chain that the source was a state of. `None` if it was not one of a chain, and if an earlier version has
+    /// loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u64>,
 }
 
 impl Loaded {

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use engine_api::{Engine, Error, ErrorKind, Result};
 
-use crate::checked;
-use crate::directory::{DATA, new_dir, sync_parent};
+use crate::checked::{self, Found};
+use crate::directory::{CONTRADICTION, DATA, new_dir, sync_parent};
 use crate::marker::{self, Identity};
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
@@ -33,7 +33,7 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
         ),
         _ => Error::io(format!("cannot make the copy's directory: dir={shown} reason={e}"), e),
     })?;
-    let made = fill(engine, identity, &partial).and_then(|()| {
+    let made = fill(engine, identity, store, &partial).and_then(|()| {
         fs::rename(&partial, dir).map_err(|e| {
             Error::io(format!("cannot give the copy its name: from={shown} to={} reason={e}", dir.display()), e)
         })
@@ -45,12 +45,34 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
     made.and_then(|()| sync_parent(dir))
 }
 
-fn fill(engine: &dyn Engine, identity: &Identity, partial: &Path) -> Result<()> {
+/// Copies the contradiction of the store in `from`, if one is noted, to its copy in `to`. A damaged file stays damaged.
+///
+/// # Errors
+/// I/O errors, with the file.
+pub fn copy_contradiction(from: &Path, to: &Path) -> Result<()> {
+    noted(from)?.map_or(Ok(()), |text| checked::write(&to.join(CONTRADICTION), &text))
+}
+
+/// Returns the text of a store's contradiction, if one is noted. A damaged file has none.
+fn noted(store: &Path) -> Result<Option<String>> {
+    Ok(checked::read(&store.join(CONTRADICTION))?.map(|found| match found {
+        Found::Whole(text) => text,
+        Found::Unchecked(_) | Found::Damaged => String::new(),
+    }))
+}
+
+fn fill(engine: &dyn Engine, identity: &Identity, store: &Path, partial: &Path) -> Result<()> {
     let data = partial.join(DATA);
+    // Read before the copy is made, and after it: a service that decides a contradiction meanwhile removes the file, and the
+    // copied commit may be one from before.
+    let before = noted(store)?;
     // Read before the copy is made: the copy holds the newest commit, so its seq is this one or a later one.
     let seq = engine.checkpoint()?.seq;
     engine.snapshot(&data)?;
     sync_tree(&data).map_err(|e| Error::io(format!("cannot sync the copy: dir={} reason={e}", data.display()), e))?;
+    if let Some(text) = before.or(noted(store)?) {
+        checked::write(&partial.join(CONTRADICTION), &text)?;
+    }
     // The marker is written last, and is synced with its directory. So a directory with a marker is complete, whatever
     // its name is.
     marker::write(partial, &identity.clone().at(seq))

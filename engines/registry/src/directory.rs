@@ -20,6 +20,10 @@ pub(crate) const DATA: &str = "data";
 /// may be there before the store.
 pub const SPOOL: &str = "spool";
 
+/// Name of the file within the store's directory in which a service notes that the store's chain was contradicted. The
+/// copies of a store have the same values, so they keep the file.
+pub const CONTRADICTION: &str = "contradiction.toml";
+
 /// Mode of a new store's directory, which is for its owner alone: others could otherwise open the lock file or the
 /// pairs.
 const DIR_MODE: u32 = 0o700;

@@ -40,9 +40,9 @@ mod store;
 mod terms;
 
 pub use content::{Holds, Load, LoadState, Loaded};
-pub use copy::refuse_nested;
+pub use copy::{copy_contradiction, refuse_nested};
 pub use digest::{Digest, source_id};
-pub use directory::SPOOL;
+pub use directory::{CONTRADICTION, SPOOL};
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};

@@ -30,6 +30,15 @@ pub(crate) struct History {
     segments: VecDeque<Opened>,
 }
 
+/// How the store came to its newest slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Came {
+    /// The slot's parent. Where that is not in the log: the newest slot in it, which is the parent or before it.
+    pub(crate) from_slot: u64,
+    /// Whether a heal has brought the store there.
+    pub(crate) is_healed: bool,
+}
+
 #[derive(Debug)]
 struct Opened {
     path: PathBuf,
@@ -81,16 +90,22 @@ impl History {
         self.check_end(next_seq, newest.as_ref())
     }
 
-    /// Passes every change of the store's own slot on to `take`, in order. Returns the newest end of the slot; `None` if there
-    /// are none. A heal may have begun after the slot.
+    /// Passes every change of the store's own slot on to `take`, in order. Returns how the store came to that slot. A heal may
+    /// have begun after it.
     ///
     /// # Errors
     /// Those of [`History::for_each`].
-    pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Option<SlotEnd>> {
-        let mut newest_end = None;
+    pub(crate) fn newest_slot(&self, take: &mut dyn FnMut(&Change) -> Result<()>) -> Result<Came> {
+        let begins = self.segments.front().and_then(|oldest| oldest.begins.after_slot);
+        let mut came = Came { from_slot: begins.unwrap_or(0), is_healed: false };
         let (next_seq, newest) = self.walk(&mut |frame| {
-            let own = frame.ends.iter().rfind(|end| Some(end.slot) == self.store.slot);
-            newest_end = own.copied().or(newest_end);
+            for end in &frame.ends {
+                came = match Some(end.slot) == self.store.slot {
+                    true => Came { from_slot: end.parent_slot, is_healed: end.is_healed },
+                    // A slot without changes has no end in the log.
+                    false => Came { from_slot: end.slot, is_healed: false },
+                };
+            }
             frame.changes.iter().filter(|change| Some(change.slot) == self.store.slot).try_for_each(&mut *take)
         })?;
         match self.store.phase {
@@ -98,7 +113,7 @@ impl History {
             MapPhase::Healing { .. } if next_seq == self.store.seq + 1 => {}
             _ => self.check_end(next_seq, newest.as_ref())?,
         }
-        Ok(newest_end)
+        Ok(came)
     }
 
     /// Passes each frame up to the store's sequence number on to `look_at`. Returns the sequence number after the last
@@ -314,10 +329,10 @@ mod tests {
                     changes += 1;
                     Ok(())
                 })
-                .map(|end| (end.map(|end| (end.parent_slot, end.is_healed)), changes))
+                .map(|came| (came.from_slot, came.is_healed, changes))
         };
-        assert_eq!(newest(&store).unwrap(), (Some((13, false)), 2));
-        assert_eq!(newest(&at(5, 11)).unwrap(), (None, 0), "slot 11 changed nothing");
+        assert_eq!(newest(&store).unwrap(), (13, false, 2));
+        assert_eq!(newest(&at(5, 11)).unwrap(), (10, false, 0), "slot 11 changed nothing");
         assert!(newest(&at(5, 10)).is_err(), "the log begins there");
         let other_block = ChainCheckpoint { blockhash: [99; 32], ..store };
         assert!(newest(&other_block).is_err());
@@ -327,11 +342,11 @@ mod tests {
         let phase = MapPhase::Healing { to_slot: 30, next_key: [4; 32] };
         let healing = ChainCheckpoint { seq: store.seq + 1, phase, ..store };
         writer.publish(&healing);
-        assert_eq!(newest(&healing).unwrap(), (Some((13, false)), 2), "a heal has begun");
+        assert_eq!(newest(&healing).unwrap(), (13, false, 2), "a heal has begun");
         let end = SlotEnd { seq: store.seq + 2, slot: 30, blockhash: [30; 32], parent_slot: 14, is_healed: true };
         writer.append(store.seq + 2, vec![change(4)], vec![end]).unwrap();
         writer.publish(&at(store.seq + 2, 30));
-        assert_eq!(newest(&at(store.seq + 2, 30)).unwrap(), (Some((14, true)), 2), "a heal went there from slot 14");
+        assert_eq!(newest(&at(store.seq + 2, 30)).unwrap(), (14, true, 2), "a heal went there from slot 14");
     }
 
     /// The changes of a heal are the difference from the slot before the gap, and not from a slot in it.

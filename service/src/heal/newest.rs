@@ -29,29 +29,29 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
-    /// Reads the changes of the newest slot of a store at `store` from the log in `feed`. `is_loaded` says that the store has
-    /// every pair of its load and no later one.
+    /// Reads the changes of the newest slot of a store at `store` from the log in `feed`. `loaded_slot` is the slot to
+    /// which the store was loaded, if that is known.
     ///
     /// # Errors
     /// The store stands at no slot; the log does not have all changes of its slot; errors of reading the log.
-    pub(crate) fn read(feed: &Path, store: &ChainCheckpoint, is_loaded: bool) -> Result<Self> {
+    pub(crate) fn read(feed: &Path, store: &ChainCheckpoint, loaded_slot: Option<u64>) -> Result<Self> {
         let slot = store.slot.context("the store stands at no slot")?;
         let history = match History::open(feed, slot.saturating_sub(1), store) {
             Ok(history) => history,
-            // Nothing came from the stream. Without the load's word the log may have begun anew right after a wrong block: the
-            // store was restored, or its log was damaged.
-            Err(_) if is_loaded => return Ok(Self { base_max: slot, undo: Undo::nothing() }),
+            // The slot did not come from the stream. In any other store the log may have begun anew right after a wrong block:
+            // the store was restored or moved, or its log was damaged.
+            Err(_) if loaded_slot == store.slot => return Ok(Self { base_max: slot, undo: Undo::nothing() }),
             Err(too_short) => return Err(too_short.into()),
         };
         let bytes_max = FRAME_CHANGES_MAX as u64 * Undo::KEY_BYTES;
         let too_many = |error: TooManyKeys| Error::new(ErrorKind::FixInput, error.to_string());
         let mut undo = Undo::within(bytes_max, history.changes()).map_err(too_many)?;
-        let end = history.newest_slot(&mut |change| undo.add(change.key, change.old, change.new).map_err(too_many))?;
-        if end.is_some_and(|end| end.is_healed) {
+        let came = history.newest_slot(&mut |change| undo.add(change.key, change.old, change.new).map_err(too_many))?;
+        if came.is_healed {
             return Ok(Self { base_max: slot, undo: Undo::nothing() });
         }
         undo.finish();
-        Ok(Self { base_max: end.map_or(slot.saturating_sub(1), |end| end.parent_slot), undo })
+        Ok(Self { base_max: came.from_slot, undo })
     }
 }
 
@@ -73,11 +73,11 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let keep_all = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
         let newest = |store: &ChainCheckpoint| {
-            let read = Newest::read(temp.path(), store, store.seq == 5);
+            let read = Newest::read(temp.path(), store, Some(10));
             read.map(|newest| (newest.base_max, newest.undo.keys())).map_err(|error| error.to_string())
         };
         assert_eq!(newest(&at(5, 10)), Ok((10, 0)), "a load names it all");
-        assert!(newest(&at(6, 10)).unwrap_err().contains("there is no log"));
+        assert!(newest(&at(5, 11)).unwrap_err().contains("there is no log"));
         let (mut writer, _) = FeedWriter::open(temp.path(), &at(5, 10), Durability::Synced, keep_all).unwrap();
         assert_eq!(newest(&at(5, 10)), Ok((10, 0)));
         let change = |key: u8| Change { slot: 13, key: [key; 32], old: None, new: Some([13; 32]) };
@@ -85,7 +85,7 @@ mod tests {
         writer.append(6, vec![change(1), change(2), change(1)], vec![end]).unwrap();
         writer.publish(&at(8, 13));
         assert_eq!(newest(&at(8, 13)), Ok((11, 2)));
-        assert_eq!(newest(&at(8, 15)), Ok((14, 0)), "slot 15 has changed nothing");
+        assert_eq!(newest(&at(8, 15)), Ok((13, 0)), "slot 15 has changed nothing, and its parent is not in the log");
         assert!(newest(&at(9, 16)).unwrap_err().contains("does not lead to the store"));
         assert!(newest(&ChainCheckpoint::default()).is_err());
         let healed = SlotEnd { seq: 9, blockhash: [99; 32], is_healed: true, ..end };

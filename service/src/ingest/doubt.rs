@@ -1,7 +1,7 @@
 //! A contradiction of the store's chain, remembered across restarts.
 //!
 //! Owns: the file that names the contradicted block, its provider and the reason. Must not: decide how a heal goes. Runs on
-//! the ingest-apply thread, and on the thread that copies a store.
+//! the ingest-apply thread.
 //!
 //! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, also of later slots that
 //! the same provider has brought. A heal then needs an archive with every account.
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine_api::Error;
+use engines::CONTRADICTION;
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 use solana::ChainCheckpoint;
@@ -19,24 +20,8 @@ use tracing::warn;
 use super::State;
 use crate::chain::{Base, Contradiction, Gap};
 
-/// Name of the file within the store's directory.
-const FILE: &str = "contradiction.toml";
-
 /// Wait after a failed write. The disk may have room again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-
-/// Copies the contradiction of the store in `from` to its copy in `to`, which holds the same values. A damaged file stays
-/// damaged.
-///
-/// # Errors
-/// I/O errors, with the file.
-pub(crate) fn copy_contradiction(from: &Path, to: &Path) -> Result<(), Error> {
-    match checked::read(&from.join(FILE))? {
-        None => Ok(()),
-        Some(Found::Whole(text)) => checked::write(&to.join(FILE), &text),
-        Some(Found::Unchecked(_) | Found::Damaged) => checked::write(&to.join(FILE), ""),
-    }
-}
 
 /// The file, and the contradiction in it.
 #[derive(Debug)]
@@ -63,8 +48,8 @@ impl Doubt {
     /// Opens the file in the directory of a store at `checkpoint`. Tells the readiness in `state` of the contradiction that an
     /// earlier process has noted for that block or one before it. A file that cannot be read counts as one.
     pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, state: &State) -> Self {
-        let path = dir.join(FILE);
-        let damaged = || Some((format!("{FILE} is damaged"), String::new()));
+        let path = dir.join(CONTRADICTION);
+        let damaged = || Some((format!("{CONTRADICTION} is damaged"), String::new()));
         let (exists, found) = match checked::read(&path) {
             Ok(None) => (false, None),
             Ok(Some(Found::Whole(text))) => match toml::from_str::<Noted>(&text) {
@@ -170,7 +155,7 @@ mod tests {
         state.readiness.contradiction_is_over();
         doubt.remember(&state, &at(13, 1));
         assert_eq!(open(at(13, 1)).1, None);
-        std::fs::write(temp.path().join(FILE), "slot = 11").unwrap();
+        std::fs::write(temp.path().join(CONTRADICTION), "slot = 11").unwrap();
         let (mut doubt, found, state) = open(at(11, 1));
         assert!(found.is_some(), "nobody knows what it said");
         state.readiness.contradiction_is_over();
@@ -178,7 +163,7 @@ mod tests {
         assert_eq!(open(at(11, 1)).1, None);
         contradict(&state, "a file that somebody removes");
         doubt.remember(&state, &at(11, 1));
-        std::fs::remove_file(temp.path().join(FILE)).unwrap();
+        std::fs::remove_file(temp.path().join(CONTRADICTION)).unwrap();
         state.readiness.contradiction_is_over();
         doubt.remember(&state, &at(11, 1));
         assert_eq!(doubt.retry_at, None, "there is nothing to remove");
@@ -194,9 +179,9 @@ mod tests {
         doubt.remember(&state, &checkpoint);
         std::fs::create_dir(&dir).unwrap();
         doubt.remember(&state, &checkpoint);
-        assert!(!dir.join(FILE).exists(), "not with each message");
+        assert!(!dir.join(CONTRADICTION).exists(), "not with each message");
         tokio::time::advance(RETRY_AFTER).await;
         doubt.remember(&state, &checkpoint);
-        assert!(dir.join(FILE).exists());
+        assert!(dir.join(CONTRADICTION).exists());
     }
 }

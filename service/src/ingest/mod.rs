@@ -34,6 +34,5 @@ mod token;
 pub(crate) mod upstream;
 mod waiting;
 
-pub(crate) use doubt::copy_contradiction;
 pub use settings::{CommitGiven, CommitSettings, ReceiveGiven, ReceiveSettings, StreamGiven, StreamSettings};
 pub use state::{Figures, State};

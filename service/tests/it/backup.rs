@@ -225,7 +225,7 @@ fn a_copy_of_a_store_that_is_not_what_was_loaded_is_refused() {
     let options = stored(&dir);
     let right = digest(&dir, &options);
     let loaded_as = |dir: &Path, digest: &str| {
-        let loaded = Loaded { seq: 3000, pairs: 3000, digest: Some(digest.to_owned()) };
+        let loaded = Loaded { seq: 3000, pairs: 3000, digest: Some(digest.to_owned()), slot: None };
         let load = Load { loaded: Some(loaded), ..Load::new(LoadState::Complete, "1") };
         engines::mark_load(dir, load, 3000).unwrap();
     };

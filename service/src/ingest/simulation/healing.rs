@@ -232,7 +232,7 @@ impl Healer {
             return None;
         }
         let store = state.published.checkpoint();
-        let newest = Newest::read(&self.feed_dir, &store, store.slot == Some(self.chain.base.slot)).ok()?;
+        let newest = Newest::read(&self.feed_dir, &store, Some(self.chain.base.slot)).ok()?;
         let base = self.chain.blocks().map(|block| block.slot).take_while(|base| *base <= newest.base_max).last()?;
         let after = self.chain.blocks().filter(|block| block.slot > base && block.slot <= slot);
         Some((newest, after.flat_map(|block| &block.writes).map(|write| write.key).collect()))
