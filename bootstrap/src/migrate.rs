@@ -122,18 +122,22 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let took = (took, started.elapsed());
     refuse_other_content(&known, &origin, &read, &args.from_store)?;
     if read == written {
-        let (seq, pairs) = (origin.seq, read.pairs());
-        state.pairs = Some(pairs);
-        state.write(&args.dir)?;
-        engines::copy_contradiction(&args.from_store, &args.dir)?;
-        let slot = known.load.as_ref().and_then(|load| load.loaded.as_ref()?.slot);
-        let loaded = Loaded { seq, pairs, digest: Some(read.to_string()), slot };
-        engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?;
+        complete(args, state, &known, origin.seq, id, &read)?;
     }
     from.close()?;
     // Close before the files are measured, because an open log has space allocated ahead.
     to.close()?;
     Ok(say_result(args, label, &read, &written, &origin, took))
+}
+
+/// Marks the new store complete. Keeps the slot of the load and the contradiction of the old one.
+fn complete(args: &MigrateArgs, state: State, known: &Identity, seq: u64, id: u64, read: &Digest) -> Result<()> {
+    let pairs = read.pairs();
+    State { pairs: Some(pairs), ..state }.write(&args.dir)?;
+    engines::copy_contradiction(&args.from_store, &args.dir)?;
+    let slot = known.load.as_ref().and_then(|load| load.loaded.as_ref()?.slot);
+    let loaded = Loaded { seq, pairs, digest: Some(read.to_string()), slot };
+    Ok(engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?)
 }
 
 /// Refuses a source that is unchanged since its load and yet does not hold the loaded pairs. Engines without checksums
