@@ -145,7 +145,7 @@ state = 'warm'
 batch = 1
 batch_max = 200
 durability = 'buffered'
-seconds = 0.3
+seconds = 1
 ";
 
 /// Every value that a reader gets is compared with the expected one, so a run that ends has seen no wrong value.
@@ -169,7 +169,7 @@ fn an_aged_store_a_writer_at_a_rate_and_commits_of_many_sizes() {
     }
     for record in of(&records, "write") {
         let (commits, puts) = (count(record, "commit"), count(record, "write"));
-        assert!(commits > 0 && commits < puts && puts <= 200 * commits, "commits={commits} puts={puts}");
+        assert!(commits > 1 && (2..200).contains(&(puts / commits)), "commits={commits} puts={puts}");
         assert_eq!(record.workload.more["batch"], "1-200");
     }
     // The kept store is as it was aged, because the runs changed only copies.

@@ -39,7 +39,7 @@ fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
             midway += u64::from(reached < last_slot);
             service.kill();
         }
-        assert!(midway > KILLS / 4, "kills after the last slot prove nothing: midway={midway}");
+        assert!(midway > KILLS / 2, "kills after the last slot prove nothing: midway={midway}");
         let mut service = Service::start(&dir, &options, &geyser, &[]);
         let end = end(&stream);
         service.wait_for_slot(end.slot);
