@@ -135,8 +135,7 @@ fn complete(args: &MigrateArgs, state: State, known: &Identity, seq: u64, id: u6
     let pairs = read.pairs();
     State { pairs: Some(pairs), ..state }.write(&args.dir)?;
     engines::copy_contradiction(&args.from_store, &args.dir)?;
-    let slot = known.load.as_ref().and_then(|load| load.loaded.as_ref()?.slot);
-    let loaded = Loaded { seq, pairs, digest: Some(read.to_string()), slot };
+    let loaded = Loaded { seq, pairs, digest: Some(read.to_string()), slot: known.loaded_slot() };
     Ok(engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?)
 }
 

@@ -368,9 +368,9 @@ impl Healer {
         }
         let dir = &self.config.store.dir;
         let newest = block_in_place(|| {
-            // Without it only the log counts.
-            let loaded = engines::inspect(dir).ok().flatten().and_then(|known| known.load?.loaded);
-            Newest::read(&dir.join(FEED_DIR), &store, loaded.and_then(|loaded| loaded.slot))
+            // If the marker cannot be read, only the log counts.
+            let loaded_slot = engines::inspect(dir).ok().flatten().and_then(|known| known.loaded_slot());
+            Newest::read(&dir.join(FEED_DIR), &store, loaded_slot)
         });
         let newest = newest.map(Arc::new).map_err(|failed| format!("{failed:#}"));
         if let Err(why) = &newest {

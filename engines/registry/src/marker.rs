@@ -73,6 +73,11 @@ impl Identity {
         self.load.as_ref()?.loaded.as_ref().filter(|loaded| loaded.seq == seq)
     }
 
+    /// Returns the slot of the chain to which the store was loaded, if it is known.
+    pub fn loaded_slot(&self) -> Option<u64> {
+        self.load.as_ref()?.loaded.as_ref()?.slot
+    }
+
     /// Whether the load has not finished, so that the store holds only a part of its source.
     pub fn is_loading(&self) -> bool {
         self.load.as_ref().is_some_and(|load| load.state == LoadState::Loading)

@@ -7,8 +7,8 @@
 //! block may be a wrong one. An incremental archive has every account that was written after its base. So if the store
 //! stood at the base or later before its newest slot, the accounts that this slot changed and that the archive lacks were
 //! not written by the chain. They get their old values back, which the feed's log has. A full archive needs none of this.
-//! Neither does a store that a heal has brought to its slot, because an archive names all of its values. Its old values may be
-//! those of a wrong block.
+//! Neither does a store at the slot of its load, or one that a heal has brought to its slot, because an archive names all of
+//! its values. Its old values may be those of a wrong block.
 
 use std::path::Path;
 
