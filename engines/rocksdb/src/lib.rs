@@ -26,12 +26,12 @@
 //!
 //! - **No compression** in either profile: pubkeys are random bytes, and no codec is compiled in.
 //! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of
-//!   [`RocksdbOptions::cache_bytes`], of the kind that was RocksDB's default until 10.7. If
-//!   [`RocksdbOptions::bloom_bits`] asks for it, there is a full Bloom filter over whole keys. Index and filters live outside the cache and are not limited. This is a known weakness of the defaults
-//!   under a memory cap, and the benchmarks show it.
-//! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
-//!   search of the index (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed
-//!   as one file. Index and filters live outside the cache.
+//!   [`RocksdbOptions::cache_bytes`], a HyperClockCache as in every profile. If [`RocksdbOptions::bloom_bits`] asks for it, there
+//!   is a full Bloom filter over whole keys. Index and filters live outside the cache and are not limited. This is a known weakness
+//!   of the defaults under a memory cap, and the benchmarks show it.
+//! - **[`Profile::Memory`]** is for a store that fits in memory: a hash index in data blocks, interpolation search of the index
+//!   (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed as one file. Index and
+//!   filters live outside the cache.
 //! - **[`Profile::Tuned`]** is for a memory cap. It has the settings of Memory, with Ribbon filters instead of Bloom
 //!   filters. Filters and index are in the cache, and are pinned there if they take at most seven eighths of it at the
 //!   opening. If they do not fit, a get may have to read a whole filter first, and the opening warns about it.
@@ -67,7 +67,7 @@
 //! | whole keys in filters, filters for each file | Tuning | yes | RocksDB no longer has filters for each block |
 //! | filters by prefixes | Prefix | refused | every get is of a whole key, and scans are of ranges |
 //! | hash index in data blocks, HyperClockCache and interpolation together, against a limit on open files | blog, Cache | in both profiles | present 0.87 (0.82 to 1.05), absent 1.06 (1.01 to 1.31) |
-//! | HyperClockCache alone | Cache | memory, tuned | present 0.92 (0.89 to 0.97), absent 1.21 (1.06 to 1.44). It is RocksDB's default since 10.7; the default profile has the LRU cache of before, with which its results were made |
+//! | HyperClockCache alone | Cache | in all profiles | against the LRU cache of before: present 0.92 (0.89 to 0.97), absent 1.21 (1.06 to 1.44). It is RocksDB's default since 10.7. The default profile had the LRU cache until 2026-11-26, so results that were made before are with it |
 //! | LRU's shards and its part for blocks of high priority | Tuning, Cache | no | HyperClockCache has neither |
 //! | a cache that refuses blocks beyond its size | Cache | refused | a get would fail |
 //! | Ribbon filter of 20 bits in memory | blog | no | absent 1.11 (0.91 to 1.32) |

@@ -105,34 +105,27 @@ pub fn settings() -> impl Iterator<Item = &'static str> {
     TREE.iter().chain(TABLE).copied().chain([CACHE, ROW_CACHE, SORT_BATCHES])
 }
 
-/// Gives `table` a block cache of the kind that `set` names, or none, otherwise one of the profile's kind.
-pub(crate) fn give_cache(
-    table: &mut BlockBasedOptions,
-    bytes: usize,
-    is_clock: bool,
-    set: &[(String, String)],
-) -> Result<()> {
+/// Gives `table` a block cache of the kind that `set` names, or none, otherwise a HyperClockCache.
+pub(crate) fn give_cache(table: &mut BlockBasedOptions, bytes: usize, set: &[(String, String)]) -> Result<()> {
     if last(set, CACHE) == Some("none") {
         table.disable_cache();
     } else {
-        table.set_block_cache(&cache(bytes, is_clock, set)?);
+        table.set_block_cache(&cache(bytes, set)?);
     }
     Ok(())
 }
 
-/// Builds a block cache of the kind that `set` names, otherwise of the profile's kind.
-pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> Result<Cache> {
-    let is_clock = match last(set, CACHE) {
-        None => is_clock,
-        Some("lru") => false,
-        Some("hyper_clock") => true,
+/// Builds a block cache of the kind that `set` names, otherwise a HyperClockCache.
+pub(crate) fn cache(bytes: usize, set: &[(String, String)]) -> Result<Cache> {
+    match last(set, CACHE) {
+        None | Some("hyper_clock") => Ok(Cache::new_hyper_clock_cache(bytes, 0)),
+        Some("lru") => Ok(Cache::new_lru_cache(bytes)),
         Some(other) => {
             let kinds = "lru or hyper_clock, or none in any profile but tuned";
             let message = format!("no kind of RocksDB's cache: {CACHE}={other}: give {kinds}");
-            return Err(Error::new(ErrorKind::FixInput, message));
+            Err(Error::new(ErrorKind::FixInput, message))
         }
-    };
-    Ok(if is_clock { Cache::new_hyper_clock_cache(bytes, 0) } else { Cache::new_lru_cache(bytes) })
+    }
 }
 
 /// Applies `set` to the profile's options, none of which partitions the index.

@@ -62,14 +62,14 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     let out = match options.profile {
         Profile::Vanilla => {
             let mut table = BlockBasedOptions::default();
-            set::give_cache(&mut table, cache_bytes, false, &options.set)?;
+            set::give_cache(&mut table, cache_bytes, &options.set)?;
             bloom(&mut table, options);
             out.set_block_based_table_factory(&table);
             out
         }
         Profile::Memory => {
             let mut table = BlockBasedOptions::default();
-            set::give_cache(&mut table, cache_bytes, true, &options.set)?;
+            set::give_cache(&mut table, cache_bytes, &options.set)?;
             bloom(&mut table, options);
             table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
             table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
@@ -78,7 +78,7 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             set::interpolate(out)?
         }
         Profile::Tuned => {
-            let cache = set::cache(cache_bytes, true, &options.set)?;
+            let cache = set::cache(cache_bytes, &options.set)?;
             let store_bytes = disk_bytes(dir)?;
             tuned_tables(&mut out, &cache, options, is_pinned(store_bytes, options));
             tuned_tree(&mut out, &cache, cache_bytes);

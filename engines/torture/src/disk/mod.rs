@@ -164,13 +164,11 @@ impl Disk {
         // A request that is held at the gate must not block the unmount.
         self.shared.gate.release();
         let until = Instant::now() + PATIENCE;
-        let mut is_cut = false;
         while let Err(e) = unmount(&self.point, UnmountFlags::empty()) {
             if e != rustix::io::Errno::BUSY || Instant::now() >= until {
                 // Aborts the requests in flight. A mount that is still busy disappears with its last user.
                 unmount(&self.point, UnmountFlags::FORCE).ok();
                 unmount(&self.point, UnmountFlags::DETACH)?;
-                is_cut = true;
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -182,7 +180,9 @@ impl Disk {
             std::thread::sleep(Duration::from_millis(1));
         }
         match session.join() {
-            Err(e) if is_cut && e.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
+            // A thread that was reading a request while the unmount cut the connection gets this, also from a clean unmount
+            // (`fuse_dev_do_read` of the kernel's fs/fuse/dev.c).
+            Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
             ended => ended,
         }
     }
