@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from kit import ENGINES, Group, drop_cached, free_port, options, tell
+from kit import ENGINES, Group, drop_cached, free_port, load_sorted, options, tell
 
 # Connections, and keys of a request.
 CLIENTS = [(1, 1), (64, 1), (1, 100), (64, 100)]
@@ -44,10 +44,7 @@ def measure(args, engine):
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     store = os.path.join(args.work, "store")
-    load = [os.path.join(args.bin, "bootstrap"), "load", "--engine", engine, "--order", "sorted", "--dir", store]
-    done = subprocess.run(load + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
+    load_sorted(args, engine, store)
     for connections, batch in CLIENTS:
         group = Group(args.cap)
         with open(os.path.join(args.work, "service.log"), "ab") as log:

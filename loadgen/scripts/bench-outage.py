@@ -20,9 +20,8 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 
-from kit import ENGINES, Group, drop_cached, free_port, options, tell
+from kit import ENGINES, Group, Service, drop_cached, free_port, load_sorted, options, tell
 
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
@@ -35,48 +34,6 @@ TARGET = 1.2
 FIGURES = ("write_amplification_percent", "merges", "merge_us", "merge_step_longest_us")
 # Slots that the server keeps: all.
 REPLAY_SLOTS = 1_000_000
-
-
-class Service:
-    """One start of the service."""
-
-    def __init__(self, args, engine, store, stream_port, group, log):
-        self.metrics = free_port()
-        command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store, "--extract", "account-owner"]
-        command += ["--geyser", f"http://127.0.0.1:{stream_port}", "--listen", f"127.0.0.1:{free_port()}"]
-        command += ["--metrics", f"127.0.0.1:{self.metrics}"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
-        )
-
-    def lines(self):
-        """Returns the lines of the metrics; none while the service does not answer."""
-        if self.process.poll() is not None:
-            sys.exit(f"the service ended by itself: code={self.process.returncode}: see service.log")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
-                return answer.read().decode().splitlines()
-        except OSError:
-            return []
-
-    def slot(self):
-        """Returns the slot that is applied; None while the service does not answer."""
-        lines = self.lines()
-        return next((int(float(line.split()[-1])) for line in lines if line.startswith("solkv_checkpoint_slot ")), None)
-
-    def figures(self):
-        """Returns the engine's own figures of writing and merging, as far as it has them."""
-        found = {}
-        for line in self.lines():
-            for name in FIGURES:
-                if line.startswith(f'solkv_engine_detail{{name="{name}"}} '):
-                    found[name] = int(float(line.split()[-1]))
-        return found
-
-    def stop(self):
-        self.process.terminate()
-        if self.process.wait(120) != 0:
-            sys.exit(f"the service's exit code={self.process.returncode}: see service.log")
 
 
 def story(args, events):
@@ -137,7 +94,7 @@ def outage(args, store, engine, children, log):
         while time.monotonic() - started < WAIT_SECONDS_MAX:
             now = ahead(service, slots_per_s)
             if now is not None and now >= level:
-                seconds, figures = time.monotonic() - started, service.figures()
+                seconds, figures = time.monotonic() - started, service.figures(FIGURES)
                 service.stop()
                 return seconds, figures
             time.sleep(LOOK_SECONDS)
@@ -153,10 +110,7 @@ def measure(args, engine):
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
-    load = [os.path.join(args.bin, "bootstrap"), "load", "--engine", engine, "--order", "sorted", "--dir", base]
-    done = subprocess.run(load + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
+    load_sorted(args, engine, base)
     shutil.copytree(base, store)
     rate = full_rate(args, store)
     shutil.rmtree(store)

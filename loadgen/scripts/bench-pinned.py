@@ -15,16 +15,9 @@ import stat
 import subprocess
 import sys
 
-from kit import ENGINES, options, tell
+from kit import ENGINES, load_sorted, options, tell
 
 SERVICE_CPU, LOADGEN_CPU = 0, 1
-
-
-def load(args, engine, base):
-    command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", engine, "--order", "sorted", "--dir", base]
-    done = subprocess.run(command + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
 
 
 def pinned_service(args):
@@ -55,7 +48,7 @@ def measure(args, engine):
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
-    load(args, engine, base)
+    load_sorted(args, engine, base)
     service = pinned_service(args)
     for repeat in range(args.repeats):
         for is_pinned in ([True, False] if repeat % 2 == 0 else [False, True]):

@@ -1,9 +1,12 @@
-"""Parts of several scripts: the common options, a memory limit for a program, the bytes of directories, lines of results, checks."""
+"""Parts of several scripts: the common options, a memory limit for a program, loads, the service, files and their pages, results, checks."""
 
 import argparse
 import json
 import os
 import socket
+import subprocess
+import sys
+import urllib.request
 
 ENGINES = ["lmdb", "redb", "rocksdb", "strata"]
 
@@ -54,6 +57,59 @@ class Group:
     def remove(self):
         if self.path:
             os.rmdir(self.path)
+
+
+def load_sorted(args, engine, store):
+    """Loads `args.pairs` pairs in key order into a new store, which is settled then."""
+    command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", engine, "--order", "sorted", "--dir", store]
+    done = subprocess.run(command + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
+
+
+class Service:
+    """One start of the service on a store of account owners, in a group, behind the stream on a port of this machine."""
+
+    def __init__(self, args, engine, store, stream_port, group, log):
+        self.metrics = free_port()
+        command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store, "--extract", "account-owner"]
+        command += ["--geyser", f"http://127.0.0.1:{stream_port}", "--listen", f"127.0.0.1:{free_port()}"]
+        command += ["--metrics", f"127.0.0.1:{self.metrics}"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
+        )
+
+    def lines(self):
+        """Returns the lines of the metrics; none while the service does not answer."""
+        if self.process.poll() is not None:
+            sys.exit(f"the service ended by itself: code={self.process.returncode}: see service.log")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=5) as answer:
+                return answer.read().decode().splitlines()
+        except OSError:
+            return []
+
+    def metric(self, name):
+        """Returns the metric without labels of this name; None while the service does not answer."""
+        return next((int(float(line.split()[-1])) for line in self.lines() if line.startswith(f"{name} ")), None)
+
+    def slot(self):
+        """Returns the slot that is applied; None while the service does not answer."""
+        return self.metric("solkv_checkpoint_slot")
+
+    def figures(self, names):
+        """Returns those of the engine's own figures that it has."""
+        found = {}
+        for line in self.lines():
+            for name in names:
+                if line.startswith(f'solkv_engine_detail{{name="{name}"}} '):
+                    found[name] = int(float(line.split()[-1]))
+        return found
+
+    def stop(self):
+        self.process.terminate()
+        if self.process.wait(120) != 0:
+            sys.exit(f"the service's exit code={self.process.returncode}: see service.log")
 
 
 def drop_cached(*paths):

@@ -107,7 +107,7 @@ impl Run {
         });
         let (read_bytes, missing_bytes, seconds) = (last.read_bytes, last.missing_bytes, start.elapsed().as_secs_f64());
         match outcome {
-            Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up: {e}"),
+            Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up as a whole: {e}"),
             Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
             Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the memory for pages is filled"),
             Ok(()) => {}

@@ -10,6 +10,9 @@
 //! This check costs about as much as the gets of a batch that is in memory. So the pages of a window are checked only
 //! if it is the store's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
 //! to be read. A new reader takes this over from the reader that read last, because the ingest opens one for each slot.
+//! While the kernel reads ahead, no pages are announced: a get then reads megabytes around the page that it lacks, and an
+//! announcement the page alone.
+//!
 //! In a window that was checked, the missing pages are counted. In another one the thread's major faults are counted,
 //! which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
 //! show the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
@@ -77,7 +80,7 @@ impl Batches {
         order.extend(keys.iter().enumerate().map(|(at, key)| (first_bytes(key), at)));
         order.sort_unstable();
         for window in order.chunks(WINDOW_KEYS) {
-            let looked_for = self.cold;
+            let looked_for = self.cold && !store.readahead().is_on();
             let missing = if looked_for { self.announce(store, txn, keys, window)? } else { 0 };
             for (_, at) in window {
                 values[*at] = get(txn, store.pairs(), &keys[*at])?;

@@ -38,6 +38,7 @@ mod repair;
 mod standing;
 mod store;
 mod terms;
+mod warm;
 
 pub use content::{Holds, Load, LoadState, Loaded};
 pub use copy::{copy_contradiction, refuse_nested};

@@ -11,6 +11,9 @@ use crate::options::EngineOptions;
 /// Smallest default share of an engine, in bytes: with less memory every lookup would read index blocks again.
 pub const MEMORY_MIN: u64 = 64 << 20;
 
+/// Quarters of the memory beside the engine's cache that its files may fill. LMDB's readahead has the same limit.
+const PAGE_CACHE_QUARTERS: u64 = 3;
+
 /// Division of the memory between the engine's cache and everything else, as `check-config` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Division {
@@ -44,6 +47,12 @@ impl EngineOptions {
         };
         let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
+    }
+
+    /// Returns the bytes of files for which the page cache has room. The last quarter is for the process and for the growth of
+    /// the files.
+    pub(crate) fn page_cache_room_bytes(&self) -> u64 {
+        self.division().rest_bytes / 4 * PAGE_CACHE_QUARTERS
     }
 
     /// Returns the engine's shares of memory with these options.

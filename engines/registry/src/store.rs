@@ -18,6 +18,7 @@ use crate::options::{EngineArgs, EngineOptions};
 use crate::process;
 use crate::standing::{self, no_store};
 use crate::terms::Terms;
+use crate::warm;
 
 /// State of the directory that [`open`] expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +151,7 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
-    Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: held.into_lock() }))
+    Ok(Box::new(Store { engine, identity, options, dir: dir.to_owned(), _lock: held.into_lock() }))
 }
 
 /// Records in the marker how far the load of the store in `dir` has come. The process that has the store open for
@@ -175,6 +176,7 @@ struct Store {
     // First field: the engine is closed before the lock is released.
     engine: Box<dyn Engine>,
     identity: Identity,
+    options: EngineOptions,
     dir: PathBuf,
     _lock: Option<DirLock>,
 }
@@ -214,8 +216,11 @@ impl Engine for Store {
         self.engine.settle()
     }
 
+    /// An engine that reads through the page cache has its files read into it.
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
-        self.engine.warm_up(go_on)
+        self.engine.warm_up(go_on)?;
+        let endings = self.options.engine.descriptor().page_cache_endings;
+        warm::read_in(&self.dir.join(DATA), endings, self.options.page_cache_room_bytes(), go_on)
     }
 
     fn scrub(&mut self) -> Result<u64> {

@@ -30,6 +30,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
             Share { cache_eighths: 5, rest_bytes: notes::REST_TUNED_BYTES, memtables_bytes: 0, bloom_bits: 10 }
         }
     },
+    page_cache_endings: &[".sst"],
     get_many_waits_in_turn: true,
     // With room for a compaction.
     pair_bytes: PairBytes { shuffled: 120, sorted: 90 },

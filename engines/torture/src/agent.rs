@@ -255,7 +255,7 @@ impl Agent<'_> {
     fn failed(&mut self, engine: &dyn Engine, model: &Model, failed: Failed) -> Check<bool> {
         let (place, error) = match failed {
             Failed::Before(Bad::Wrong(what)) => return wrong(what),
-            Failed::Before(Bad::Error(error)) => ("write", error),
+            Failed::Before(Bad::Error(error)) | Failed::Repeat(error) => ("write", error),
             Failed::Load(error) => ("load", error),
             Failed::Commit(error) => ("commit", error),
         };

@@ -27,13 +27,15 @@ pub(crate) enum Failed {
     Commit(Error),
     /// During the load of a sorted chunk: any part of the chunk may be there, unless the engine loads it whole.
     Load(Error),
+    /// During the repetition of a load that has succeeded: all of the chunk is there.
+    Repeat(Error),
 }
 
 impl From<Failed> for Bad {
     fn from(failed: Failed) -> Self {
         match failed {
             Failed::Before(bad) => bad,
-            Failed::Commit(error) | Failed::Load(error) => Self::Error(error),
+            Failed::Commit(error) | Failed::Load(error) | Failed::Repeat(error) => Self::Error(error),
         }
     }
 }
@@ -42,7 +44,8 @@ impl From<Failed> for Bad {
 /// durability of its acknowledgement and the number of changes. `reached` is called on the way.
 ///
 /// # Errors
-/// The stage at which the batch failed; the model is as before, except for the parts of a chunk.
+/// The stage at which the batch failed; the model is as before, except for the parts of a chunk, and for a chunk whose load
+/// was repeated.
 pub(crate) fn write(
     engine: &dyn Engine,
     model: &mut Model,
@@ -55,12 +58,17 @@ pub(crate) fn write(
     let written = match model.plan.work(seq, epoch) {
         Work::Chunk(ops) => {
             reached(Point::Loading);
-            let loaded = load(engine, model, &ops, seq, rng);
-            if matches!(loaded, Err(Failed::Load(_))) {
-                model.cut(ops);
-                return loaded.map(|()| (Durability::Synced, 0));
+            match load(engine, model, &ops, seq, rng) {
+                Ok(()) => (Durability::Synced, ops.len()),
+                Err(failed) => {
+                    match failed {
+                        Failed::Load(_) => model.cut(ops),
+                        Failed::Repeat(_) => model.advance_to(seq),
+                        Failed::Before(_) | Failed::Commit(_) => {}
+                    }
+                    return Err(failed);
+                }
             }
-            loaded.map(|()| (Durability::Synced, ops.len()))?
         }
         Work::Batch(ops) => {
             let txn = put(engine, model, &ops, rng).map_err(Failed::Before)?;
@@ -116,7 +124,7 @@ fn load(engine: &dyn Engine, model: &Model, ops: &[Op], seq: u64, rng: &mut Rng)
     bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
     if model.column.loads_twice() && rng.once_in(4) {
         // A loader does the same after a crash, when it does not know whether the chunk was loaded.
-        bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
+        bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Repeat)?;
     }
     Ok(())
 }

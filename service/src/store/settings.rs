@@ -127,8 +127,8 @@ impl StoreSettings {
 settings! {
     /// How the service uses the engine.
     pub struct EngineUse from EngineUseGiven {
-        /// After opening, read the store in the background into the memory that the engine has for it: auto or off; only
-        /// strata does so [default: auto]
+        /// After opening, read the store in the background into the memory that the engine has for it, or into the page cache
+        /// if the engine reads through that and all of the store fits: auto or off [default: auto]
         #[arg(value_enum)]
         warm_up: WarmUpArg = WarmUpArg::Auto;
         /// Durability of a commit: synced survives power loss, buffered survives a killed process [default: synced]
@@ -141,7 +141,7 @@ settings! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmUpArg {
-    /// The store is read in as far as the engine has memory for it.
+    /// The store is read in as far as there is memory for it.
     Auto,
     /// A page is read when a lookup needs it.
     Off,

@@ -9,6 +9,9 @@ use crate::support::{Service, columns, load, stream, wait_for};
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
+/// A byte of the sixth page of 4 KiB, in the first of the reads of 1 MiB.
+const DAMAGED_AT: usize = 5 * 4096 + 2000;
+
 fn warm_up(service: &mut Service) -> Value {
     service.status()["warm_up"].take()
 }
@@ -23,12 +26,23 @@ fn settled(dir: &Path, options: &EngineOptions) {
     engine.close().unwrap();
 }
 
+/// Waits until the warm-up has ended, and returns its figures.
+fn ended(service: &mut Service) -> (u64, u64) {
+    let figures = wait_for("the end of the warm-up", || {
+        let figures = warm_up(service);
+        (figures["missing_bytes"].as_u64().unwrap() > 0 && figures["under_way"] == false).then_some(figures)
+    });
+    (figures["read_bytes"].as_u64().unwrap(), figures["missing_bytes"].as_u64().unwrap())
+}
+
 #[test]
 fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
-    for options in columns().into_iter().filter(|options| options.engine == EngineKind::Strata) {
-        let temp = tempfile::tempdir().unwrap();
+    for options in columns() {
+        // In the checkout, because a temporary directory may be in memory.
+        let temp = tempfile::tempdir_in(".").unwrap();
         let dir = temp.path().join("store");
         settled(&dir, &options);
+        probe::drop_page_cache(&dir).unwrap();
 
         let mut cold = Service::start(&dir, &options, NO_STREAM, &["--warm-up", "off"]);
         assert_eq!(warm_up(&mut cold), json!({ "under_way": false, "read_bytes": 0, "missing_bytes": 0 }));
@@ -37,17 +51,38 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert!(cold.terminate().success());
         assert!(!log.contains("the memory for pages is filled"), "{log}");
 
+        probe::drop_page_cache(&dir).unwrap();
         let mut warm = Service::start(&dir, &options, NO_STREAM, &[]);
-        let ended = wait_for("the end of the warm-up", || {
-            let figures = warm_up(&mut warm);
-            let read = figures["read_bytes"].as_u64().unwrap();
-            (read > 0 && figures["under_way"] == false).then_some(figures)
-        });
-        let (read, missing) = (ended["read_bytes"].as_u64().unwrap(), ended["missing_bytes"].as_u64().unwrap());
-        assert!(missing > 1 << 20 && read >= missing, "20,000 pairs of 64 bytes: {ended}");
+        let (read, missing) = ended(&mut warm);
+        assert!(missing > 1 << 20 && read > 1 << 20, "20,000 pairs of 64 bytes: read={read} missing={missing}");
         assert_eq!(warm.metric("solkv_warming"), Some(0.0));
         assert_eq!(warm.metric("solkv_warm_up_read_bytes"), Some(read as f64));
         assert!(warm.log().contains("the memory for pages is filled"), "{}", warm.log());
+        // Pages that the engine itself reads into the page cache meanwhile are not read again.
+        let there =
+            if options.engine == EngineKind::Strata { read } else { probe::page_cache_bytes(&dir.join("data")) };
+        assert!(there >= missing, "engine={} there={there} missing={missing}", options.engine);
         assert!(warm.terminate().success());
+    }
+}
+
+#[test]
+fn a_damaged_page_does_not_end_the_warm_up() {
+    for options in columns().into_iter().filter(|options| options.engine == EngineKind::Strata) {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        settled(&dir, &options);
+        let files = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
+        let segment = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+        let mut bytes = std::fs::read(&segment).unwrap();
+        bytes[DAMAGED_AT] ^= 1;
+        std::fs::write(&segment, bytes).unwrap();
+
+        let mut service = Service::start(&dir, &options, NO_STREAM, &[]);
+        let (read, missing) = ended(&mut service);
+        assert!((1..missing).contains(&read), "pages after the damaged one were read: read={read} missing={missing}");
+        let log = service.log();
+        assert!(log.contains("the store was not warmed up as a whole") && log.contains("checksum"), "{log}");
+        assert!(service.terminate().success());
     }
 }

@@ -163,18 +163,18 @@ impl<'a> Batch<'a> {
     fn read(&mut self, waiting: Waiting<'a>) -> Result<()> {
         loop {
             if let Some(slot) = self.free.pop() {
-                return self.read_into(slot, waiting);
+                self.read_into(slot, waiting);
+                return Ok(());
             }
             self.finish_one()?;
         }
     }
 
-    fn read_into(&mut self, slot: usize, waiting: Waiting<'a>) -> Result<()> {
+    fn read_into(&mut self, slot: usize, waiting: Waiting<'a>) {
         let offset = u64::from(waiting.aim.page) * PAGE_BYTES as u64;
         self.lookup.count_read();
-        self.pipeline.ask(slot, waiting.segment.file(), offset, PAGE_BYTES)?;
+        self.pipeline.ask(slot, waiting.segment.file(), offset, PAGE_BYTES);
         self.waiting[slot] = Some(waiting);
-        Ok(())
     }
 
     /// Waits for a read. Then completes its get, or starts the read of the next page that the get needs.
@@ -186,17 +186,20 @@ impl<'a> Batch<'a> {
         let offset = u64::from(aim.page) * PAGE_BYTES as u64;
         outcome.map_err(|e| segment.file().failed(e, offset, PAGE_BYTES))?;
         let key = &self.keys[index];
-        self.values[index] = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
+        let left = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
             // Many keys share the first eight bytes of this one.
-            Looked::Elsewhere(aim) => return self.read_into(slot, Waiting { index, hash, run, segment, aim }),
-            Looked::Found(value) => value,
+            Looked::Elsewhere(aim) => Left::Read(Waiting { index, hash, run, segment, aim }),
+            Looked::Found(value) => Left::Nothing(value),
             // The filter was wrong, so ask older runs.
-            Looked::Absent => match self.ask_from(run + 1, index, hash) {
-                Left::Nothing(value) => value,
-                Left::Read(waiting) => return self.read_into(slot, waiting),
-            },
+            Looked::Absent => self.ask_from(run + 1, index, hash),
         };
-        self.free.push(slot);
+        match left {
+            Left::Read(waiting) => self.read_into(slot, waiting),
+            Left::Nothing(value) => {
+                self.values[index] = value;
+                self.free.push(slot);
+            }
+        }
         Ok(())
     }
 

@@ -213,7 +213,7 @@ impl RunCursor {
     /// Advances to the next chunk and starts the read of the one after it. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         if self.ahead.is_none() {
-            self.ahead = self.ask(0)?;
+            self.ahead = self.ask(0);
         }
         let Some(chunk) = self.ahead.take() else { return Ok(false) };
         let run = Arc::clone(&self.run);
@@ -221,7 +221,7 @@ impl RunCursor {
         if let Some(slot) = chunk.slot {
             self.wait(slot, segment, &chunk.pages).map_err(|e| self.told(segment, e))?;
         }
-        self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
+        self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS));
         if let Some((slot, pipeline)) = chunk.slot.zip(self.pipeline.as_ref()) {
             for number in chunk.pages.clone() {
                 let bytes = pipeline.page(slot, (number - chunk.pages.start) as usize);
@@ -237,16 +237,16 @@ impl RunCursor {
     }
 
     /// Asks for the next consecutive pages, and reads them into this slot unless they are in memory.
-    fn ask(&mut self, slot: usize) -> Result<Option<Chunk>> {
+    fn ask(&mut self, slot: usize) -> Option<Chunk> {
         loop {
             let (at, first) = self.ask;
-            let Some(segment) = self.run.segments().get(at) else { return Ok(None) };
+            let segment = self.run.segments().get(at)?;
             if first == segment.pages() {
                 self.ask = (at + 1, 0);
                 continue;
             }
             if self.to.is_some_and(|to| segment.page_prefix(first) > prefix(&to)) {
-                return Ok(None);
+                return None;
             }
             let end = segment.pages().min(first + self.window);
             let ready = segment.ready(first).is_some();
@@ -260,16 +260,13 @@ impl RunCursor {
                 let largest = || self.run.segments().iter().map(|one| one.pages() as usize).max().unwrap_or(1);
                 let Window { reads, pages: most, .. } = &self.how;
                 let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, largest().min(*most), reads));
-                let asked = pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
-                if asked.is_ok() {
-                    pipeline.start();
-                }
-                asked.map_err(|e| self.told(segment, e))?;
+                pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
+                pipeline.start();
                 segment.count_run_read(bytes);
             }
             self.ask = (at, pages.end);
             self.window = (self.window * 2).min(self.how.pages as u32);
-            return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
+            return Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) });
         }
     }
 

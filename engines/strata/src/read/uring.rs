@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use engine_api::Result;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
 use crate::budget::Share;
@@ -66,10 +65,7 @@ impl Pipeline {
 
     /// Starts a read of `bytes` of `file` from `offset` into a free slot. Both numbers are multiples of a page. The
     /// kernel may not learn of it before [`Pipeline::start`] or [`Pipeline::wait`].
-    ///
-    /// # Errors
-    /// I/O errors of the read, if it is done at once.
-    pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) -> Result<()> {
+    pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) {
         let asked = Asked { file: file.shared(), offset, bytes };
         let Slot { buffer, asked: free } = &mut self.slots[slot];
         assert!(free.is_none(), "a slot is used twice");
@@ -83,13 +79,11 @@ impl Pipeline {
             if pushed.is_ok() {
                 *free = Some(asked);
                 self.in_flight += 1;
-                return Ok(());
+                return;
             }
         }
-        file.read(target, offset)?;
+        self.done.push_back((slot, asked.file.read_at(target, offset)));
         *free = Some(asked);
-        self.done.push_back((slot, Ok(())));
-        Ok(())
     }
 
     /// Submits the reads asked for so far to the kernel.

@@ -39,7 +39,8 @@ struct Steps<'v> {
 }
 
 /// Reads the pages that are missing now. A segment that a merge replaces meanwhile is left out, because the merge keeps
-/// the pages that it writes.
+/// the pages that it writes. Pages that cannot be read or are damaged stay missing, and the first error is returned after all
+/// others have been read.
 pub(crate) fn warm_up(
     newest: &ArcSwap<Visible>,
     reads: &Arc<Reads>,
@@ -53,26 +54,30 @@ pub(crate) fn warm_up(
     let mut steps = Steps { newest, segments: segments.into_iter(), at: None };
     let mut pipeline = Pipeline::new(IN_FLIGHT, STEP_PAGES as usize, reads);
     let mut under_way = [None; IN_FLIGHT];
+    let mut first_failure = None;
     loop {
         for (slot, free) in under_way.iter_mut().enumerate().filter(|(_, step)| step.is_none()) {
             let Some((segment, step)) = steps.next() else { break };
-            pipeline.ask(slot, segment.file(), step.offset(), step.bytes())?;
+            pipeline.ask(slot, segment.file(), step.offset(), step.bytes());
             *free = Some(step);
         }
         pipeline.start();
         let ended = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
-        let Some((slot, outcome)) = ended else { return Ok(()) };
+        let Some((slot, outcome)) = ended else { break };
         if let Some(step) = under_way[slot].take()
             && let Some(segment) = segment(newest, step.segment)
         {
-            outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()))?;
-            step.keep(&segment, &pipeline, slot)?;
-            warmed.read_bytes += step.bytes() as u64;
+            let read = outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()));
+            match read.and_then(|()| step.keep(&segment, &pipeline, slot)) {
+                Ok(()) => warmed.read_bytes += step.bytes() as u64,
+                Err(e) => first_failure = first_failure.or(Some(e)),
+            }
         }
         if !go_on(warmed) {
-            return Ok(());
+            break;
         }
     }
+    first_failure.map_or(Ok(()), Err)
 }
 
 impl Step {
@@ -84,16 +89,19 @@ impl Step {
         (self.end - self.first) as usize * PAGE_BYTES
     }
 
-    /// Checks the pages that were read into `slot` and are not in memory, and keeps them.
+    /// Checks the pages that were read into `slot` and are not in memory, and keeps those that are not damaged.
     fn keep(self, segment: &Segment, pipeline: &Pipeline, slot: usize) -> Result<()> {
+        let mut kept = Ok(());
         for number in self.first..self.end {
             if segment.ready(number).is_none() {
                 let page = pipeline.page(slot, (number - self.first) as usize);
-                segment.verify(page, number)?;
-                segment.keep(number, page);
+                match segment.verify(page, number) {
+                    Ok(_) => segment.keep(number, page),
+                    Err(e) => kept = kept.and(Err(e)),
+                }
             }
         }
-        Ok(())
+        kept
     }
 }
 

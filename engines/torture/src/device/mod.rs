@@ -311,7 +311,7 @@ impl Case {
 
     /// Handles a failed write: work continues on a full device, and ends for any other reason.
     fn failed(&mut self, engine: &StrataEngine, failed: Failed) -> Check {
-        let is_load = matches!(failed, Failed::Load(_));
+        let is_load = matches!(failed, Failed::Load(_) | Failed::Repeat(_));
         let error = match Bad::from(failed) {
             Bad::Error(error) => error,
             wrong => return Err(wrong),
