@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 
 ENGINES = ["lmdb", "redb", "rocksdb", "strata"]
@@ -121,6 +122,23 @@ def drop_cached(*paths):
             os.fsync(handle)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(handle)
+
+
+def meminfo(name):
+    """Returns a figure of the machine's memory in bytes."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def await_filler():
+    """Waits until the free memory no longer shrinks: `fill-memory.py` takes the memory of a program that has ended."""
+    last = meminfo("MemFree")
+    while True:
+        time.sleep(0.5)
+        now = meminfo("MemFree")
+        if now > last - (64 << 20):
+            return
+        last = now
 
 
 def used_bytes(*paths):

@@ -18,8 +18,8 @@ use crate::storage::PAGE_BYTES;
 /// meanwhile waits for [`IN_FLIGHT`] of them at most.
 const STEP_PAGES: u32 = 256;
 
-/// Number of reads in flight: while the pages of one are checked and kept, the device does the other.
-const IN_FLIGHT: usize = 2;
+/// Number of reads under way. While the pages of one are checked and kept, the device has the others.
+const IN_FLIGHT: usize = 4;
 
 /// One read: pages of a segment.
 #[derive(Clone, Copy, Debug)]
