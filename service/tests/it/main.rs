@@ -10,6 +10,7 @@ mod backup;
 mod browser;
 mod crash;
 mod creation;
+mod damage;
 mod dashboard;
 mod disk;
 mod dump;

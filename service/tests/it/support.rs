@@ -64,6 +64,16 @@ pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
     engine.close().unwrap();
 }
 
+/// Writes a store of 20,000 pairs whose pages are in segments.
+pub(crate) fn settled(dir: &Path, options: &EngineOptions) {
+    let (stream, workload) = stream("--pairs 20000 --seed 1 --events 1");
+    load(dir, options, &workload);
+    stream.stop().unwrap();
+    let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
+    engine.settle().unwrap();
+    engine.close().unwrap();
+}
+
 /// Returns the digest of a store that no process has open.
 pub(crate) fn digest(dir: &Path, options: &EngineOptions) -> String {
     let engine = engines::open(dir, options, OpenMode::Existing).unwrap();

@@ -1,33 +1,18 @@
 //! The warm-up: it reads the store in after an opening, says how far it has come, and can be turned off.
 
-use std::path::Path;
-
-use engines::{EngineKind, EngineOptions, OpenMode};
+use engines::EngineKind;
 use serde_json::{Value, json};
 
-use crate::support::{Service, columns, load, stream, wait_for};
+use crate::support::{Service, columns, settled, wait_for};
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
-
-/// A byte of the sixth page of 4 KiB, in the first of the reads of 1 MiB.
-const DAMAGED_AT: usize = 5 * 4096 + 2000;
 
 fn warm_up(service: &mut Service) -> Value {
     service.status()["warm_up"].take()
 }
 
-/// Writes a store whose pages are in segments, which is where a warm-up reads.
-fn settled(dir: &Path, options: &EngineOptions) {
-    let (stream, workload) = stream("--pairs 20000 --events 1");
-    load(dir, options, &workload);
-    stream.stop().unwrap();
-    let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
-    engine.settle().unwrap();
-    engine.close().unwrap();
-}
-
 /// Waits until the warm-up has ended, and returns its figures.
-fn ended(service: &mut Service) -> (u64, u64) {
+pub(crate) fn ended(service: &mut Service) -> (u64, u64) {
     let figures = wait_for("the end of the warm-up", || {
         let figures = warm_up(service);
         (figures["missing_bytes"].as_u64().unwrap() > 0 && figures["under_way"] == false).then_some(figures)
@@ -63,26 +48,5 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
             if options.engine == EngineKind::Strata { read } else { probe::page_cache_bytes(&dir.join("data")) };
         assert!(there >= missing, "engine={} there={there} missing={missing}", options.engine);
         assert!(warm.terminate().success());
-    }
-}
-
-#[test]
-fn a_damaged_page_does_not_end_the_warm_up() {
-    for options in columns().into_iter().filter(|options| options.engine == EngineKind::Strata) {
-        let temp = tempfile::tempdir().unwrap();
-        let dir = temp.path().join("store");
-        settled(&dir, &options);
-        let files = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
-        let segment = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
-        let mut bytes = std::fs::read(&segment).unwrap();
-        bytes[DAMAGED_AT] ^= 1;
-        std::fs::write(&segment, bytes).unwrap();
-
-        let mut service = Service::start(&dir, &options, NO_STREAM, &[]);
-        let (read, missing) = ended(&mut service);
-        assert!((1..missing).contains(&read), "pages after the damaged one were read: read={read} missing={missing}");
-        let log = service.log();
-        assert!(log.contains("the store was not warmed up as a whole") && log.contains("checksum"), "{log}");
-        assert!(service.terminate().success());
     }
 }
