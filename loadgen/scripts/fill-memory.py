@@ -9,6 +9,7 @@ machine of its own never sees that. This reads holes of an empty file for as lon
 Runs until COMMAND has ended, whose exit code it takes, or without one until SIGINT or SIGTERM.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -31,9 +32,9 @@ class Filler:
         self.file.truncate(meminfo("MemTotal"))
         self.buffer = bytearray(READ_BYTES)
 
-    def fill(self):
-        """Reads until no more than the given bytes are free."""
-        while meminfo("MemFree") > self.free_bytes:
+    def fill(self, ended):
+        """Reads until no more than the given bytes are free, or until `ended`."""
+        while meminfo("MemFree") > self.free_bytes and not ended.is_set():
             for _ in range(64):
                 self.file.seek(self.at)
                 read = self.file.readinto(self.buffer)
@@ -47,19 +48,19 @@ class Filler:
 def main():
     parser = options(__doc__, "fill-memory")
     parser.add_argument("--free", type=int, default=512 << 20, help="bytes that stay free")
-    parser.add_argument("command", nargs="*", metavar="COMMAND")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     args = parser.parse_args()
     ended = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: ended.set())
     filler = Filler(args.work, args.free)
     try:
-        filler.fill()
+        filler.fill(ended)
         child = subprocess.Popen(args.command) if args.command else None
         # The lowest priority from now on, so that the command has the processors.
         os.nice(19)
         while not ended.wait(LOOK_SECONDS) and (child is None or child.poll() is None):
-            filler.fill()
+            filler.fill(ended)
         if child:
             child.terminate()
             sys.exit(child.wait())

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine_api::{Engine, Warmed};
+use engine_api::{Engine, Pace, Warmed};
 use engine_latency::Measured;
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -92,30 +92,33 @@ impl WarmUp {
 impl Run {
     fn warm_up(&self, engine: &dyn Engine) {
         let (start, mut last, mut cut) = (Instant::now(), Warmed::default(), false);
-        let (mut piece, mut answered) = (start, self.answered());
+        let (mut asked, mut answered, mut drained) = (start, self.answered(), false);
         let outcome = engine.warm_up(&mut |now| {
             last = now;
             // ORDERING: Relaxed: statistics, and a flag as in `join`.
             self.figures.read_bytes.store(now.read_bytes, Ordering::Relaxed);
             self.figures.missing_bytes.store(now.missing_bytes, Ordering::Relaxed);
-            if self.answered() > answered {
-                self.pause(piece.elapsed());
+            if drained {
+                self.pause(asked.elapsed());
             }
             cut = self.stopped.load(Ordering::Relaxed);
-            (piece, answered) = (Instant::now(), self.answered());
-            !cut
+            drained = !drained && self.answered() > answered;
+            if drained && !cut {
+                return Pace::Drain;
+            }
+            (asked, answered) = (Instant::now(), self.answered());
+            if cut { Pace::Stop } else { Pace::On }
         });
         let (read_bytes, missing_bytes, seconds) = (last.read_bytes, last.missing_bytes, start.elapsed().as_secs_f64());
         match outcome {
             Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up as a whole: {e}"),
             Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
-            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the memory for pages is filled"),
+            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the store is warm"),
             Ok(()) => {}
         }
     }
 
-    /// Asks for nothing more for as long as the last piece took, or until the service stops. The reads that the engine
-    /// has asked for already go on meanwhile.
+    /// Leaves the device to lookups for `rest`, or until the service stops.
     fn pause(&self, mut rest: Duration) {
         // ORDERING: Relaxed: a flag as in `join`.
         while !rest.is_zero() && !self.stopped.load(Ordering::Relaxed) {

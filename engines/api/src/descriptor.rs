@@ -114,9 +114,9 @@ pub struct Descriptor {
     /// Bytes of pages that a transaction holds in memory for each key it changes, if the keys are far apart: one leaf in
     /// a B+tree, none in an engine that collects changes in a log.
     pub page_bytes: u64,
-    /// Endings of the files that lookups read through the kernel's page cache; empty for an engine that reads past it. The
-    /// process may open and close these files: no lock of the engine's ends with that.
-    pub page_cache_endings: &'static [&'static str],
+    /// Returns the endings of the files that lookups read through the kernel's page cache; none for an engine that reads past
+    /// it. The process may open and close these files: no lock of the engine's ends with that.
+    pub page_cache_endings: fn(&Settings) -> &'static [&'static str],
     /// Whether `get_many` waits for one read of the device after another, so that several threads read faster.
     pub get_many_waits_in_turn: bool,
     /// Bytes that a store takes on disk per pair.
@@ -162,7 +162,7 @@ impl Descriptor {
         label: |_, _| None,
         share: |_| Share { cache_eighths: 0, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
         page_bytes: 0,
-        page_cache_endings: &[],
+        page_cache_endings: |_| &[],
         get_many_waits_in_turn: false,
         pair_bytes: PairBytes { shuffled: 0, sorted: 0 },
         loads_sorted: true,

@@ -18,7 +18,7 @@ pub use checkpoint::{Checkpoint, Durability};
 pub use descriptor::{Buffered, Descriptor, Note, Open, PairBytes, Repair, Repaired, Settings, Share};
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{
-    BulkLoad, Engine, Reader, Stats, Visitor, Warmed, WriteTxn, get_many_by_get, one_slot_per_key, scrub_by_scan,
+    BulkLoad, Engine, Pace, Reader, Stats, Visitor, Warmed, WriteTxn, get_many_by_get, one_slot_per_key, scrub_by_scan,
 };
 pub use words::words;
 

@@ -48,13 +48,13 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
-    /// Reads data that lookups will need into memory that is set aside for it, in the order of the files. Calls `go_on`
-    /// after every piece, and ends early once it returns false. Readers and the writer continue meanwhile. Drops
-    /// nothing from memory to make room.
+    /// Reads data that lookups will need into memory, in the order of the files, as far as there is room for it. Calls
+    /// `go_on` after every piece, which decides how it continues. Readers and the writer continue meanwhile.
     ///
     /// # Errors
-    /// Any error of a read. The store stays usable: a lookup that needs the same data reports the error itself.
-    fn warm_up(&self, _go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+    /// The first error of a read. Data that cannot be read are left out, unless there are many of them. The store stays
+    /// usable: a lookup that needs the same data reports the error itself.
+    fn warm_up(&self, _go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         Ok(())
     }
 
@@ -143,6 +143,17 @@ pub trait BulkLoad {
     /// [`ErrorKind::FixInput`] if the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
     /// allows. Nothing was loaded then.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
+}
+
+/// How an [`Engine::warm_up`] continues after a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// With the next piece.
+    On,
+    /// It lets the reads under way end, and asks again before the next piece.
+    Drain,
+    /// Not at all.
+    Stop,
 }
 
 /// How far an [`Engine::warm_up`] has come.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{
-    BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn,
+    BulkLoad, Checkpoint, Durability, Engine, Key, Pace, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn,
 };
 
 use crate::{Latency, Op, Recorder};
@@ -104,7 +104,7 @@ impl Engine for Measured {
         self.engine.settle()
     }
 
-    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         self.engine.warm_up(go_on)
     }
 

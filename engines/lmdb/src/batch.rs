@@ -10,8 +10,7 @@
 //! This check costs about as much as the gets of a batch that is in memory. So the pages of a window are checked only
 //! if it is the store's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
 //! to be read. A new reader takes this over from the reader that read last, because the ingest opens one for each slot.
-//! While the kernel reads ahead, no pages are announced: a get then reads megabytes around the page that it lacks, and an
-//! announcement the page alone.
+//! While the kernel reads ahead, the pages around each missing one are announced as well, as a get would read them.
 //!
 //! In a window that was checked, the missing pages are counted. In another one the thread's major faults are counted,
 //! which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
@@ -36,6 +35,10 @@ use crate::tables::{PAIRS_TABLE, get};
 /// Number of keys whose pages are announced at once: 2 MiB of leaves, which keep any device busy and are used before
 /// they are evicted.
 const WINDOW_KEYS: usize = 512;
+
+/// Number of pages in the block around a missing page that is announced while the kernel reads ahead: 128 KiB, Linux's default
+/// readahead.
+const READ_AROUND_PAGES: u64 = 32;
 
 /// Largest number of keys per missing page at which a window counts as cold. Checking the pages of 32 keys costs about
 /// as much as one read from a flash drive.
@@ -80,7 +83,7 @@ impl Batches {
         order.extend(keys.iter().enumerate().map(|(at, key)| (first_bytes(key), at)));
         order.sort_unstable();
         for window in order.chunks(WINDOW_KEYS) {
-            let looked_for = self.cold && !store.readahead().is_on();
+            let looked_for = self.cold;
             let missing = if looked_for { self.announce(store, txn, keys, window)? } else { 0 };
             for (_, at) in window {
                 values[*at] = get(txn, store.pairs(), &keys[*at])?;
@@ -107,6 +110,7 @@ impl Batches {
     ) -> Result<usize> {
         let stat = store.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
         let (page_bytes, used_bytes) = (stat.page_size() as usize, used_bytes(store.env())?);
+        let around_pages = if store.readahead().is_on() { READ_AROUND_PAGES } else { 1 };
         let mut missing = 0;
         let mut walk = || {
             let (tree, record) = Tree::of(txn, store.main(), PAIRS_TABLE)?;
@@ -118,7 +122,7 @@ impl Batches {
                     let page = map.branch(*number)?;
                     *number = child_number(page, child_of(page, &keys[*at])?)?;
                 }
-                missing += map.announce_missing(&self.pages, &mut self.missing);
+                missing += map.announce_missing(&self.pages, around_pages, &mut self.missing);
             }
             Some(())
         };

@@ -19,7 +19,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     page_bytes: 4096,
     // Random inserts leave pages two thirds full.
     pair_bytes: PairBytes { shuffled: 145, sorted: 90 },
-    page_cache_endings: &[FILE_NAME],
+    page_cache_endings: |_| &[FILE_NAME],
     main_file: FILE_NAME,
     buffered: Buffered::AllButNewest,
     explain_faults: Some(explain_faults),

@@ -83,13 +83,24 @@ impl<'t> Pages<'t> {
         rc != 0 || page & 1 == 1
     }
 
-    /// Asks the kernel to read those of the pages that are not in memory, and returns how many they are. The same
-    /// number several times in a row counts once. `missing` is a buffer to work in.
-    pub(crate) fn announce_missing(&self, numbers: &[u64], missing: &mut Vec<u64>) -> usize {
+    /// Asks the kernel to read those of the pages that are not in memory, each with the block of `around_pages` that it lies
+    /// in, and returns how many they are. The same number several times in a row counts once. `missing` is a buffer to work
+    /// in.
+    pub(crate) fn announce_missing(&self, numbers: &[u64], around_pages: u64, missing: &mut Vec<u64>) -> usize {
         missing.clear();
         missing.extend(numbers.chunk_by(|a, b| a == b).map(|same| same[0]).filter(|number| !self.is_resident(*number)));
-        self.announce_all(missing);
-        missing.len()
+        let count = missing.len();
+        if around_pages == 1 {
+            self.announce_all(missing);
+            return count;
+        }
+        missing.iter_mut().for_each(|number| *number -= *number % around_pages);
+        missing.sort_unstable();
+        missing.dedup();
+        for first in missing.iter() {
+            self.announce(*first, around_pages.min(self.count - first) as usize);
+        }
+        count
     }
 
     /// Asks the kernel to read these pages. They are sorted here, because neighbouring pages of the file can be read at

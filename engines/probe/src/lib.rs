@@ -18,12 +18,12 @@ mod store;
 pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads, random_reads_at_depth};
 pub use heap::limit_arenas;
-pub use limit::{MemoryLimit, memory_limit};
+pub use limit::{MemoryLimit, available_bytes, memory_limit};
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes, thread_waits};
 pub use program::{program_name, sibling_program};
 pub use store::{
     Space, check_disk, disk_bytes, drop_page_cache, fill_page_cache, is_same_disk, missing_bytes, page_cache_bytes,
-    read_missing, space, sync_file_system,
+    space, sync_file_system,
 };

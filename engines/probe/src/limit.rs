@@ -24,6 +24,14 @@ pub fn memory_limit() -> MemoryLimit {
     smallest(&cgroups, machine_bytes, |file| fs::read_to_string(file).ok())
 }
 
+/// Returns the machine's memory that programs may still take, file pages that can be dropped included; `None` if the kernel
+/// does not say.
+pub fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
 fn smallest(cgroups: &str, machine_bytes: u64, read: impl Fn(&Path) -> Option<String>) -> MemoryLimit {
     let mut limit = MemoryLimit { bytes: machine_bytes, cgroup_file: None };
     for file in limit_files(cgroups) {
@@ -54,6 +62,13 @@ fn limit_files(cgroups: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_says_how_much_memory_programs_may_still_take() {
+        let machine = rustix::system::sysinfo();
+        let machine_bytes = u64::from(machine.mem_unit) * machine.totalram;
+        assert!(available_bytes().is_some_and(|available| (1..=machine_bytes).contains(&available)));
+    }
 
     #[test]
     fn the_smallest_limit_above_the_process_counts() {

@@ -1,20 +1,15 @@
 //! Resources that a store uses: disk space, and pages in the kernel's page cache.
 
-use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::Read;
-use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// Bytes of one read in [`fill_page_cache`] and [`read_missing`]. A flash drive reaches its sequential rate with reads of 1
-/// MiB.
+/// Bytes of one read in [`fill_page_cache`].
 const READ_BYTES: usize = 1 << 20;
-/// Pieces that [`read_missing`] has the kernel read beyond the one that it waits for, so that the device has work meanwhile.
-const PIECES_AHEAD: u64 = 1;
 
 /// Returns the bytes of the blocks that are allocated to all files below `dir`.
 pub fn disk_bytes(dir: &Path) -> u64 {
@@ -56,38 +51,13 @@ pub fn fill_page_cache(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of these files that the page cache lacks, in whole pages. Files that vanish meanwhile are left out.
-pub fn missing_bytes(files: &[PathBuf]) -> u64 {
-    let missing = |path: &PathBuf| {
-        let file = File::open(path).ok()?;
-        let bytes = file.metadata().ok()?.len();
-        missing_within(&file, 0, bytes).ok()
-    };
-    files.iter().filter_map(missing).sum()
-}
-
-/// Reads the parts of these files that the page cache lacks, each file from its beginning to its end. After each piece,
-/// `go_on` gets the number of its bytes that were lacking, and ends the reading by returning false. Files that vanish
-/// meanwhile are left out. At most two pieces of 1 MiB are asked of the device at a time. A piece that cannot be read is left
-/// out, and the first such error is returned after all others have been read.
-///
-/// This opens and closes the files. So none of them may be one that the process has locked with `fcntl`, because such a lock
-/// ends with the first descriptor of the file that is closed.
+/// Returns the bytes of this range of the file that the page cache lacks, in whole pages. `offset` is a multiple of the page
+/// size, and the range lies within the file.
 ///
 /// # Errors
-/// I/O errors of reading a file, which the message names.
-pub fn read_missing(files: &[PathBuf], go_on: &mut dyn FnMut(u64) -> bool) -> Result<()> {
-    let (mut piece, mut first_failure) = (vec![0; READ_BYTES], Ok(()));
-    for path in files {
-        let Ok(file) = File::open(path) else { continue };
-        let failed = |e: std::io::Error| Err(e).with_context(|| format!("cannot read file={}", path.display()));
-        match read_missing_of(&file, &mut piece, go_on) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(e) => first_failure = first_failure.and_then(|()| failed(e)),
-        }
-    }
-    first_failure
+/// The kernel's error of looking at the file's pages.
+pub fn missing_bytes(file: &File, offset: u64, bytes: u64) -> std::io::Result<u64> {
+    Ok(bytes.next_multiple_of(page_bytes() as u64).saturating_sub(cached_bytes(file, offset, bytes)?))
 }
 
 /// Flushes all writes to the file system that holds `dir` to its device.
@@ -145,7 +115,7 @@ pub fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
 }
 
 /// Returns the files below `dir`. Files that vanish meanwhile, for example in a compaction, are left out.
-fn files(dir: &Path) -> Vec<PathBuf> {
+fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![dir.to_owned()];
     while let Some(dir) = pending.pop() {
@@ -158,45 +128,6 @@ fn files(dir: &Path) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-/// Does [`read_missing`] for one file. Returns false if `go_on` did.
-fn read_missing_of(file: &File, piece: &mut [u8], go_on: &mut dyn FnMut(u64) -> bool) -> std::io::Result<bool> {
-    // The kernel's own readahead would bring in pieces that were not looked at yet.
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random)?;
-    let bytes = file.metadata()?.len();
-    let (mut asked, mut lacking, mut first_failure) = (0, VecDeque::new(), Ok(true));
-    for offset in (0..bytes).step_by(READ_BYTES) {
-        while asked < bytes && asked <= offset + PIECES_AHEAD * READ_BYTES as u64 {
-            let piece_bytes = (bytes - asked).min(READ_BYTES as u64);
-            lacking.push_back(ask_for(file, asked, piece_bytes)?);
-            asked += piece_bytes;
-        }
-        let lacked = lacking.pop_front().unwrap_or(0);
-        if lacked == 0 {
-            continue;
-        }
-        match file.read_at(piece, offset) {
-            Ok(_) if !go_on(lacked) => return Ok(false),
-            Ok(_) => {}
-            Err(e) => first_failure = first_failure.and(Err(e)),
-        }
-    }
-    first_failure
-}
-
-/// Asks the kernel to read this range of the file, and returns the number of its bytes that the page cache lacked.
-fn ask_for(file: &File, offset: u64, bytes: u64) -> std::io::Result<u64> {
-    let missing = missing_within(file, offset, bytes)?;
-    if missing > 0 {
-        rustix::fs::fadvise(file, offset, NonZeroU64::new(bytes), rustix::fs::Advice::WillNeed)?;
-    }
-    Ok(missing)
-}
-
-/// Returns the bytes of this range of the file that the page cache lacks, in whole pages.
-fn missing_within(file: &File, offset: u64, bytes: u64) -> std::io::Result<u64> {
-    Ok(bytes.next_multiple_of(page_bytes() as u64).saturating_sub(cached_bytes(file, offset, bytes)?))
 }
 
 /// Number of the system call `cachestat`, the same on all architectures that this runs on.
@@ -258,41 +189,13 @@ mod tests {
         assert!(page_cache_bytes(dir.path()) >= 1 << 20);
         let file = File::open(dir.path().join("file")).expect("it is there");
         let mapped = |offset, bytes| mapped_cached_bytes(&file, offset, bytes).expect("counted");
-        assert_eq!((mapped(0, 1 << 20), mapped(1 << 19, 1 << 12)), (1 << 20, 1 << 12));
+        let missing = |offset, bytes| missing_bytes(&file, offset, bytes).expect("counted");
+        assert_eq!((mapped(0, 1 << 20), mapped(1 << 19, 1 << 12), missing(0, 1 << 20)), (1 << 20, 1 << 12, 0));
         drop_page_cache(dir.path()).expect("dropped");
         assert_eq!((page_cache_bytes(dir.path()), mapped(0, 1 << 20)), (0, 0));
+        assert_eq!((missing(0, 1 << 20), missing(1 << 19, 1), missing(0, 0)), (1 << 20, page_bytes() as u64, 0));
         fill_page_cache(dir.path()).expect("read");
         assert!(page_cache_bytes(dir.path()) >= 1 << 20);
         assert!(disk_bytes(dir.path()) >= 1 << 20);
-    }
-
-    #[test]
-    fn only_what_the_page_cache_lacks_is_read_until_told_to_end() {
-        const BYTES: u64 = 5 * READ_BYTES as u64 + 4000;
-        let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
-        let path = dir.path().join("file");
-        fs::write(&path, vec![1; BYTES as usize]).expect("written");
-        fs::write(dir.path().join("empty"), []).expect("written");
-        drop_page_cache(dir.path()).expect("dropped");
-        let files = files(dir.path());
-        let read = |pieces_max: usize| {
-            let mut lacked = Vec::new();
-            let go_on = &mut |bytes| {
-                lacked.push(bytes);
-                lacked.len() < pieces_max
-            };
-            read_missing(&files, go_on).expect("read");
-            lacked
-        };
-        assert_eq!(missing_bytes(&files), BYTES.next_multiple_of(page_bytes() as u64));
-        assert_eq!(read(2), [READ_BYTES as u64; 2]);
-        let cached = page_cache_bytes(dir.path());
-        let bound = (2 + PIECES_AHEAD) * READ_BYTES as u64;
-        assert!((2 * READ_BYTES as u64..=bound).contains(&cached), "cached={cached}");
-        // The pages of the last piece that was asked for may still be on their way, and count as there.
-        let rest = read(usize::MAX).into_iter().sum::<u64>();
-        assert_eq!(cached + rest, BYTES.next_multiple_of(page_bytes() as u64));
-        assert_eq!(page_cache_bytes(dir.path()), cached + rest);
-        assert_eq!((read(usize::MAX), missing_bytes(&files)), (Vec::new(), 0));
     }
 }

@@ -13,7 +13,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     // Misses go through the page cache.
     share: |_| Share { cache_eighths: 2, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
     page_bytes: 4096,
-    page_cache_endings: &[FILE_NAME],
+    page_cache_endings: |_| &[FILE_NAME],
     get_many_waits_in_turn: true,
     // Shuffled loads took 98 bytes a pair. The file is longer, up to twice that, and has holes.
     pair_bytes: PairBytes { shuffled: 115, sorted: 90 },

@@ -11,7 +11,8 @@ use crate::options::EngineOptions;
 /// Smallest default share of an engine, in bytes: with less memory every lookup would read index blocks again.
 pub const MEMORY_MIN: u64 = 64 << 20;
 
-/// Quarters of the memory beside the engine's cache that its files may fill. LMDB's readahead has the same limit.
+/// Quarters of that memory that an engine's files may fill. The last quarter is for the process and for the growth of the
+/// files. LMDB's readahead has the same limit.
 const PAGE_CACHE_QUARTERS: u64 = 3;
 
 /// Division of the memory between the engine's cache and everything else, as `check-config` prints it.
@@ -49,10 +50,12 @@ impl EngineOptions {
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
     }
 
-    /// Returns the bytes of files for which the page cache has room. The last quarter is for the process and for the growth of
-    /// the files.
+    /// Returns the bytes of files for which the page cache has room: a part of the memory beside the engine's cache. Without a
+    /// cgroup it is also a part of the memory that other programs leave.
     pub(crate) fn page_cache_room_bytes(&self) -> u64 {
-        self.division().rest_bytes / 4 * PAGE_CACHE_QUARTERS
+        let Division { limit, rest_bytes, .. } = self.division();
+        let left_bytes = if limit.cgroup_file.is_none() { probe::available_bytes() } else { None };
+        rest_bytes.min(left_bytes.unwrap_or(u64::MAX)) / 4 * PAGE_CACHE_QUARTERS
     }
 
     /// Returns the engine's shares of memory with these options.

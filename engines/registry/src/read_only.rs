@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Pace, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::directory::DATA;
 use crate::engine::{effective, open_engine, with_way_out};
@@ -84,7 +84,7 @@ impl Engine for ReadOnly {
         Err(self.refused())
     }
 
-    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         self.engine.warm_up(go_on)
     }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, Warmed, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Pace, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::checked;
 use crate::content::{Load, LoadState};
@@ -217,10 +217,13 @@ impl Engine for Store {
     }
 
     /// An engine that reads through the page cache has its files read into it.
-    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         self.engine.warm_up(go_on)?;
-        let endings = self.options.engine.descriptor().page_cache_endings;
-        warm::read_in(&self.dir.join(DATA), endings, self.options.page_cache_room_bytes(), go_on)
+        let endings = (self.options.engine.descriptor().page_cache_endings)(&self.options.settings());
+        match endings {
+            [] => Ok(()),
+            _ => warm::read_in(&self.dir.join(DATA), endings, self.options.page_cache_room_bytes(), go_on),
+        }
     }
 
     fn scrub(&mut self) -> Result<u64> {

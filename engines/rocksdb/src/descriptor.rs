@@ -4,7 +4,7 @@
 
 use engine_api::{Buffered, Descriptor, PairBytes, Settings, Share};
 
-use crate::{Profile, RocksdbEngine, RocksdbOptions, notes, settings};
+use crate::{Profile, RocksdbEngine, RocksdbOptions, notes, set, settings};
 
 /// Memtables: two of 64 MiB or eight of 16 MiB. Only the tuned profile charges them to its cache.
 const MEMTABLES_BYTES: u64 = 128 << 20;
@@ -30,7 +30,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
             Share { cache_eighths: 5, rest_bytes: notes::REST_TUNED_BYTES, memtables_bytes: 0, bloom_bits: 10 }
         }
     },
-    page_cache_endings: &[".sst"],
+    page_cache_endings: |settings| if set::reads_directly(&settings.set) { &[] } else { &[".sst"] },
     get_many_waits_in_turn: true,
     // With room for a compaction.
     pair_bytes: PairBytes { shuffled: 120, sorted: 90 },

@@ -191,6 +191,11 @@ pub(crate) fn sorts_batches(set: &[(String, String)]) -> Result<bool> {
     value.parse().map_err(|_| Error::new(ErrorKind::FixInput, format!("{SORT_BATCHES}={value}: give true or false")))
 }
 
+/// Whether `set` asks for reads past the page cache.
+pub(crate) fn reads_directly(set: &[(String, String)]) -> bool {
+    last(set, "use_direct_reads") == Some("true")
+}
+
 /// Returns the last value that `set` has for `name`, which is the one that holds.
 fn last<'a>(set: &'a [(String, String)], name: &str) -> Option<&'a str> {
     set.iter().rev().find(|(named, _)| named == name).map(|(_, value)| value.as_str())

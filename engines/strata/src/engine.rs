@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use engine_api::{
-    BulkLoad, Checkpoint, Engine, Error, Key, Reader, Repaired, Result, Stats, Value, Warmed, WriteTxn, scrub_by_scan,
+    BulkLoad, Checkpoint, Engine, Error, Key, Pace, Reader, Repaired, Result, Stats, Value, Warmed, WriteTxn,
+    scrub_by_scan,
 };
 
 use crate::format::manifest::Manifest;
@@ -224,7 +225,7 @@ impl Engine for StrataEngine {
         merge::settle(&self.shared)
     }
 
-    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> bool) -> Result<()> {
+    fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         warm_up(&self.shared.visible, &self.shared.reads, go_on)
     }
 

@@ -19,6 +19,9 @@ const COLD_SHARE_MAX: f64 = 0.01;
 /// Smallest part of a warm store that the page cache holds.
 const WARM_SHARE_MIN: f64 = 0.95;
 
+/// Names of the states in which the page cache, or memory of the engine's own, holds nothing and all of the store.
+const COLD: &str = "cold";
+const WARM: &str = "warm";
 /// Name of the state in which the page cache holds a part of the store, neither a small one nor nearly all of it.
 const PARTLY: &str = "partly cached";
 
@@ -100,11 +103,14 @@ impl Start {
         }
     }
 
-    /// Returns the name of the state. An engine that reads past the page cache is warm once its own warm-up has read
-    /// all that it has memory for.
+    /// Returns the name of the state. An engine that reads past the page cache, which holds nothing of it then, is warm
+    /// once its own warm-up has read all that it has memory for.
     pub(crate) fn state(&self) -> &'static str {
         let filled = |warm_up: WarmUp| warm_up.missing_bytes > 0 && warm_up.read_bytes >= warm_up.missing_bytes;
-        if self.warm_up.is_some_and(filled) { "warm" } else { cached(self.page_cache_bytes, self.disk_bytes) }
+        match cached(self.page_cache_bytes, self.disk_bytes) {
+            COLD if self.warm_up.is_some_and(filled) => WARM,
+            state => state,
+        }
     }
 }
 
@@ -112,8 +118,8 @@ impl Start {
 pub(crate) fn cached(page_cache_bytes: u64, disk_bytes: u64) -> &'static str {
     let share = page_cache_bytes as f64 / disk_bytes.max(1) as f64;
     match share {
-        share if share <= COLD_SHARE_MAX => "cold",
-        share if share >= WARM_SHARE_MIN => "warm",
+        share if share <= COLD_SHARE_MAX => COLD,
+        share if share >= WARM_SHARE_MIN => WARM,
         _ => PARTLY,
     }
 }
@@ -132,5 +138,6 @@ mod tests {
         assert_eq!([of(0, None), of(10, None), of(11, None)], ["cold", "cold", PARTLY]);
         assert_eq!([of(949, None), of(950, None), of(1000, None)], [PARTLY, "warm", "warm"]);
         assert_eq!([of(0, Some((0, 0))), of(0, Some((8, 9))), of(0, Some((9, 9)))], ["cold", "cold", "warm"]);
+        assert_eq!(of(500, Some((9, 9))), PARTLY, "the page cache has lost half of what was read");
     }
 }

@@ -104,7 +104,7 @@ function buildNow(host) {
     const { used, anon, cap } = memory(answer);
     const share = used === null ? null : used / cap;
     const { under_way: warming, read_bytes: done, missing_bytes: missing } = answer.warm_up;
-    const warmth = warming && missing > 0 ? `, ${percent((done / missing) * 100)} of the memory for pages filled` : '';
+    const warmth = warming && missing > 0 ? `, warm-up at ${percent(Math.min(done / missing, 1) * 100)}` : '';
     tiles.memory.set(
       bytes(used),
       share === null ? 'not known' : `${percent(share * 100)} of ${bytes(cap)}${warmth}`,

@@ -80,7 +80,8 @@ fn a_damaged_page_fails_no_get_that_is_looked_up_beside_one_of_its_own() {
     let is_joint = |line: &str| {
         line.starts_with("solkv_op_latency_seconds_count{") && line.contains("op=\"get_many\"") && line.contains("rpc")
     };
-    let joint = metrics.lines().find(|line| is_joint(line)).and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    let joint =
+        metrics.lines().find(|line| is_joint(line)).and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
     assert!(joint.is_some_and(|count| count > 0.0), "gets were looked up together: {joint:?}");
     assert!(service.terminate().success());
 }

@@ -34,7 +34,7 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert_eq!(cold.metric("solkv_warm_up_missing_bytes"), Some(0.0));
         let log = cold.log();
         assert!(cold.terminate().success());
-        assert!(!log.contains("the memory for pages is filled"), "{log}");
+        assert!(!log.contains("the store is warm"), "{log}");
 
         probe::drop_page_cache(&dir).unwrap();
         let mut warm = Service::start(&dir, &options, NO_STREAM, &[]);
@@ -42,7 +42,7 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert!(missing > 1 << 20 && read > 1 << 20, "20,000 pairs of 64 bytes: read={read} missing={missing}");
         assert_eq!(warm.metric("solkv_warming"), Some(0.0));
         assert_eq!(warm.metric("solkv_warm_up_read_bytes"), Some(read as f64));
-        assert!(warm.log().contains("the memory for pages is filled"), "{}", warm.log());
+        assert!(warm.log().contains("the store is warm"), "{}", warm.log());
         // Pages that the engine itself reads into the page cache meanwhile are not read again.
         let there =
             if options.engine == EngineKind::Strata { read } else { probe::page_cache_bytes(&dir.join("data")) };

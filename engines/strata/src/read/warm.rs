@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use engine_api::{Error, ErrorKind, Result, Warmed};
+use engine_api::{Error, ErrorKind, Pace, Result, Warmed};
 
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
@@ -20,6 +20,9 @@ const STEP_PAGES: u32 = 256;
 
 /// Number of reads under way. While the pages of one are checked and kept, the device has the others.
 const IN_FLIGHT: usize = 4;
+
+/// Number of failed reads after which the warm-up ends: the device may take seconds for each, and lookups wait meanwhile.
+const FAILURES_MAX: usize = 16;
 
 /// One read: pages of a segment.
 #[derive(Clone, Copy, Debug)]
@@ -39,45 +42,52 @@ struct Steps<'v> {
 }
 
 /// Reads the pages that are missing now. A segment that a merge replaces meanwhile is left out, because the merge keeps
-/// the pages that it writes. Pages that cannot be read or are damaged stay missing, and the first error is returned after all
-/// others have been read.
+/// the pages that it writes. Pages that cannot be read or are damaged stay missing, and the first error is returned after the
+/// others have been read, or after [`FAILURES_MAX`] failed reads.
 pub(crate) fn warm_up(
     newest: &ArcSwap<Visible>,
     reads: &Arc<Reads>,
-    go_on: &mut dyn FnMut(Warmed) -> bool,
+    go_on: &mut dyn FnMut(Warmed) -> Pace,
 ) -> Result<()> {
     let (segments, missing_bytes) = missing(newest);
     let mut warmed = Warmed { read_bytes: 0, missing_bytes };
-    if missing_bytes == 0 || !go_on(warmed) {
+    if missing_bytes == 0 {
         return Ok(());
     }
+    let mut pace = go_on(warmed);
     let mut steps = Steps { newest, segments: segments.into_iter(), at: None };
     let mut pipeline = Pipeline::new(IN_FLIGHT, STEP_PAGES as usize, reads);
     let mut under_way = [None; IN_FLIGHT];
-    let mut first_failure = None;
-    loop {
-        for (slot, free) in under_way.iter_mut().enumerate().filter(|(_, step)| step.is_none()) {
-            let Some((segment, step)) = steps.next() else { break };
-            pipeline.ask(slot, segment.file(), step.offset(), step.bytes());
-            *free = Some(step);
-        }
-        pipeline.start();
-        let ended = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
-        let Some((slot, outcome)) = ended else { break };
-        if let Some(step) = under_way[slot].take()
-            && let Some(segment) = segment(newest, step.segment)
-        {
-            let read = outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()));
-            match read.and_then(|()| step.keep(&segment, &pipeline, slot)) {
-                Ok(()) => warmed.read_bytes += step.bytes() as u64,
-                Err(e) => first_failure = first_failure.or(Some(e)),
+    let mut failures = Vec::new();
+    while pace != Pace::Stop && failures.len() < FAILURES_MAX {
+        if pace == Pace::On {
+            for (slot, free) in under_way.iter_mut().enumerate().filter(|(_, step)| step.is_none()) {
+                let Some((segment, step)) = steps.next() else { break };
+                pipeline.ask(slot, segment.file(), step.offset(), step.bytes());
+                *free = Some(step);
             }
+            pipeline.start();
         }
-        if !go_on(warmed) {
-            break;
+        match pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))? {
+            Some((slot, outcome)) => {
+                if let Some(step) = under_way[slot].take()
+                    && let Some(segment) = segment(newest, step.segment)
+                {
+                    let read = outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()));
+                    match read.and_then(|()| step.keep(&segment, &pipeline, slot)) {
+                        Ok(()) => warmed.read_bytes += step.bytes() as u64,
+                        Err(e) => failures.push(e),
+                    }
+                }
+            }
+            None if pace == Pace::On => break,
+            None => {}
+        }
+        if pace == Pace::On || under_way.iter().all(Option::is_none) {
+            pace = go_on(warmed);
         }
     }
-    first_failure.map_or(Ok(()), Err)
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 impl Step {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{BulkLoad, Engine, Key, Value, Warmed};
+use engine_api::{BulkLoad, Engine, Key, Pace, Value, Warmed};
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::seq;
@@ -47,7 +47,7 @@ fn after_a_warm_up_no_get_reads_the_device_and_gets_go_on_meanwhile() {
                 first.get_or_insert(now);
                 assert!(now.read_bytes >= last.read_bytes);
                 last = now;
-                true
+                Pace::On
             })
             .unwrap();
         warm.store(true, Ordering::Relaxed);
@@ -67,7 +67,7 @@ fn a_warm_up_ends_once_it_is_told_to() {
     engine
         .warm_up(&mut |now| {
             steps.push(now.read_bytes);
-            steps.len() < 3
+            if steps.len() < 3 { Pace::On } else { Pace::Stop }
         })
         .unwrap();
     assert_eq!(steps.len(), 3, "{steps:?}");

@@ -312,6 +312,9 @@ impl Case {
     /// Handles a failed write: work continues on a full device, and ends for any other reason.
     fn failed(&mut self, engine: &StrataEngine, failed: Failed) -> Check {
         let is_load = matches!(failed, Failed::Load(_) | Failed::Repeat(_));
+        if matches!(failed, Failed::Repeat(_)) {
+            self.synced = self.model.seq;
+        }
         let error = match Bad::from(failed) {
             Bad::Error(error) => error,
             wrong => return Err(wrong),
@@ -319,7 +322,7 @@ impl Case {
         // A batch that is tried again differs from the refused one.
         self.epoch += 1;
         if self.has_no_space(&error) {
-            // Nothing of the batch was applied, and reads still work.
+            // Nothing of the batch was applied, or all of a chunk whose load was repeated, and reads still work.
             self.model.check_store(engine, &mut self.rng)?;
             let more = self.rng.below(1 << 20);
             self.space_again(more);
