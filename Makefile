@@ -209,6 +209,10 @@ bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of i
 	@loadgen/scripts/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
 
 # CAP_BYTES=201326592 puts the service into a cgroup of that size.
+bench-warm-up: build ## Measures how long each of ENGINES needs from a cold start to its full rate in memory (three minutes an engine, 15 GB).
+	@loadgen/scripts/fill-memory.py loadgen/scripts/bench-warm-up.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
+		--out "$(RESULTS)/warm-up/warm-up.jsonl" $(ENGINES)
+
 bench-outage: build ## Measures how long each of ENGINES needs to catch up after an outage of 60 s at 10k events/s (5 minutes an engine).
 	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
 		--out "$(RESULTS)/outage/outage.jsonl" $(ENGINES)
