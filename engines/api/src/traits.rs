@@ -148,11 +148,11 @@ pub trait BulkLoad {
 /// How an [`Engine::warm_up`] continues after a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// With the next piece.
+    /// It reads the next piece.
     On,
     /// It lets the reads under way end, and asks again before the next piece.
     Drain,
-    /// Not at all.
+    /// It reads nothing more, and returns.
     Stop,
 }
 

@@ -129,7 +129,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
         eprintln!("WARNING: the memory cap is NOT in force: {why}");
     }
-    let mut start = args.dir.as_deref().map(|dir| Start::prepare(dir, &args)).transpose()?;
+    let mut start = args.dir.as_deref().map(|dir| Start::prepare(dir, engine, &args)).transpose()?;
     let (mut service, metrics) = match &args.service_metrics {
         Some(metrics) => {
             eprintln!("stream at http://{}; waiting for the service to subscribe", stream.address());

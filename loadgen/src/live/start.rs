@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use engines::EngineKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -42,6 +43,8 @@ pub(crate) struct Start {
     pub(crate) page_cache_bytes: u64,
     /// Always before the service was started, because the service allocates room for its own files.
     pub(crate) disk_bytes: u64,
+    /// Whether the engine reads past the page cache, into memory of its own.
+    pub(crate) has_own_memory: bool,
     /// Bytes that the service's own warm-up has read, and those that it had room for. `None` where it was not waited
     /// for.
     pub(crate) warm_up: Option<WarmUp>,
@@ -58,14 +61,19 @@ pub(crate) struct WarmUp {
 impl Start {
     /// Brings the store's pages into the state that `args` ask for, before the service is started. Under a cap they are
     /// always dropped, because pages that another program has read are not charged to the service.
-    pub(super) fn prepare(dir: &Path, args: &LiveArgs) -> Result<Self> {
+    pub(super) fn prepare(dir: &Path, engine: Option<EngineKind>, args: &LiveArgs) -> Result<Self> {
         if args.cap.is_some() || args.state == Some(Asked::Cold) {
             probe::drop_page_cache(dir)?;
         }
         if args.state == Some(Asked::Warm) {
             probe::fill_page_cache(dir)?;
         }
-        Ok(Self { page_cache_bytes: probe::page_cache_bytes(dir), disk_bytes: probe::disk_bytes(dir), warm_up: None })
+        Ok(Self {
+            page_cache_bytes: probe::page_cache_bytes(dir),
+            disk_bytes: probe::disk_bytes(dir),
+            has_own_memory: engine == Some(EngineKind::Strata),
+            warm_up: None,
+        })
     }
 
     /// Waits until the warm-up of `service` has ended, and looks at the page cache again.
@@ -103,13 +111,14 @@ impl Start {
         }
     }
 
-    /// Returns the name of the state. An engine that reads past the page cache, which holds nothing of it then, is warm
-    /// once its own warm-up has read all that it has memory for.
+    /// Returns the name of the state. strata, which reads past the page cache, is warm once its warm-up has read all that it
+    /// has memory for, whatever the page cache holds.
     pub(crate) fn state(&self) -> &'static str {
         let filled = |warm_up: WarmUp| warm_up.missing_bytes > 0 && warm_up.read_bytes >= warm_up.missing_bytes;
-        match cached(self.page_cache_bytes, self.disk_bytes) {
-            COLD if self.warm_up.is_some_and(filled) => WARM,
-            state => state,
+        if self.has_own_memory && self.warm_up.is_some_and(filled) {
+            WARM
+        } else {
+            cached(self.page_cache_bytes, self.disk_bytes)
         }
     }
 }
@@ -133,11 +142,15 @@ mod tests {
         let of = |page_cache_bytes, warm_up: Option<(u64, u64)>| {
             let warm_up =
                 warm_up.map(|(read_bytes, missing_bytes)| WarmUp { under_way: false, read_bytes, missing_bytes });
-            Start { page_cache_bytes, disk_bytes: 1000, warm_up }.state()
+            let start = Start { page_cache_bytes, disk_bytes: 1000, has_own_memory: true, warm_up };
+            [start.state(), Start { has_own_memory: false, ..start }.state()]
         };
-        assert_eq!([of(0, None), of(10, None), of(11, None)], ["cold", "cold", PARTLY]);
-        assert_eq!([of(949, None), of(950, None), of(1000, None)], [PARTLY, "warm", "warm"]);
-        assert_eq!([of(0, Some((0, 0))), of(0, Some((8, 9))), of(0, Some((9, 9)))], ["cold", "cold", "warm"]);
-        assert_eq!(of(500, Some((9, 9))), PARTLY, "the page cache has lost half of what was read");
+        assert_eq!([of(0, None), of(10, None), of(11, None)], [[COLD; 2], [COLD; 2], [PARTLY; 2]]);
+        assert_eq!([of(949, None), of(950, None), of(1000, None)], [[PARTLY; 2], [WARM; 2], [WARM; 2]]);
+        assert_eq!(
+            [of(0, Some((0, 0))), of(0, Some((8, 9))), of(0, Some((9, 9)))],
+            [[COLD; 2], [COLD; 2], [WARM, COLD]]
+        );
+        assert_eq!(of(500, Some((9, 9))), [WARM, PARTLY], "the page cache has lost half of what was read");
     }
 }
