@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from kit import ENGINES, Group, drop_cached, free_port, load_sorted, options, tell
+from kit import Group, drop_cached, engine_options, free_port, load_sorted, tell
 
 # Connections, and keys of a request.
 CLIENTS = [(1, 1), (64, 1), (1, 100), (64, 100)]
@@ -67,11 +67,8 @@ def measure(args, engine):
 
 
 def main():
-    parser = options(__doc__, "bench-cold-lookups")
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
-    parser.add_argument("--pairs", type=int, default=50_000_000)
+    parser = engine_options(__doc__, "bench-cold-lookups", pairs=50_000_000)
     parser.add_argument("--cap", type=int, default=192_000_000, help="memory of the service in bytes")
-    parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()
     for engine in args.engines:
         measure(args, engine)

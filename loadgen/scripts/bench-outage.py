@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 
-from kit import ENGINES, Group, Service, drop_cached, free_port, load_sorted, options, tell
+from kit import Group, Service, drop_cached, engine_options, free_port, load_sorted, tell
 
 EVENTS_PER_SLOT = 2000
 # Events on which the full rate is measured, and seconds of the stream before the outage.
@@ -129,13 +129,10 @@ def measure(args, engine):
 
 
 def main():
-    parser = options(__doc__, "bench-outage")
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
-    parser.add_argument("--pairs", type=int, default=20_000_000)
+    parser = engine_options(__doc__, "bench-outage", pairs=20_000_000)
     parser.add_argument("--cap", type=int, help="memory of the service in bytes; none without this")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second of the stream")
     parser.add_argument("--outage", type=float, default=60, help="seconds for which the service is stopped")
-    parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()
     for engine in args.engines:
         row = measure(args, engine)

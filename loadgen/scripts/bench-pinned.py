@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 
-from kit import ENGINES, load_sorted, options, tell
+from kit import engine_options, load_sorted, tell
 
 SERVICE_CPU, LOADGEN_CPU = 0, 1
 
@@ -60,12 +60,9 @@ def measure(args, engine):
 
 
 def main():
-    parser = options(__doc__, "bench-pinned")
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
-    parser.add_argument("--pairs", type=int, default=20_000_000)
+    parser = engine_options(__doc__, "bench-pinned", pairs=20_000_000)
     parser.add_argument("--events", type=int, default=4_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()
     for engine in args.engines:
         measure(args, engine)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 
-from kit import ENGINES, Group, Service, await_filler, drop_cached, free_port, load_sorted, options, tell
+from kit import Group, Service, await_filler, drop_cached, engine_options, free_port, load_sorted, tell
 
 EVENTS_PER_SLOT = 2000
 LOOK_SECONDS = 0.05
@@ -140,11 +140,8 @@ def measure(args, engine):
 
 
 def main():
-    parser = options(__doc__, "bench-warm-up")
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
-    parser.add_argument("--pairs", type=int, default=50_000_000)
+    parser = engine_options(__doc__, "bench-warm-up", pairs=50_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()
     for engine in args.engines:
         measure(args, engine)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-from kit import ENGINES, load_sorted, options, tell
+from kit import engine_options, load_sorted, tell
 
 
 def run(args, engine, base, depth):
@@ -35,13 +35,10 @@ def run(args, engine, base, depth):
 
 
 def main():
-    parser = options(__doc__, "check-depths")
-    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
-    parser.add_argument("--pairs", type=int, default=5_000_000)
+    parser = engine_options(__doc__, "check-depths", pairs=5_000_000)
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 64, 1024])
     parser.add_argument("--cap", type=int, help="memory of the service in bytes; none without this")
-    parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()
     for engine in args.engines:
         shutil.rmtree(args.work, ignore_errors=True)

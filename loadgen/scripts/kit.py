@@ -29,6 +29,15 @@ def options(doc, name):
     return parser
 
 
+def engine_options(doc, name, pairs):
+    """Returns such a parser of a script that measures engines: also ENGINE..., --pairs and --out."""
+    parser = options(doc, name)
+    parser.add_argument("engines", nargs="+", metavar="ENGINE", choices=ENGINES)
+    parser.add_argument("--pairs", type=int, default=pairs)
+    parser.add_argument("--out", help="file that the lines are appended to")
+    return parser
+
+
 def free_port():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

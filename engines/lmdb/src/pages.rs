@@ -90,25 +90,19 @@ impl<'t> Pages<'t> {
         missing.clear();
         missing.extend(numbers.chunk_by(|a, b| a == b).map(|same| same[0]).filter(|number| !self.is_resident(*number)));
         let count = missing.len();
-        if around_pages == 1 {
-            self.announce_all(missing);
-            return count;
-        }
         missing.iter_mut().for_each(|number| *number -= *number % around_pages);
-        missing.sort_unstable();
-        missing.dedup();
-        for first in missing.iter() {
-            self.announce(*first, around_pages.min(self.count - first) as usize);
-        }
+        self.announce_all(missing, around_pages);
         count
     }
 
-    /// Asks the kernel to read these pages. They are sorted here, because neighbouring pages of the file can be read at
-    /// once.
-    pub(crate) fn announce_all(&self, numbers: &mut [u64]) {
-        numbers.sort_unstable();
-        for run in numbers.chunk_by(|a, b| a + 1 == *b) {
-            self.announce(run[0], run.len());
+    /// Asks the kernel to read the blocks of `block_pages` that begin at these pages. They are sorted here, because neighbouring
+    /// pages of the file can be read at once.
+    pub(crate) fn announce_all(&self, firsts: &mut Vec<u64>, block_pages: u64) {
+        firsts.sort_unstable();
+        firsts.dedup();
+        for run in firsts.chunk_by(|a, b| a + block_pages == *b) {
+            let pages = (run.len() as u64 * block_pages).min(self.count.saturating_sub(run[0]));
+            self.announce(run[0], pages as usize);
         }
     }
 

@@ -27,9 +27,14 @@ pub fn memory_limit() -> MemoryLimit {
 /// Returns the machine's memory that programs may still take, file pages that can be dropped included; `None` if the kernel
 /// does not say.
 pub fn available_bytes() -> Option<u64> {
+    meminfo_bytes("MemAvailable")
+}
+
+/// Returns a figure of the machine's memory.
+pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 fn smallest(cgroups: &str, machine_bytes: u64, read: impl Fn(&Path) -> Option<String>) -> MemoryLimit {

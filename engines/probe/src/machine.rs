@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::limit::meminfo_bytes;
+
 /// Facts about the machine and the file system of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
@@ -32,12 +34,11 @@ pub fn machine(dir: &Path) -> Machine {
         let line = text.lines().find(|line| line.starts_with(name));
         line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
     };
-    let memory = field(&read("/proc/meminfo"), "MemTotal");
     let (device, filesystem) = mount_of(dir);
     Machine {
         cpu: field(&read("/proc/cpuinfo"), "model name"),
         cores: std::thread::available_parallelism().map_or(0, |cores| cores.get() as u32),
-        memory_bytes: memory.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10,
+        memory_bytes: meminfo_bytes("MemTotal").unwrap_or(0),
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         readahead_bytes: readahead_bytes(&device),
         filesystem,

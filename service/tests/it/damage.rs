@@ -12,6 +12,8 @@ use crate::warmth::ended;
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
+const PAIRS: u64 = 20_000;
+
 /// A byte of the sixth page of 4 KiB, in the first of the warm-up's reads of 1 MiB.
 const DAMAGED_AT: usize = 5 * 4096 + 2000;
 
@@ -30,7 +32,7 @@ fn strata() -> Option<EngineOptions> {
 /// Writes a store and changes one byte of its largest file, which has pages of pairs.
 fn damaged(temp: &Path, options: &EngineOptions) -> PathBuf {
     let dir = temp.join("store");
-    settled(&dir, options);
+    settled(&dir, options, PAIRS);
     let files = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
     let segment = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
     let mut bytes = std::fs::read(&segment).unwrap();
@@ -64,7 +66,7 @@ fn a_damaged_page_fails_no_get_that_is_looked_up_beside_one_of_its_own() {
     let outcomes: Vec<_> = client_runtime().block_on(async {
         let client = &Builder::new(&address).unwrap().connect().await.unwrap();
         let get = |index| async move { (index, client.get(&pairs.key(index)).await) };
-        futures::stream::iter(0..20_000).map(get).buffer_unordered(UNDER_WAY).collect().await
+        futures::stream::iter(0..PAIRS).map(get).buffer_unordered(UNDER_WAY).collect().await
     });
     let (mut failed, mut wrong) = (0, Vec::new());
     for (index, outcome) in outcomes {

@@ -64,9 +64,9 @@ pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
     engine.close().unwrap();
 }
 
-/// Writes a store of 20,000 pairs whose pages are in segments.
-pub(crate) fn settled(dir: &Path, options: &EngineOptions) {
-    let (stream, workload) = stream("--pairs 20000 --seed 1 --events 1");
+/// Writes a store of so many pairs, whose pages are in segments.
+pub(crate) fn settled(dir: &Path, options: &EngineOptions, pairs: u64) {
+    let (stream, workload) = stream(&format!("--pairs {pairs} --seed 1 --events 1"));
     load(dir, options, &workload);
     stream.stop().unwrap();
     let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
