@@ -194,7 +194,9 @@ impl Map {
 
 /// Starts the warm-up unless the configuration leaves it out.
 fn start_warm_up(config: &Config, engine: &Arc<Measured>, handles: &Handles) -> io::Result<Option<WarmUp>> {
-    if config.engine_use.warm_up != WarmUpArg::Auto {
+    if config.engine_use.warm_up == WarmUpArg::Off {
+        info!("no warm-up, because warm_up is off: a page is read when a lookup needs it");
+        handles.warmth.turn_off();
         return Ok(None);
     }
     let (figures, lookups) = (Arc::clone(&handles.warmth), Arc::clone(&handles.lookups.figures));

@@ -7,10 +7,12 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use engine_api::ErrorKind;
+use signal_hook::flag::register_conditional_default;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -91,14 +93,15 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     let ports = edge.addresses.bind()?;
     let runtime = network_threads().context("cannot start the network threads")?;
     let shown = Shown::default();
-    let Some(Prepared { ports, spooling, stops }) = runtime.block_on(prepare(config, ports, &shown))? else {
+    let mut stops = runtime.block_on(async { Stops::take_over() })?;
+    let Some((ports, spooling)) = runtime.block_on(prepare(config, ports, &mut stops, &shown))? else {
         info!("stopped");
         return Ok(());
     };
     let store = Store::open(config)?;
     let begin = runtime.block_on(Begin::of(config, spooling, &store.checkpoint))?;
-    // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
-    let stops = stops.map_or_else(|| runtime.block_on(async { Stops::take_over() }), Ok)?;
+    // Before serving, so that a client that got an answer may stop the service in good order.
+    stops.keep();
     let mut map = Map::start(config, store, &shown)?;
     let healer = Healer::new(config, &map.engine, &shown);
     let front = Front { ports, access: edge.access, stops };
@@ -118,27 +121,24 @@ fn network_threads() -> io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(NET_THREADS).thread_name("net").enable_all().build()
 }
 
-/// The state before the store is opened.
-struct Prepared {
-    ports: Ports,
-    /// Slots of the stream that the store lacks, if a start has begun to keep them.
-    spooling: Option<Spooling>,
-    /// The signals, if they were taken over already.
-    stops: Option<Stops>,
-}
-
 /// Loads the store if the configuration asks for it and there is no store yet. Otherwise continues with the spool of an
-/// earlier load, if there is one. Returns `None` if a signal has ended the load.
-async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<Prepared>, Failed> {
+/// earlier load, if there is one. Returns the ports, and the spool with the slots that the store lacks; `None` if a signal
+/// has ended the load.
+async fn prepare(
+    config: &Config,
+    ports: Ports,
+    stops: &mut Stops,
+    shown: &Shown,
+) -> Result<Option<(Ports, Option<Spooling>)>, Failed> {
     let stream = receive_config(config, &provider::hangups()?);
     if !store::awaits_load(config.opening())? {
-        let spooling = creation::resume(config, stream, shown)?;
-        return Ok(Some(Prepared { ports, spooling, stops: None }));
+        return Ok(Some((ports, creation::resume(config, stream, shown)?)));
     }
     let (ports, http) = ports.listen_http()?;
-    let mut stops = Stops::take_over()?;
+    stops.keep();
     let spooling = creation::load(config, stream, shown, http, stops.next()).await?;
-    Ok(spooling.map(|spooling| Prepared { ports, spooling: Some(spooling), stops: Some(stops) }))
+    stops.end_at_once();
+    Ok(spooling.map(|spooling| (ports, Some(spooling))))
 }
 
 /// The listening ports, the access rules, and the signals that stop the service.
@@ -285,17 +285,36 @@ async fn until(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// The signals that stop the service. After [`Stops::take_over`] they no longer end the process by themselves.
+/// The signals that stop the service. They end the process at once, as a crash would, until somebody will wait for them: an
+/// opening may take minutes, cannot be cut, and survives a crash. This holds even if the service was started with SIGINT
+/// ignored, as a shell starts programs in the background.
 struct Stops {
     terminate: Signal,
     interrupt: Signal,
+    at_once: Arc<AtomicBool>,
 }
 
 impl Stops {
     fn take_over() -> Result<Self> {
-        let terminate = signal(SignalKind::terminate()).context("cannot take over SIGTERM")?;
-        let interrupt = signal(SignalKind::interrupt()).context("cannot take over SIGINT")?;
-        Ok(Self { terminate, interrupt })
+        let at_once = Arc::new(AtomicBool::new(true));
+        let take = |kind: SignalKind| {
+            register_conditional_default(kind.as_raw_value(), Arc::clone(&at_once))?;
+            signal(kind)
+        };
+        let terminate = take(SignalKind::terminate()).context("cannot take over SIGTERM")?;
+        let interrupt = take(SignalKind::interrupt()).context("cannot take over SIGINT")?;
+        Ok(Self { terminate, interrupt, at_once })
+    }
+
+    // ORDERING: Relaxed in both: the flag guards no memory.
+    /// Has signals end the process at once again.
+    fn end_at_once(&self) {
+        self.at_once.store(true, Ordering::Relaxed);
+    }
+
+    /// Has a signal from now on kept for [`Stops::next`].
+    fn keep(&self) {
+        self.at_once.store(false, Ordering::Relaxed);
     }
 
     async fn next(&mut self) -> &'static str {

@@ -5,13 +5,14 @@
 //! reports the error. Threads: `warm-up`, which ends once the engine has read all that it has memory for.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine_api::{Engine, Pace, Warmed};
 use engine_latency::Measured;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -21,26 +22,69 @@ use crate::stop;
 /// How often a pause is interrupted to see whether the service stops, because a stop waits for it.
 const PAUSE_STEP: Duration = Duration::from_millis(50);
 
-/// The progress of the warm-up, which the metrics, `/status.json` and the dashboard show.
+/// The progress of the warm-up, which the metrics, `/status.json` and the dashboard show. Written by the thread `warm-up`
+/// after each piece; a reader of the figures holds the lock only to copy them.
 #[derive(Debug, Default)]
-pub struct Figures {
-    /// Whether the warm-up is under way.
-    pub warming: AtomicBool,
-    /// Number of bytes read so far.
-    pub read_bytes: AtomicU64,
-    /// Number of bytes that had room in memory and were not there when the store was opened.
-    pub missing_bytes: AtomicU64,
+pub struct Figures(Mutex<Progress>);
+
+/// How far the warm-up has come, and why it reads nothing more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) state: State,
+    pub(crate) warmed: Warmed,
+}
+
+/// State of the warm-up. `/status.json` gives its name in snake_case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum State {
+    /// The store is not open yet.
+    #[default]
+    NotOpen,
+    /// It is turned off.
+    Off,
+    /// It looks for data that memory lacks, or reads them.
+    UnderWay,
+    /// Memory has the whole store.
+    Warm,
+    /// Memory has the part of the store for which it has room.
+    PartlyWarm,
+    /// The store is larger than the memory that it may take, and the engine keeps no part of it.
+    NoRoom,
+    /// With its settings the engine reads its files past the page cache, into a cache that only lookups fill.
+    CachedByLookups,
+    /// Reads have failed. Memory lacks the bytes that are left.
+    Failed,
+    /// The service stops.
+    Stopped,
 }
 
 impl Figures {
+    /// Returns the figures of this moment.
+    pub(crate) fn now(&self) -> Progress {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows that there is no warm-up, because the configuration says so.
+    pub(crate) fn turn_off(&self) {
+        self.set(State::Off, Warmed::default());
+    }
+
+    fn set(&self, state: State, warmed: Warmed) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Progress { state, warmed };
+    }
+
     /// Returns the figures as `/status.json` and the dashboard give them.
     pub(crate) fn json(&self) -> Value {
-        // ORDERING: Relaxed: statistics, nothing is inferred from them.
-        let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let Progress { state, warmed } = self.now();
+        let Warmed { store_bytes, room_bytes, missing_bytes, left_bytes, read_bytes } = warmed;
         json!({
-            "under_way": self.warming.load(Ordering::Relaxed),
-            "read_bytes": of(&self.read_bytes),
-            "missing_bytes": of(&self.missing_bytes),
+            "state": state,
+            "store_bytes": store_bytes,
+            "room_bytes": room_bytes,
+            "missing_bytes": missing_bytes,
+            "left_bytes": left_bytes,
+            "read_bytes": read_bytes,
         })
     }
 }
@@ -67,13 +111,10 @@ impl WarmUp {
     /// The operating system cannot start a thread.
     pub(crate) fn start(engine: Arc<Measured>, figures: Arc<Figures>, lookups: Arc<LookupFigures>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        // ORDERING: Relaxed: a statistic.
-        figures.warming.store(true, Ordering::Relaxed);
+        // Before the thread runs, so that nobody sees a warm-up that has not begun as one that is turned off.
+        figures.set(State::UnderWay, Warmed::default());
         let run = Run { stopped: Arc::clone(&stop), figures, lookups };
-        let work = move || {
-            run.warm_up(&*engine);
-            run.figures.warming.store(false, Ordering::Relaxed);
-        };
+        let work = move || run.warm_up(&*engine);
         let thread = std::thread::Builder::new().name("warm-up".to_owned()).spawn(work)?;
         Ok(Self { stop, thread })
     }
@@ -91,16 +132,19 @@ impl WarmUp {
 
 impl Run {
     fn warm_up(&self, engine: &dyn Engine) {
-        let (start, mut last, mut cut) = (Instant::now(), Warmed::default(), false);
+        let (start, mut last, mut cut) = (Instant::now(), None, false);
         let (mut asked, mut answered, mut drained) = (start, self.answered(), false);
         let outcome = engine.warm_up(&mut |now| {
-            last = now;
-            // ORDERING: Relaxed: statistics, and a flag as in `join`.
-            self.figures.read_bytes.store(now.read_bytes, Ordering::Relaxed);
-            self.figures.missing_bytes.store(now.missing_bytes, Ordering::Relaxed);
+            if last.is_none() && now.missing_bytes > 0 {
+                let Warmed { store_bytes, room_bytes, missing_bytes, .. } = now;
+                info!(store_bytes, room_bytes, missing_bytes, "the warm-up reads the store into memory");
+            }
+            last = Some(now);
+            self.figures.set(State::UnderWay, now);
             if drained {
                 self.pause(asked.elapsed());
             }
+            // ORDERING: Relaxed: a flag as in `join`.
             cut = self.stopped.load(Ordering::Relaxed);
             drained = !drained && self.answered() > answered;
             if drained && !cut {
@@ -109,12 +153,35 @@ impl Run {
             (asked, answered) = (Instant::now(), self.answered());
             if cut { Pace::Stop } else { Pace::On }
         });
-        let (read_bytes, missing_bytes, seconds) = (last.read_bytes, last.missing_bytes, start.elapsed().as_secs_f64());
-        match outcome {
-            Err(e) => warn!(read_bytes, missing_bytes, seconds, "the store was not warmed up as a whole: {e}"),
-            Ok(()) if cut => info!(read_bytes, missing_bytes, seconds, "the warm-up was stopped"),
-            Ok(()) if missing_bytes > 0 => info!(read_bytes, missing_bytes, seconds, "the store is warm"),
-            Ok(()) => {}
+        let state = match (&outcome, last) {
+            (Err(_), _) => State::Failed,
+            (Ok(()), _) if cut => State::Stopped,
+            (Ok(()), None) => State::CachedByLookups,
+            (Ok(()), Some(Warmed { store_bytes, room_bytes, .. })) if room_bytes >= store_bytes => State::Warm,
+            (Ok(()), Some(Warmed { missing_bytes: 0, .. })) => State::NoRoom,
+            (Ok(()), Some(_)) => State::PartlyWarm,
+        };
+        let last = last.unwrap_or_default();
+        self.figures.set(state, last);
+        let Warmed { store_bytes, room_bytes, missing_bytes, left_bytes, read_bytes } = last;
+        let seconds = start.elapsed().as_secs_f64();
+        if let Err(e) = outcome {
+            warn!(missing_bytes, left_bytes, read_bytes, seconds, "the store was not warmed up as a whole: {e}");
+            return;
+        }
+        match state {
+            State::Warm => info!(missing_bytes, read_bytes, seconds, "the store is warm"),
+            State::PartlyWarm => {
+                info!(
+                    store_bytes,
+                    room_bytes, read_bytes, seconds, "the part of the store that has room in memory is warm"
+                );
+            }
+            State::NoRoom => info!(store_bytes, room_bytes, "no warm-up, because the store has no room in memory"),
+            State::CachedByLookups => {
+                info!("no warm-up, because the engine reads its files past the page cache with these settings");
+            }
+            _ => info!(missing_bytes, left_bytes, read_bytes, seconds, "the warm-up was stopped"),
         }
     }
 

@@ -73,6 +73,8 @@ pub struct Share {
     /// Eighths of the memory limit for the engine's cache, unless a size is set. The rest is for the engine's other
     /// memory, dirty pages, connections, and the page cache, which is charged too. 0: the engine has no cache.
     pub cache_eighths: u64,
+    /// Smallest default size of the cache in bytes, though never more than half of the limit.
+    pub cache_min_bytes: u64,
     /// Bytes of the limit that the default cache leaves free even if its eighths would leave less. They are for the
     /// program and for memory of the engine that no setting bounds. 0: the eighths leave enough.
     pub rest_bytes: u64,
@@ -80,6 +82,12 @@ pub struct Share {
     pub memtables_bytes: u64,
     /// Bits per key of the filter, unless a number is set.
     pub bloom_bits: u32,
+}
+
+impl Share {
+    /// Smallest default size of a cache that holds an engine's index: with less, every lookup would read index blocks
+    /// again.
+    pub const INDEX_CACHE_MIN_BYTES: u64 = 64 << 20;
 }
 
 /// Bytes of a store on disk per pair, at its peak during a load.
@@ -160,7 +168,7 @@ impl Descriptor {
         settings: Vec::new,
         check: |_| Ok(()),
         label: |_, _| None,
-        share: |_| Share { cache_eighths: 0, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
+        share: |_| Share { cache_eighths: 0, cache_min_bytes: 0, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
         page_bytes: 0,
         page_cache_endings: |_| &[],
         get_many_waits_in_turn: false,

@@ -49,7 +49,8 @@ pub trait Engine: Send + Sync {
     }
 
     /// Reads data that lookups will need into memory, in the order of the files, as far as there is room for it. Calls
-    /// `go_on` after every piece, which decides how it continues. Readers and the writer continue meanwhile.
+    /// `go_on` at the beginning and after every piece, which decides how it continues. Readers and the writer continue
+    /// meanwhile. An engine that keeps no such data in memory returns at once and never calls.
     ///
     /// # Errors
     /// The first error of a read. Data that cannot be read are left out, unless there are many of them. The store stays
@@ -159,10 +160,17 @@ pub enum Pace {
 /// How far an [`Engine::warm_up`] has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Warmed {
-    /// Number of bytes read so far.
-    pub read_bytes: u64,
-    /// Number of bytes that were missing at the beginning.
+    /// Number of bytes of the data.
+    pub store_bytes: u64,
+    /// Number of bytes of the data for which there is room: fewer than `store_bytes` if there is not enough for all.
+    pub room_bytes: u64,
+    /// Number of bytes that had room and were missing at the beginning.
     pub missing_bytes: u64,
+    /// Number of the missing bytes that are still to be read, or could not be. Bytes that a lookup has read meanwhile, or whose
+    /// file was replaced, are no longer among them.
+    pub left_bytes: u64,
+    /// Number of the missing bytes that were read so far.
+    pub read_bytes: u64,
 }
 
 /// Figures that an engine reports about itself.

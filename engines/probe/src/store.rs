@@ -17,6 +17,13 @@ pub fn disk_bytes(dir: &Path) -> u64 {
     files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum()
 }
 
+/// Returns the bytes that the page cache can hold of the files below `dir`: whole pages, without the holes of a sparse file and
+/// without blocks that were allocated beyond a file's end.
+pub fn cacheable_bytes(dir: &Path) -> u64 {
+    let of = |file: fs::Metadata| file.len().next_multiple_of(page_bytes() as u64).min(file.blocks() * 512);
+    files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(of).sum()
+}
+
 /// Returns the bytes of files below `dir` that the page cache holds, for whichever process read or wrote them.
 pub fn page_cache_bytes(dir: &Path) -> u64 {
     files(dir).iter().filter_map(|path| resident_bytes(path).ok()).sum()
@@ -197,5 +204,19 @@ mod tests {
         fill_page_cache(dir.path()).expect("read");
         assert!(page_cache_bytes(dir.path()) >= 1 << 20);
         assert!(disk_bytes(dir.path()) >= 1 << 20);
+    }
+
+    #[test]
+    fn the_page_cache_can_hold_neither_holes_nor_blocks_beyond_the_end() {
+        let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
+        let file = File::create(dir.path().join("file")).expect("created");
+        file.set_len(1 << 20).expect("a hole");
+        assert_eq!(cacheable_bytes(dir.path()), 0);
+        file.set_len(0).expect("no hole");
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, 1 << 20).expect("allocated");
+        fs::write(dir.path().join("other"), [1]).expect("written");
+        sync_file_system(dir.path()).expect("flushed");
+        assert!(disk_bytes(dir.path()) >= 1 << 20);
+        assert_eq!(cacheable_bytes(dir.path()), page_bytes() as u64);
     }
 }

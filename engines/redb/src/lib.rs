@@ -25,7 +25,7 @@
 //!   the walk after one crash in N. Nothing is lost either way, because checksums prove a commit of one flush. Quick
 //!   repair costs a second flush per commit, and writes the allocator's state of every region.
 //! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory cap the
-//!   kernel's page cache is charged in addition. The registry gives redb a quarter of the cap, and half of a small one.
+//!   kernel's page cache is charged in addition. The registry gives redb a quarter of the cap.
 //! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
 //!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
 //! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.
@@ -54,7 +54,7 @@
 //! | `insert_reserve` | `Table` | no | for values without a fixed width |
 //! | several tables that are written by several threads | release 4.2 | no | the puts that it would share out are 12 of 55 ms of a commit (`batch_puts_ms` in `trials.md`), so two threads could save a tenth |
 //! | size of the cache | `set_cache_size`, issue 643 | a quarter of the limit | zipfian gets of 50M pairs under a cap of 18%, mean: a half 1.03 (1.01 to 1.08), five eighths 1.04 (1.03 to 1.40), three quarters 1.11 (1.05 to 1.12) |
-//! | size of the cache under a cap of 4% | the same | open | `memory-shares-small.toml` |
+//! | size of the cache under a cap of 4% | the same | a quarter of it, 32 MB | 50M pairs, three repeats, against 64 MB, which was the default until 2026-11-26: with 32 MB uniform gets mean 0.86 (0.78 to 1.07), p50 0.88 (0.84 to 0.89), zipfian mean 0.97 (0.87 to 1.09); with 8 MB 0.83 (0.69 to 1.10), 0.84 (0.79 to 0.90), 0.89 (0.81 to 0.97), of which none is decided |
 //! | compaction after a shuffled load or a load with few flushes | `compact` | open | nobody has measured it here |
 //! | compaction after a sorted load | `compact` | no | it leaves nothing to compact |
 //! | size of pages and regions | `Builder` | no | redb has these settings for its own tests |

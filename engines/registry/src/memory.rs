@@ -8,8 +8,8 @@ use probe::{MemoryLimit, memory_limit};
 
 use crate::options::EngineOptions;
 
-/// Smallest default share of an engine, in bytes: with less memory every lookup would read index blocks again.
-pub const MEMORY_MIN: u64 = 64 << 20;
+/// Memory in bytes with which any engine opens a store and works: the smallest default share of most.
+pub const MEMORY_MIN: u64 = Share::INDEX_CACHE_MIN_BYTES;
 
 /// Quarters of that memory that an engine's files may fill. The last quarter is for the process and for the growth of the
 /// files. LMDB's readahead has the same limit.
@@ -36,14 +36,14 @@ impl EngineOptions {
 
     /// Returns the division of `limit` for an engine with these options.
     pub fn division_of(&self, limit: MemoryLimit) -> Division {
-        let Share { cache_eighths: eighths, rest_bytes, .. } = self.share();
+        let Share { cache_eighths: eighths, cache_min_bytes, rest_bytes, .. } = self.share();
         let cache_bytes = match self.memory {
             _ if eighths == 0 => 0,
             Some(memory) => memory.as_u64(),
             // If the limit is too small for the minimum, the engine gets half of it.
             None => {
                 let room_bytes = limit.bytes.saturating_sub(rest_bytes);
-                (limit.bytes / 8 * eighths).min(room_bytes).max(MEMORY_MIN.min(limit.bytes / 2))
+                (limit.bytes / 8 * eighths).min(room_bytes).max(cache_min_bytes.min(limit.bytes / 2))
             }
         };
         let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
@@ -134,6 +134,8 @@ mod tests {
         assert_eq!([of(&rocksdb(Profile::Memory), 8000), of(&rocksdb(Profile::Vanilla), 8000)], [4000, 2000]);
         // First the minimum, then half of a limit below twice the minimum.
         assert_eq!([of(&rocksdb(Profile::Vanilla), 200), of(&rocksdb(Profile::Vanilla), 100)], [64, 50]);
+        // redb's index fits into less.
+        assert_eq!([200, 128, 40, 20].map(|mib| of(&EngineOptions::new(EngineKind::Redb), mib)), [50, 32, 16, 10]);
     }
 
     #[cfg(feature = "rocksdb")]

@@ -24,8 +24,8 @@ const UNDER_WAY_MAX: usize = 2;
 /// Number of failed reads after which the warm-up ends: the device may take seconds for each, and lookups wait meanwhile.
 const FAILURES_MAX: usize = 16;
 
-/// Reads the files in `dir` that have one of these endings into the page cache, as far as they are not there. Does nothing if
-/// the files are larger than `room_bytes`, because the kernel would drop pages that were just read.
+/// Reads the files in `dir` that have one of these endings into the page cache, as far as they are not there. Reads nothing
+/// if the files are larger than `room_bytes`, because the kernel would drop pages that were just read.
 ///
 /// # Errors
 /// Errors of listing or reading the files. Pieces that cannot be read are left out, and the first error is returned after
@@ -36,124 +36,140 @@ pub(crate) fn read_in(
     room_bytes: u64,
     go_on: &mut dyn FnMut(Warmed) -> Pace,
 ) -> Result<()> {
-    let (files, bytes) = files(dir, endings).map_err(|e| failed("cannot list", dir, e))?;
-    let missing_bytes = if bytes > room_bytes { 0 } else { files.iter().map(|path| missing_of(path)).sum() };
-    let mut warmed = Warmed { read_bytes: 0, missing_bytes };
-    if missing_bytes == 0 {
-        return Ok(());
+    let (files, store_bytes) = files(dir, endings).map_err(|e| failed("cannot list", dir, e))?;
+    let (mut ahead, mut failures) = (VecDeque::new(), Vec::new());
+    if store_bytes <= room_bytes {
+        for path in files {
+            match lacking(&path) {
+                Ok(pieces) => ahead.extend(pieces),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => failures.push(failed("cannot look at the pages of", &path, e)),
+            }
+        }
     }
-    let mut pieces = Pieces { files: files.into_iter(), open: None };
-    let (mut under_way, mut buffer, mut failures) = (VecDeque::new(), vec![0; PIECE_BYTES as usize], Vec::new());
+    let room_bytes = room_bytes.min(store_bytes);
+    let missing_bytes = ahead.iter().map(|piece| piece.missing_bytes).sum();
+    let mut warmed = Warmed { store_bytes, room_bytes, missing_bytes, left_bytes: missing_bytes, read_bytes: 0 };
+    let mut pieces = Pieces { ahead, ahead_bytes: missing_bytes, failed_bytes: 0, open: None };
+    let (mut under_way, mut buffer) = (VecDeque::new(), vec![0; PIECE_BYTES as usize]);
     let mut pace = go_on(warmed);
-    while pace != Pace::Stop && failures.len() < FAILURES_MAX {
+    while missing_bytes > 0 && pace != Pace::Stop && failures.len() < FAILURES_MAX {
         while pace == Pace::On && under_way.len() < UNDER_WAY_MAX {
             match pieces.next() {
-                Some(Ok(piece)) => under_way.push_back(piece),
+                Some(Ok(asked)) => under_way.push_back(asked),
                 Some(Err(e)) => failures.push(e),
                 None => break,
             }
         }
-        match under_way.pop_front() {
-            Some(piece) => match piece.open.file.read_at(&mut buffer, piece.offset) {
+        let oldest = under_way.pop_front();
+        let ended = oldest.is_none() && pace == Pace::On;
+        if let Some((file, piece)) = oldest {
+            match file.read_at(&mut buffer, piece.offset) {
                 Ok(_) => warmed.read_bytes += piece.missing_bytes,
-                Err(e) => failures.push(failed("cannot read", &piece.open.path, e)),
-            },
-            None if pace == Pace::On => break,
-            None => {}
+                Err(e) => failures.push(pieces.failed("cannot read", &piece, e)),
+            }
         }
         if pace == Pace::On || under_way.is_empty() {
+            let asked_bytes: u64 = under_way.iter().map(|(_, piece)| piece.missing_bytes).sum();
+            warmed.left_bytes = pieces.ahead_bytes + asked_bytes + pieces.failed_bytes;
             pace = go_on(warmed);
+        }
+        if ended {
+            break;
         }
     }
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// A file that is being read.
-struct Open {
-    file: File,
-    path: PathBuf,
-}
-
-/// A piece of a file of which the page cache lacks a part. The kernel was asked to read it.
+/// A piece of a file of which the page cache lacks a part.
 struct Piece {
-    open: Rc<Open>,
+    path: Rc<Path>,
     offset: u64,
     missing_bytes: u64,
 }
 
-/// The pieces that the page cache lacks, file after file. Each is asked of the kernel when it is taken.
+/// The pieces that the page cache lacked at the beginning, file after file. Each is looked at again when it is taken, and
+/// asked of the kernel.
 struct Pieces {
-    files: std::vec::IntoIter<PathBuf>,
-    /// The present file, and the offset of the first piece that was not looked at.
-    open: Option<(Rc<Open>, u64)>,
+    ahead: VecDeque<Piece>,
+    /// Number of the missing bytes that are ahead.
+    ahead_bytes: u64,
+    /// Number of the missing bytes that could not be read.
+    failed_bytes: u64,
+    /// The file of the newest piece.
+    open: Option<(Rc<Path>, Rc<File>)>,
+}
+
+impl Pieces {
+    /// Counts a piece that could not be read, and returns the error.
+    fn failed(&mut self, what: &str, piece: &Piece, e: io::Error) -> Error {
+        self.failed_bytes += piece.missing_bytes;
+        failed(what, &piece.path, e)
+    }
+
+    /// Opens the file, unless it is open already.
+    fn file(&mut self, path: &Rc<Path>) -> io::Result<Rc<File>> {
+        if let Some((_, file)) = self.open.as_ref().filter(|(open, _)| Rc::ptr_eq(open, path)) {
+            return Ok(Rc::clone(file));
+        }
+        let file = Rc::new(File::open(path)?);
+        // The kernel's own readahead would bring in pieces that were not looked at yet. Only advice.
+        fadvise(&*file, 0, None, Advice::Random).ok();
+        self.open = Some((Rc::clone(path), Rc::clone(&file)));
+        Ok(file)
+    }
 }
 
 impl Iterator for Pieces {
-    type Item = Result<Piece>;
+    /// A piece with the bytes that it lacks now, and its file, of which the kernel was asked to read it.
+    type Item = Result<(Rc<File>, Piece)>;
 
-    fn next(&mut self) -> Option<Result<Piece>> {
+    fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let (open, offset) = match self.open.take() {
-                Some(at) => at,
-                None => {
-                    let path = self.files.next()?;
-                    match open(path) {
-                        Ok(Some(open)) => (Rc::new(open), 0),
-                        Ok(None) => continue,
-                        Err(e) => return Some(Err(e)),
-                    }
+            let mut piece = self.ahead.pop_front()?;
+            self.ahead_bytes -= piece.missing_bytes;
+            let asked = self.file(&piece.path).and_then(|file| Ok((ask_for(&file, piece.offset)?, file)));
+            match asked {
+                Ok((0, _)) => {}
+                Ok((missing_bytes, file)) => {
+                    piece.missing_bytes = missing_bytes.min(piece.missing_bytes);
+                    return Some(Ok((file, piece)));
                 }
-            };
-            match ask_for(&open.file, offset) {
-                Ok(None) => {}
-                Ok(Some(missing_bytes)) => {
-                    self.open = Some((Rc::clone(&open), offset + PIECE_BYTES));
-                    if missing_bytes > 0 {
-                        return Some(Ok(Piece { open, offset, missing_bytes }));
-                    }
-                }
-                Err(e) => return Some(Err(failed("cannot look at the pages of", &open.path, e))),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Some(Err(self.failed("cannot ask for", &piece, e))),
             }
         }
     }
 }
 
-/// Opens a file for the warm-up; `None` if it has vanished.
-fn open(path: PathBuf) -> Result<Option<Open>> {
-    match File::open(&path) {
-        Ok(file) => {
-            // The kernel's own readahead would bring in pieces that were not looked at yet. Only advice.
-            fadvise(&file, 0, None, Advice::Random).ok();
-            Ok(Some(Open { file, path }))
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failed("cannot open", &path, e)),
-    }
-}
-
-/// Asks the kernel to read the piece at `offset`, and returns the number of its bytes that the page cache lacked. `None` if
-/// the file ends before it, or was removed meanwhile.
-fn ask_for(file: &File, offset: u64) -> io::Result<Option<u64>> {
+/// Asks the kernel to read the piece at `offset`, and returns the number of its bytes that the page cache lacked: 0 if the
+/// file ends before it, or was removed meanwhile.
+fn ask_for(file: &File, offset: u64) -> io::Result<u64> {
     let seen = file.metadata()?;
     let bytes = PIECE_BYTES.min(seen.len().saturating_sub(offset));
     if bytes == 0 || seen.nlink() == 0 {
-        return Ok(None);
+        return Ok(0);
     }
     let missing = probe::missing_bytes(file, offset, bytes)?;
     if missing > 0 {
         // Only advice: without it the read itself asks the device.
         fadvise(file, offset, NonZeroU64::new(bytes), Advice::WillNeed).ok();
     }
-    Ok(Some(missing))
+    Ok(missing)
 }
 
-/// Returns the bytes of this file that the page cache lacks; 0 if it cannot be looked at, which the reading finds too.
-fn missing_of(path: &Path) -> u64 {
-    let missing = || {
-        let file = File::open(path)?;
-        probe::missing_bytes(&file, 0, file.metadata()?.len())
-    };
-    missing().unwrap_or(0)
+/// Returns the pieces of a file that the page cache lacks.
+fn lacking(path: &Path) -> io::Result<Vec<Piece>> {
+    let file = File::open(path)?;
+    let (path, length) = (Rc::from(path), file.metadata()?.len());
+    let mut pieces = Vec::new();
+    for offset in (0..length).step_by(PIECE_BYTES as usize) {
+        let missing_bytes = probe::missing_bytes(&file, offset, PIECE_BYTES.min(length - offset))?;
+        if missing_bytes > 0 {
+            pieces.push(Piece { path: Rc::clone(&path), offset, missing_bytes });
+        }
+    }
+    Ok(pieces)
 }
 
 /// Returns the files in `dir` that have one of these endings, and the sum of their lengths. Files that vanish meanwhile are
@@ -198,16 +214,45 @@ mod tests {
                 if calls < calls_max { Pace::On } else { Pace::Stop }
             };
             read_in(dir.path(), endings, room_bytes, go_on).unwrap();
-            (last.read_bytes, last.missing_bytes, probe::page_cache_bytes(dir.path()))
+            (last, probe::page_cache_bytes(dir.path()))
         };
-        assert_eq!(read(&[".sst"], BYTES - 1, u32::MAX), (0, 0, 0), "no room");
-        assert_eq!(read(&[], u64::MAX, u32::MAX), (0, 0, 0), "an engine that reads past the page cache");
-        assert_eq!(read(&[".sst"], BYTES, 1), (0, BYTES, 0), "told to end before the first piece");
-        let (read_bytes, missing_bytes, cached) = read(&[".sst"], BYTES, 3);
-        assert_eq!((read_bytes, missing_bytes), (2 * PIECE_BYTES, BYTES), "told to end after the second piece");
-        assert!((read_bytes..=read_bytes + PIECE_BYTES).contains(&cached), "cached={cached}");
-        assert_eq!(read(&[".sst"], BYTES, u32::MAX), (BYTES - cached, BYTES - cached, BYTES), "the others alone");
-        assert_eq!(read(&[".sst"], BYTES, u32::MAX), (0, 0, BYTES), "nothing lacks");
+        let seen = |room_bytes, missing_bytes, read_bytes| Warmed {
+            store_bytes: BYTES,
+            room_bytes,
+            missing_bytes,
+            left_bytes: missing_bytes - read_bytes,
+            read_bytes,
+        };
+        assert_eq!(read(&[".sst"], BYTES - 1, u32::MAX), (seen(BYTES - 1, 0, 0), 0), "no room");
+        assert_eq!(read(&[".sst"], BYTES, 1), (seen(BYTES, BYTES, 0), 0), "told to end before the first piece");
+        let (warmed, cached) = read(&[".sst"], BYTES, 3);
+        assert_eq!(warmed, seen(BYTES, BYTES, 2 * PIECE_BYTES), "told to end after the second piece");
+        assert!((2 * PIECE_BYTES..=3 * PIECE_BYTES).contains(&cached), "cached={cached}");
+        let missing_bytes = BYTES - cached;
+        assert_eq!(
+            read(&[".sst"], BYTES, u32::MAX),
+            (seen(BYTES, missing_bytes, missing_bytes), BYTES),
+            "the others alone"
+        );
+        assert_eq!(read(&[".sst"], u64::MAX, u32::MAX), (seen(BYTES, 0, 0), BYTES), "nothing lacks");
+    }
+
+    #[test]
+    fn pieces_that_others_read_meanwhile_are_not_left_and_were_not_read() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let path = dir.path().join("one.sst");
+        fs::write(&path, vec![1; BYTES as usize]).unwrap();
+        probe::drop_page_cache(dir.path()).unwrap();
+        let mut last = Warmed::default();
+        read_in(dir.path(), &[".sst"], BYTES, &mut |now| {
+            if now.read_bytes == 0 {
+                probe::fill_page_cache(dir.path()).unwrap();
+            }
+            last = now;
+            Pace::On
+        })
+        .unwrap();
+        assert_eq!((last.missing_bytes, last.left_bytes, last.read_bytes), (BYTES, 0, 0));
     }
 
     #[test]

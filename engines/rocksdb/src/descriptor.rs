@@ -23,12 +23,28 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     // memory cap.
     share: |profile| match Profile::of(profile) {
         // Memtables, filters and indexes are outside of the cache.
-        Profile::Vanilla => Share { cache_eighths: 2, rest_bytes: 0, memtables_bytes: MEMTABLES_BYTES, bloom_bits: 0 },
-        Profile::Memory => Share { cache_eighths: 4, rest_bytes: 0, memtables_bytes: MEMTABLES_BYTES, bloom_bits: 20 },
+        Profile::Vanilla => Share {
+            cache_eighths: 2,
+            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
+            rest_bytes: 0,
+            memtables_bytes: MEMTABLES_BYTES,
+            bloom_bits: 0,
+        },
+        Profile::Memory => Share {
+            cache_eighths: 4,
+            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
+            rest_bytes: 0,
+            memtables_bytes: MEMTABLES_BYTES,
+            bloom_bits: 20,
+        },
         // All of the memory is in the cache, and none of it in the page cache.
-        Profile::Tuned => {
-            Share { cache_eighths: 5, rest_bytes: notes::REST_TUNED_BYTES, memtables_bytes: 0, bloom_bits: 10 }
-        }
+        Profile::Tuned => Share {
+            cache_eighths: 5,
+            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
+            rest_bytes: notes::REST_TUNED_BYTES,
+            memtables_bytes: 0,
+            bloom_bits: 10,
+        },
     },
     page_cache_endings: |settings| if set::reads_directly(&settings.set) { &[] } else { &[".sst"] },
     get_many_waits_in_turn: true,

@@ -51,13 +51,13 @@
 //! Each knob that RocksDB's authors name for such a store is here, with the place: a page of their wiki (Tuning Guide, Setup Options
 //! and Basic Tuning, Memory usage, Block Cache, Partitioned Index Filters, Direct IO, Write Stalls, Rate Limiter, MemTable, Write
 //! Ahead Log, Speed Up DB Open, FAQ and others by their names), their blog, or the comments and the history in their source of 11.8.
-//! "Open" names the scenario of `loadgen/scenarios/settings` that would measure it, if there is one. "16 cores" is a run of such a
-//! scenario on a machine with 16 cores that was cut after one repeat, so it decides nothing (`*-16-cores.jsonl`).
+//! "Open" names the scenario of `loadgen/scenarios/settings` that would measure it, if there is one. Results
+//! `*-16-cores.jsonl` are of such a machine. Those of commits and of the recipe were cut after one repeat, so they decide nothing.
 //!
 //! `loadgen bench loadgen/scenarios/settings/rocksdb-*.toml` measures each setting by turns with the one that it is compared
 //! with. Ratios are medians, with the lowest and the highest, of two or three repeats on a virtual machine with two cores
 //! (`loadgen/results/settings`, 2026-11-22; the whole filters of tuned: 2026-11-23). Rows that name a number of repeats
-//! are of 2026-11-25, and have 95% intervals in brackets. A ratio below 1 is a gain. Commits were measured for three seconds, in
+//! are of 2026-11-25 and 26, and have 95% intervals in brackets. A ratio below 1 is a gain. Commits were measured for three seconds, in
 //! which few compactions end, where no other time is named.
 //!
 //! | knob | where it is recommended | kept | figure or reason |
@@ -81,22 +81,23 @@
 //! | the default profile with a cache of 16 MB and Bloom filters of 8 bits | Tuning | no | absent mean 1.32 (1.06 to 1.71), p50 0.88 (0.58 to 1.24), p99 2.6 (2.1 to 3.2); present p50 1.13 (0.89 to 1.43) |
 //! | the same with Ribbon filters of 14 bits | blog | no | absent mean 0.60 (0.48 to 0.76), p50 0.84 (0.60 to 1.11), p99 0.08 (0.06 to 0.08); present p50 1.09 (0.90 to 1.47), p99 1.17 (0.94 to 1.45). Filters and index outside of the cache are not limited |
 //! | the memory profile with the same | blog | no | absent mean 0.56 (0.50 to 0.68), p50 0.80 (0.69 to 0.87), p99 0.06 (0.06 to 0.07); present p50 1.18 (0.92 to 1.30), p99 1.23 (0.98 to 1.30) |
-//! | no filters in the last level (`optimize_filters_for_hits`) | Memory, Tuning | open | `rocksdb-cap-guide.toml`. Every absent key costs a read then |
-//! | 16 KiB blocks; an index with a restart every 16 entries | Setup, Memory, source | open | `rocksdb-cap-guide.toml` |
+//! | no filters in the last level (`optimize_filters_for_hits`) | Memory, Tuning | no | tuned under a cap of 4%, five repeats, here and in the next row: absent mean 48 (46 to 52), because every absent key costs a read; present p50 0.98 (0.87 to 1.07) |
+//! | 16 KiB blocks; an index with a restart every 16 entries | Setup, Memory, source | no | blocks: present p50 1.09 (0.98 to 1.21), absent mean 1.10 (1.05 to 1.17); index: present p50 0.98 (0.97 to 1.02), absent mean 1.02 (0.96 to 1.05) |
 //! | the cache's part of an 18% cap | Setup | five eighths, a quarter | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half |
-//! | its part of a 4% cap | Setup | open | `memory-shares-small.toml` |
+//! | its part of a 4% cap, 50M pairs, three repeats | Setup | half, and a tuned one of 64 MiB | default profile, against 8 MB: with 32 MB uniform gets mean 1.05 (0.83 to 1.18), zipfian 1.02 (0.94 to 1.12); with 64 MB 1.03 (0.70 to 1.35), 0.98 (0.89 to 1.11). Tuned, 96 MB against 80 MB: 0.96 (0.85 to 1.14), 0.93 (0.63 to 1.44) |
 //! | filters and index in the cache, those of level 0 pinned | Setup, Cache | tuned | see the rows of tuned |
 //! | memtables charged to the cache (`WriteBufferManager`) | Setup, Cache | tuned | it makes the cache's size a limit on both |
 //! | an index with first keys, other kinds of shortening | source | no | for iterators over short ranges |
-//! | a cache of pairs (`row_cache`) | source | open | `rocksdb-rows.toml`. It keeps more hot pairs in the same memory than a cache of blocks, for zipfian gets under a cap |
+//! | a cache of pairs (`row_cache`) in the same memory, zipfian gets of 50M pairs under a cap of 18%, after 15 seconds of them, three repeats | source | open | tuned, with a sixth of its memory for pairs: mean 0.82 (0.79 to 0.85), p50 0.35 (0.32 to 0.42), p99 1.02 (0.85 to 1.17); with half of it mean 0.82 (0.70 to 1.08). Default profile with 24 MB for blocks and 120 MB for pairs, against tuned: mean 0.92 (0.85 to 1.04), p99 1.55 (1.40 to 1.73). `rocksdb-rows-tuned.toml` measures what it costs other reads |
 //! | a second cache of compressed blocks; one on a faster device | Cache, Direct | no | no codec is compiled in; there is one device |
 //! | **Blocks and files** | | | |
 //! | blocks of 2 KiB | Tuning | no | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) |
-//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | Tuning | no | two repeats or one, present 0.79; 1.03; 0.98; 0.78, absent 1.09; 0.94; 1.09; 1.09. The figures of present keys are of one repeat; two lines of the same settings differ by a tenth, see the next row. `rocksdb-recipe.toml` measures the first and the last again |
+//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | Tuning | no | two repeats or one, present 0.79; 1.03; 0.98; 0.78, absent 1.09; 0.94; 1.09; 1.09. The figures of present keys are of one repeat; two lines of the same settings differ by a tenth, see the next row. The first again, in the profile for memory, three repeats: present p50 0.96 (0.88 to 1.05), absent 1.05 (0.91 to 1.15) |
 //! | files of 256 MiB in memory | Tuning | tuned | absent 0.91, present 0.91, two repeats or one. A sorted load makes its files of half a million pairs whatever this is, so these figures say how much lines of the same settings differ |
-//! | mapped files without a block cache, a restart every 4 keys, blocks of 1 KiB | Tuning, in memory | open | `rocksdb-recipe.toml`: `--set cache=none --set allow_mmap_reads=true`. 16 cores, against the profile for memory: the default profile with it and a restart every 4 keys absent 0.99, present 0.73; the profile for memory with it absent 1.29, present 1.09; with blocks of 1 KiB as well absent 1.52. With a cache, which does not hold mapped blocks, each get computed its block's checksum again as well |
+//! | mapped files without a block cache (`--set cache=none --set allow_mmap_reads=true`), against the profile for memory, 10M pairs, three repeats | Tuning, in memory | no | the default profile with it, 20 bits and a restart every 4 keys: present p50 0.90 (0.77 to 1.08), absent 1.00 (0.92 to 1.05); the profile for memory with it: 0.95 (0.81 to 1.04), 1.03 (0.93 to 1.11) |
+//! | the latter with blocks of 1 KiB and `uniform_cv_threshold=0.5` | Tuning, in memory | no | present p50 0.83 (0.77 to 0.86), mean 0.82 (0.71 to 0.96); absent p50 1.05 (0.90 to 1.15). A mapped page that the device cannot read ends the process without an error. The targets in memory measure this line beside the profiles |
 //! | gets that do not compare checksums | Tuning, in memory | refused | a get would return damaged bytes, as one of LMDB does |
-//! | hash index of files by prefixes (`index_type=kHashSearch`) | Tuning, in memory | open | `rocksdb-recipe.toml`. 16 cores: absent 1.28 |
+//! | hash index of files by prefixes (`index_type=kHashSearch`) | Tuning, in memory | no | three repeats: present p50 0.98 (0.69 to 1.46), absent 1.02 (0.94 to 1.08) |
 //! | PlainTable | Tuning, in memory | refused | with prefixes it cannot seek in key order, which loads, copies and digests need, and without prefixes its index is a binary search. It has no checksums of blocks, so there would be no scrub. In RocksDB's own measurement 32 threads take 142 and 220 ns a get together, which is 4.5 and 7.0 us on each |
 //! | CuckooTable | blog | refused | for stores that are only read, whose keys have one length. The checkpoint's key has another |
 //! | `bloom_locality` | Tuning | no effect | PlainTable alone reads it |
@@ -114,11 +115,11 @@
 //! | the memory profile's memtables for ten seconds, three repeats | Tuning | yes | against the default profile with 20 bits: commit mean 0.70 (0.60 to 0.89), p50 0.65 (0.48 to 0.92), p99 1.15 (0.83 to 1.43), bytes written 1.3 times: not decided by the rule of `loadgen compare`, with three repeats |
 //! | on top of them, one by one, the same: no adaptive yield; sixteen memtables of 8 MiB, of which eight are flushed as one file; no filters in memtables; huge pages for memtables; twenty files of level 0 before they are compacted; flushes of the log and of files as they grow; flushes and compactions past the page cache | Tuning, Stalls, Direct | no | commit mean 1.10, 1.03, 0.99, 1.02, 1.10, 1.15, 1.18: none is decided, and none gains |
 //! | a memtable's Bloom filter | Tuning | memory, tuned | commit mean without it 0.99, and a get searches up to eight memtables |
-//! | batches in key order (`sort_batches`), and a hint of the place for each prefix | FAQ, MemTable | open | `rocksdb-memtables.toml`. 16 cores, mean of a commit in the profile for memory: 1.01; with a hint 1.00; a hint for each first byte, unsorted 1.01 |
-//! | memtables of hash tables (`hash_linkedlist`, `prefix_hash`) | Tuning, MemTable | open | `rocksdb-memtables.toml`. 16 cores: 0.66 and 0.85. They are sorted when they are flushed and at each scan |
+//! | batches in key order (`sort_batches`), and a hint of the place for each prefix | FAQ, MemTable | no | in the profile for memory for ten seconds, three repeats, here and in the next row, mean of a commit: 1.00 (0.68 to 1.26); with a hint 0.93 (0.75 to 1.07); a hint for each first byte, unsorted 1.02 (0.68 to 1.28). None is decided |
+//! | memtables of hash tables (`hash_linkedlist`, `prefix_hash`) | Tuning, MemTable | no | the first: mean 0.98 (0.61 to 1.34), p50 0.66 (0.37 to 0.97), p99 1.18 (0.98 to 1.32); the second: 1.04 (0.66 to 1.38), 0.82 (0.47 to 1.15), 1.22 (0.88 to 1.64). They are sorted when they are flushed and at each scan, so commits wait then. The targets of writes measure the first beside the profiles |
 //! | memtables of vectors | MemTable, FAQ | refused | each get copies and sorts the memtable that is written to |
 //! | updates in place (`inplace_update_support`) | MemTable | refused | a reader would see values newer than its snapshot |
-//! | `enable_pipelined_write` | Pipelined Write | open | `rocksdb-memtables.toml`. 16 cores: 0.93. There is one writer, so nothing is to be gained |
+//! | `enable_pipelined_write` | Pipelined Write | no | the same: mean 1.03 (0.75 to 1.29). There is one writer, so nothing is to be gained |
 //! | writes of low priority | Low Priority Write | no | somebody waits for every commit |
 //! | `unordered_write`, `manual_wal_flush` | blog | refused | they change which failures a commit survives |
 //! | the log's next file made ahead | source | no | 0.77 (0.77 to 1.08). Not decided, and `--set` does not take it, as all that changes a log's file |

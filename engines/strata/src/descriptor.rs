@@ -9,7 +9,13 @@ use crate::{StrataEngine, StrataOptions};
 pub static DESCRIPTOR: Descriptor = Descriptor {
     line: "Sorted immutable runs with filters and directory in memory: one page read a get; in Rust, made for this map",
     // All of the memory is in the cache, and none of it in the page cache.
-    share: |_| Share { cache_eighths: 5, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
+    share: |_| Share {
+        cache_eighths: 5,
+        cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
+        rest_bytes: 0,
+        memtables_bytes: 0,
+        bloom_bits: 0,
+    },
     // Chunks in order go into the base run, and nothing is merged. After others there is room for the merge of the runs.
     pair_bytes: PairBytes { shuffled: 140, sorted: 75 },
     main_file: "MANIFEST",

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::child::Answer;
 use super::run::Run;
-use crate::live::start::Start;
+use crate::live::start::{Start, WarmUp};
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
 /// Figures of one operation between two samples of a load.
@@ -96,8 +96,8 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
     }
     let start = Start::deserialize(report.get("start").context("no start in the report")?)?;
     notes.push(format!("page_cache_at_start_bytes={}", start.page_cache_bytes));
-    if let Some(warm_up) = start.warm_up {
-        notes.push(format!("warm_up_read_bytes={} missing={}", warm_up.read_bytes, warm_up.missing_bytes));
+    if let Some(WarmUp { state, read_bytes, left_bytes }) = &start.warm_up {
+        notes.push(format!("warm_up={state} read_bytes={read_bytes} left_bytes={left_bytes}"));
     }
     Ok(Answer {
         elapsed_s: report.get("seconds").and_then(Value::as_f64).unwrap_or(elapsed.as_secs_f64()),

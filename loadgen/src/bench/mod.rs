@@ -226,7 +226,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
 /// Returns the state of the store before a run from a cold start: the one that was asked for if its pages are not in the
 /// page cache. Adds a note.
 fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
-    let (held, size) = (probe::page_cache_bytes(dir), probe::disk_bytes(dir));
+    let (held, size) = (probe::page_cache_bytes(dir), probe::cacheable_bytes(dir));
     let state = cached(held, size);
     notes.push(format!("{state} at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
     if state == "cold" { name_of(run.state) } else { state.to_owned() }

@@ -158,14 +158,14 @@ pub fn run(args: LiveArgs) -> Result<()> {
         service.stop(STOP_BOUND)?;
     }
     stream.stop()?;
-    print_outcome(&args, &outcome, &cap, start, &metrics);
+    print_outcome(&args, &outcome, &cap, start.as_ref(), &metrics);
     let verified = args.verify.then(|| verify(&args, &outcome.end)).transpose();
     if let Some(path) = &args.report {
         let text = serde_json::to_string_pretty(&report(
             &args,
             engine,
             &outcome,
-            (&cap, start),
+            (&cap, start.as_ref()),
             verified.as_ref().ok().cloned().flatten(),
         ))?;
         std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
@@ -367,7 +367,7 @@ fn applied_slot(status: &Value) -> Option<u64> {
     stand::slot(status.get("checkpoint")?)
 }
 
-fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<Start>, metrics: &str) {
+fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&Start>, metrics: &str) {
     let mut column = outcome.latency.engine.clone();
     if let Some(size) = args.cap {
         column = format!("{column} {size}");
@@ -386,7 +386,8 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<St
     }
     println!("memory cap: {}", cap.describe());
     if let Some(start) = start {
-        let (held, size) = (ByteSize(start.page_cache_bytes), ByteSize(start.disk_bytes));
+        let Start { page_cache_bytes: held, cacheable_bytes: size, .. } = *start;
+        let (held, size) = (ByteSize(held.min(size)), ByteSize(size));
         println!("state at the start: {}, page cache {held} of {size}", start.state());
     }
     println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
@@ -424,7 +425,7 @@ fn report(
     args: &LiveArgs,
     engine: Option<EngineKind>,
     outcome: &Outcome,
-    (cap, start): (&Cap, Option<Start>),
+    (cap, start): (&Cap, Option<&Start>),
     verified: Option<String>,
 ) -> Value {
     json!({
@@ -439,7 +440,7 @@ fn report(
         "cap_bytes": args.cap.map(|cap| cap.as_u64()),
         "cap": cap.describe(),
         "state_asked": args.state,
-        "state": start.map(|start| start.state()),
+        "state": start.map(Start::state),
         "start": start,
         "final": outcome.end,
         "seconds": outcome.seconds,

@@ -23,6 +23,8 @@ const WARM_SHARE_MIN: f64 = 0.95;
 /// Names of the states in which the page cache, or memory of the engine's own, holds nothing and all of the store.
 const COLD: &str = "cold";
 const WARM: &str = "warm";
+/// State of a service's warm-up that has not ended.
+const UNDER_WAY: &str = "under_way";
 /// Name of the state in which the page cache holds a part of the store, neither a small one nor nearly all of it.
 const PARTLY: &str = "partly cached";
 
@@ -38,24 +40,25 @@ pub enum Asked {
 
 /// State of the store as it was seen: of a warm start right before the first slot, of any other right before the
 /// service was started.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     pub(crate) page_cache_bytes: u64,
-    /// Always before the service was started, because the service allocates room for its own files.
-    pub(crate) disk_bytes: u64,
+    /// Bytes that the page cache can hold of the store's files. Always before the service was started, because the service
+    /// allocates room for its own files.
+    pub(crate) cacheable_bytes: u64,
     /// Whether the engine reads past the page cache, into memory of its own.
     pub(crate) has_own_memory: bool,
-    /// Bytes that the service's own warm-up has read, and those that it had room for. `None` where it was not waited
-    /// for.
+    /// How the service's own warm-up has ended. `None` where it was not waited for.
     pub(crate) warm_up: Option<WarmUp>,
 }
 
 /// Figures of the service's own warm-up, as its `/status.json` has them.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WarmUp {
-    under_way: bool,
+    /// `warm` if memory has the whole store.
+    pub(crate) state: String,
     pub(crate) read_bytes: u64,
-    pub(crate) missing_bytes: u64,
+    pub(crate) left_bytes: u64,
 }
 
 impl Start {
@@ -70,7 +73,7 @@ impl Start {
         }
         Ok(Self {
             page_cache_bytes: probe::page_cache_bytes(dir),
-            disk_bytes: probe::disk_bytes(dir),
+            cacheable_bytes: probe::cacheable_bytes(dir),
             has_own_memory: engine == Some(EngineKind::Strata),
             warm_up: None,
         })
@@ -94,38 +97,37 @@ impl Start {
                 get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
             if let Some(status) = status {
                 let warm_up: WarmUp = serde_json::from_value(status["warm_up"].clone())?;
-                if !warm_up.under_way {
+                if warm_up.state != UNDER_WAY {
                     (self.page_cache_bytes, self.warm_up) = (probe::page_cache_bytes(dir), Some(warm_up));
                     return Ok(());
                 }
-                if last != Some(warm_up.read_bytes) {
-                    (last, moved) = (Some(warm_up.read_bytes), Instant::now());
+                if last != Some(warm_up.left_bytes) {
+                    (last, moved) = (Some(warm_up.left_bytes), Instant::now());
                 }
             }
             let stall_s = STALL_BOUND.as_secs();
             ensure!(
                 moved.elapsed() < STALL_BOUND,
-                "the service's warm-up made no progress: stall_s={stall_s} read_bytes={last:?}"
+                "the service's warm-up made no progress: stall_s={stall_s} left_bytes={last:?}"
             );
             std::thread::sleep(POLL_PERIOD);
         }
     }
 
-    /// Returns the name of the state. strata, which reads past the page cache, is warm once its warm-up has read all that it
-    /// has memory for, whatever the page cache holds.
+    /// Returns the name of the state. strata, which reads past the page cache, is warm once its warm-up says that its memory
+    /// has the whole store, whatever the page cache holds.
     pub(crate) fn state(&self) -> &'static str {
-        let filled = |warm_up: WarmUp| warm_up.missing_bytes > 0 && warm_up.read_bytes >= warm_up.missing_bytes;
-        if self.has_own_memory && self.warm_up.is_some_and(filled) {
+        if self.has_own_memory && self.warm_up.as_ref().is_some_and(|warm_up| warm_up.state == WARM) {
             WARM
         } else {
-            cached(self.page_cache_bytes, self.disk_bytes)
+            cached(self.page_cache_bytes, self.cacheable_bytes)
         }
     }
 }
 
-/// Returns the name of the state of a store of `disk_bytes` of which the page cache holds `page_cache_bytes`.
-pub(crate) fn cached(page_cache_bytes: u64, disk_bytes: u64) -> &'static str {
-    let share = page_cache_bytes as f64 / disk_bytes.max(1) as f64;
+/// Returns the name of the state of a store of which the page cache holds `page_cache_bytes` and can hold `cacheable_bytes`.
+pub(crate) fn cached(page_cache_bytes: u64, cacheable_bytes: u64) -> &'static str {
+    let share = page_cache_bytes as f64 / cacheable_bytes.max(1) as f64;
     match share {
         share if share <= COLD_SHARE_MAX => COLD,
         share if share >= WARM_SHARE_MIN => WARM,
@@ -139,18 +141,17 @@ mod tests {
 
     #[test]
     fn a_state_is_named_as_it_was_seen() {
-        let of = |page_cache_bytes, warm_up: Option<(u64, u64)>| {
-            let warm_up =
-                warm_up.map(|(read_bytes, missing_bytes)| WarmUp { under_way: false, read_bytes, missing_bytes });
-            let start = Start { page_cache_bytes, disk_bytes: 1000, has_own_memory: true, warm_up };
+        let of = |page_cache_bytes, state: Option<&str>| {
+            let warm_up = state.map(|state| WarmUp { state: state.to_owned(), read_bytes: 9, left_bytes: 0 });
+            let start = Start { page_cache_bytes, cacheable_bytes: 1000, has_own_memory: true, warm_up };
             [start.state(), Start { has_own_memory: false, ..start }.state()]
         };
         assert_eq!([of(0, None), of(10, None), of(11, None)], [[COLD; 2], [COLD; 2], [PARTLY; 2]]);
         assert_eq!([of(949, None), of(950, None), of(1000, None)], [[PARTLY; 2], [WARM; 2], [WARM; 2]]);
         assert_eq!(
-            [of(0, Some((0, 0))), of(0, Some((8, 9))), of(0, Some((9, 9)))],
+            [of(0, Some("no_room")), of(0, Some("partly_warm")), of(0, Some("warm"))],
             [[COLD; 2], [COLD; 2], [WARM, COLD]]
         );
-        assert_eq!(of(500, Some((9, 9))), [WARM, PARTLY], "the page cache has lost half of what was read");
+        assert_eq!(of(500, Some("warm")), [WARM, PARTLY], "the page cache has lost half of what was read");
     }
 }

@@ -229,7 +229,7 @@ async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool
     let values = answered.context("a request failed")?;
     let latency = due.elapsed();
     ensure!(values.len() == expected.len(), "answers={} keys={}", values.len(), expected.len());
-    for (value, expected) in values.iter().zip(&expected) {
+    for ((key, value), expected) in keys.iter().zip(&values).zip(&expected) {
         let right = match (value, expected) {
             (None, None) => true,
             (Some(value), Some(expected)) => changed || value == expected,
@@ -237,7 +237,14 @@ async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool
             (None, Some(_)) => changed,
             (Some(_), None) => false,
         };
-        ensure!(right, "wrong answer: value={} expected={}", shown(value.as_ref()), shown(expected.as_ref()));
+        ensure!(
+            right,
+            "wrong answer: key={} value={} expected={}: the pairs are those of --seed and --pairs, which must be the load's; if \
+             the store follows a stream, give --changed",
+            shown(Some(key)),
+            shown(value.as_ref()),
+            shown(expected.as_ref())
+        );
     }
     Ok((negative, latency))
 }

@@ -103,8 +103,8 @@ function buildNow(host) {
     );
     const { used, anon, cap } = memory(answer);
     const share = used === null ? null : used / cap;
-    const { under_way: warming, read_bytes: done, missing_bytes: missing } = answer.warm_up;
-    const warmth = warming && missing > 0 ? `, warm-up at ${percent(Math.min(done / missing, 1) * 100)}` : '';
+    const { state, missing_bytes: missing, left_bytes: left } = answer.warm_up;
+    const warmth = state === 'under_way' && missing > 0 ? `, warm-up at ${percent((1 - left / missing) * 100)}` : '';
     tiles.memory.set(
       bytes(used),
       share === null ? 'not known' : `${percent(share * 100)} of ${bytes(cap)}${warmth}`,

@@ -252,10 +252,12 @@ catalogue! {
             "Pairs that the load has written to the store, or the heal has compared with it; 0 without one since the start";
         WARMING Gauge Bool [] ALWAYS, "solkv_warming",
             "1 while the store is read into memory in the background after its opening, else 0";
-        WARM_UP_READ Gauge Bytes [] ALWAYS, "solkv_warm_up_read_bytes",
-            "Bytes that the warm-up has read; 0 without one since the start";
         WARM_UP_MISSING Gauge Bytes [] ALWAYS, "solkv_warm_up_missing_bytes",
             "Bytes that had room in memory and were not there when the warm-up began; 0 without one since the start";
+        WARM_UP_LEFT Gauge Bytes [] ALWAYS, "solkv_warm_up_left_bytes",
+            "Missing bytes that the warm-up has still to read, or could not read; 0 without one since the start";
+        WARM_UP_READ Gauge Bytes [] ALWAYS, "solkv_warm_up_read_bytes",
+            "Missing bytes that the warm-up has read, and not a lookup before it; 0 without one since the start";
         SPOOL Gauge Bytes [] ALWAYS, "solkv_spool_bytes",
             "Bytes of the slots that are kept on disk until the store can take them; at most spool_max_bytes";
         SPOOL_SLOTS Gauge Count [] ALWAYS, "solkv_spool_slots", "Slots that are kept on disk until the store can take them";

@@ -23,6 +23,7 @@ use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
 use crate::overlay::Overlay;
 use crate::slow::Transport;
 use crate::status::Status;
+use crate::warmth;
 
 /// All families of a scrape except the latencies.
 #[derive(Debug)]
@@ -116,14 +117,16 @@ impl Families {
     }
 
     fn loading(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Handles { load, warmth, spool, healing, status, .. } = &self.handles;
+        let Handles { load, warmth: figures, spool, healing, status, .. } = &self.handles;
         out.one(&c::LOADING, flag(matches!(status.readiness.phase(), Phase::Loading(_))))?;
         out.one(&c::LOAD_READ, load.read_bytes() as f64)?;
         out.one(&c::LOAD_ARCHIVE, load.archive_bytes().unwrap_or(0) as f64)?;
         out.one(&c::LOAD_PAIRS, load.pairs() as f64)?;
-        out.one(&c::WARMING, is(&warmth.warming))?;
-        out.one(&c::WARM_UP_READ, read(&warmth.read_bytes) as f64)?;
-        out.one(&c::WARM_UP_MISSING, read(&warmth.missing_bytes) as f64)?;
+        let warmth::Progress { state, warmed } = figures.now();
+        out.one(&c::WARMING, flag(state == warmth::State::UnderWay))?;
+        out.one(&c::WARM_UP_MISSING, warmed.missing_bytes as f64)?;
+        out.one(&c::WARM_UP_LEFT, warmed.left_bytes as f64)?;
+        out.one(&c::WARM_UP_READ, warmed.read_bytes as f64)?;
         let is_open = is(&spool.open);
         out.one(&c::SPOOL, is_open * spool.flushed_bytes() as f64)?;
         out.one(&c::SPOOL_SLOTS, is_open * read(&spool.slots) as f64)?;

@@ -101,8 +101,9 @@ panels! {
             "solkv_load_archive_bytes{@}" => "{{instance}} all";
         curve "Pairs loaded" "none": "solkv_load_pairs{@}" => "{{instance}}";
         curve "Warm-up" "bytes":
-            "solkv_warm_up_read_bytes{@}" => "{{instance}} read",
-            "solkv_warm_up_missing_bytes{@}" => "{{instance}} missing at the start";
+            "solkv_warm_up_missing_bytes{@}" => "{{instance}} missing at the start",
+            "solkv_warm_up_left_bytes{@}" => "{{instance}} left",
+            "solkv_warm_up_read_bytes{@}" => "{{instance}} read";
         curve "Spool" "bytes": "solkv_spool_bytes{@}" => "{{instance}}";
         curve "Slots in the spool" "none": "solkv_spool_slots{@}" => "{{instance}}";
         stat "Healing" "bool_yes_no": "solkv_healing{@}" => "{{instance}}";

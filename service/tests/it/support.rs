@@ -174,7 +174,7 @@ impl Service {
         let log = dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
-        command.args(["--engine", options.engine.as_str(), "--memory", "64MiB", "--geyser", geyser]);
+        command.args(["--engine", options.engine.as_str(), "--geyser", geyser]);
         command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir);
         // A store that was not loaded begins empty.
         if !dir.exists() {
@@ -183,7 +183,11 @@ impl Service {
         if let Some(bits) = options.bloom {
             command.args(["--bloom", &bits.to_string()]);
         }
-        set(&mut command).stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        set(&mut command);
+        if command.get_args().all(|argument| argument != "--memory") {
+            command.args(["--memory", "64MiB"]);
+        }
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         Self { child: command.spawn().unwrap(), listen, metrics, log }
     }
 

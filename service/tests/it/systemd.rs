@@ -1,13 +1,15 @@
 //! Messages to systemd, received as systemd receives them: on the socket that NOTIFY_SOCKET names.
 
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use client::blocking;
 use workload::Pairs;
 
-use crate::support::{Service, Signal, columns, free_address, load, stream};
+use crate::support::{Service, Signal, columns, free_address, load, signal, stream, wait_for};
 
 /// systemd's end of the notification socket.
 pub(crate) struct Systemd(UnixDatagram);
@@ -72,12 +74,62 @@ fn ready_means_that_lookups_are_answered_and_the_watchdog_is_fed_while_threads_g
     stream.stop().unwrap();
 }
 
+/// A process that does not outlive a failed test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether this process has a handler for SIGINT.
+fn handles_interrupts(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() >> (Signal::INT.as_raw() - 1) & 1 == 1
+}
+
+#[test]
+fn a_signal_ends_the_opening_even_where_the_shell_had_it_ignored() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let notify = temp.path().join("notify");
+    let _systemd = Systemd::bind(&notify);
+    // Nobody reads, so once the queue is full, the service waits when it tells that it opens the store. A single sender may
+    // reach its own limit before.
+    let mut others = Vec::new();
+    let mut send = || {
+        let other = UnixDatagram::unbound().unwrap();
+        other.connect(&notify).unwrap();
+        other.set_nonblocking(true).unwrap();
+        let sent = other.send(b"X=").is_ok();
+        others.push(other);
+        sent
+    };
+    while send() {}
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' INT; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_service"), "--create-empty"]);
+    command.args(["--engine", options.engine.as_str(), "--geyser", "http://127.0.0.1:1"]);
+    command.args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--dir"]).arg(temp.path().join("store"));
+    command.env("NOTIFY_SOCKET", &notify).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut service = Killed(command.spawn().unwrap());
+    wait_for("a handler before the opening", || handles_interrupts(service.0.id()).then_some(()));
+    let ended = wait_for("the end", || {
+        signal(&service.0, Signal::INT);
+        service.0.try_wait().unwrap()
+    });
+    assert_eq!(ended.signal(), Some(Signal::INT.as_raw()));
+}
+
 #[test]
 fn a_configuration_that_cannot_work_ends_with_the_code_that_is_not_tried_again() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("solkv.toml");
     std::fs::write(&file, "dir = \"/nowhere\"\ngeyser = \"http://127.0.0.1:1\"\ncommit_every = 0\n").unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
     let output = command.arg("--config").arg(&file).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");

@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use engine_api::{Error, ErrorKind, Pace, Result, Warmed};
 
 use crate::read::lookup::Reads;
+use crate::read::resident::Resident;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
 use crate::read::visible::Visible;
@@ -49,15 +50,16 @@ pub(crate) fn warm_up(
     reads: &Arc<Reads>,
     go_on: &mut dyn FnMut(Warmed) -> Pace,
 ) -> Result<()> {
-    let (segments, missing_bytes) = missing(newest);
-    let mut warmed = Warmed { read_bytes: 0, missing_bytes };
-    if missing_bytes == 0 {
+    let segments = lacking(newest);
+    let begun = look(newest, &segments);
+    let mut warmed = Warmed { missing_bytes: begun.left_bytes, ..begun };
+    let mut pace = go_on(warmed);
+    if segments.is_empty() {
         return Ok(());
     }
-    let mut pace = go_on(warmed);
-    let mut steps = Steps { newest, segments: segments.into_iter(), at: None };
+    let mut steps = Steps { newest, segments: segments.clone().into_iter(), at: None };
     let mut pipeline = Pipeline::new(IN_FLIGHT, STEP_PAGES as usize, reads);
-    let mut under_way = [None; IN_FLIGHT];
+    let mut under_way: [Option<Step>; IN_FLIGHT] = [None; IN_FLIGHT];
     let mut failures = Vec::new();
     while pace != Pace::Stop && failures.len() < FAILURES_MAX {
         if pace == Pace::On {
@@ -68,23 +70,27 @@ pub(crate) fn warm_up(
             }
             pipeline.start();
         }
-        match pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))? {
-            Some((slot, outcome)) => {
-                if let Some(step) = under_way[slot].take()
-                    && let Some(segment) = segment(newest, step.segment)
-                {
-                    let read = outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()));
-                    match read.and_then(|()| step.keep(&segment, &pipeline, slot)) {
-                        Ok(()) => warmed.read_bytes += step.bytes() as u64,
-                        Err(e) => failures.push(e),
-                    }
-                }
-            }
-            None if pace == Pace::On => break,
-            None => {}
+        let done = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let ended = done.is_none() && pace == Pace::On;
+        if let Some((slot, outcome)) = done
+            && let Some(step) = under_way[slot].take()
+            && let Some(segment) = segment(newest, step.segment)
+        {
+            let read = outcome.map_err(|e| segment.file().failed(e, step.offset(), step.bytes()));
+            let (kept_bytes, failure) = match read {
+                Ok(()) => step.keep(&segment, &pipeline, slot),
+                Err(e) => (0, Some(e)),
+            };
+            warmed.read_bytes += kept_bytes;
+            failures.extend(failure);
         }
         if pace == Pace::On || under_way.iter().all(Option::is_none) {
+            let Warmed { missing_bytes, read_bytes, .. } = warmed;
+            warmed = Warmed { missing_bytes, read_bytes, ..look(newest, &segments) };
             pace = go_on(warmed);
+        }
+        if ended {
+            break;
         }
     }
     failures.into_iter().next().map_or(Ok(()), Err)
@@ -99,19 +105,25 @@ impl Step {
         (self.end - self.first) as usize * PAGE_BYTES
     }
 
-    /// Checks the pages that were read into `slot` and are not in memory, and keeps those that are not damaged.
-    fn keep(self, segment: &Segment, pipeline: &Pipeline, slot: usize) -> Result<()> {
-        let mut kept = Ok(());
+    /// Checks the pages that were read into `slot` and are not in memory, and keeps those that are not damaged. Returns
+    /// the bytes of the pages that were kept, and the first error.
+    fn keep(self, segment: &Segment, pipeline: &Pipeline, slot: usize) -> (u64, Option<Error>) {
+        let (mut kept_bytes, mut failure) = (0, None);
         for number in self.first..self.end {
             if segment.ready(number).is_none() {
                 let page = pipeline.page(slot, (number - self.first) as usize);
                 match segment.verify(page, number) {
-                    Ok(_) => segment.keep(number, page),
-                    Err(e) => kept = kept.and(Err(e)),
+                    Ok(_) => {
+                        segment.keep(number, page);
+                        kept_bytes += PAGE_BYTES as u64;
+                    }
+                    Err(e) => {
+                        failure.get_or_insert(e);
+                    }
                 }
             }
         }
-        kept
+        (kept_bytes, failure)
     }
 }
 
@@ -135,17 +147,27 @@ impl Iterator for Steps<'_> {
     }
 }
 
-/// Returns the segments that have room for pages that are not in memory, and the size of these pages in bytes.
-fn missing(newest: &ArcSwap<Visible>) -> (Vec<u64>, u64) {
+/// Returns the ids of the segments that have room for pages that are not in memory, in ascending order.
+fn lacking(newest: &ArcSwap<Visible>) -> Vec<u64> {
     let visible = newest.load();
-    let missing = visible.version.segments().filter_map(|segment| {
-        let bytes = segment.resident()?.missing_bytes();
-        (bytes > 0).then_some((segment.info.id, bytes))
-    });
-    missing.fold((Vec::new(), 0), |(mut ids, sum), (id, bytes)| {
-        ids.push(id);
-        (ids, sum + bytes)
-    })
+    let lacks = |segment: &&Arc<Segment>| segment.resident().is_some_and(|resident| resident.missing_bytes() > 0);
+    let mut ids: Vec<u64> = visible.version.segments().filter(lacks).map(|segment| segment.info.id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Returns the sizes of the store and of its room as they are now, and in `left_bytes` what these segments lack.
+fn look(newest: &ArcSwap<Visible>, lacking: &[u64]) -> Warmed {
+    let visible = newest.load();
+    let mut seen = Warmed::default();
+    for segment in visible.version.segments() {
+        seen.store_bytes += segment.page_bytes();
+        seen.room_bytes += segment.resident_bytes();
+        if lacking.binary_search(&segment.info.id).is_ok() {
+            seen.left_bytes += segment.resident().map_or(0, Resident::missing_bytes);
+        }
+    }
+    seen
 }
 
 /// Returns the segment if it is still in use and its pages still have room in memory.

@@ -52,11 +52,21 @@ fn after_a_warm_up_no_get_reads_the_device_and_gets_go_on_meanwhile() {
             .unwrap();
         warm.store(true, Ordering::Relaxed);
     });
-    assert!(first.unwrap().missing_bytes > COUNT * 60 && last.read_bytes >= COUNT * 60, "{first:?} {last:?}");
+    let first = first.unwrap();
+    assert!(first.missing_bytes > COUNT * 60 && first.left_bytes == first.missing_bytes, "{first:?}");
+    assert_eq!((first.store_bytes, first.room_bytes), (last.room_bytes, last.store_bytes), "there is room for all");
+    assert!(last.left_bytes == 0 && last.read_bytes <= first.missing_bytes, "{first:?} {last:?}");
     let before = stat(&engine, "get_reads");
     assert_answers(&engine, &pairs);
     assert_eq!(stat(&engine, "get_reads"), before);
-    engine.warm_up(&mut |now| panic!("nothing was missing: {now:?}")).unwrap();
+    let mut calls = Vec::new();
+    engine
+        .warm_up(&mut |now| {
+            calls.push((now.missing_bytes, now.left_bytes, now.read_bytes));
+            Pace::On
+        })
+        .unwrap();
+    assert_eq!(calls, [(0, 0, 0)], "nothing was missing");
 }
 
 #[test]
