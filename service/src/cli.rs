@@ -44,7 +44,8 @@ Exit codes:
   2         wrong arguments, configuration or store: starting again will not help, and
             check-config says the same; of audit: archive and store cannot be compared,
             or the store is damaged
-  130, 143  an audit was stopped by Ctrl-C or SIGTERM";
+  130, 143  stopped by Ctrl-C or SIGTERM before the store was open, where nothing needs an
+            orderly end; also an audit that was stopped";
 
 #[derive(Parser, Debug)]
 #[command(name = "solkv-service", version, after_help = AFTER_HELP)]

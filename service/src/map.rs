@@ -168,6 +168,14 @@ impl Map {
         self.threads.shm.as_ref().map(ShmServer::doorbell)
     }
 
+    /// Tells the warm-up to end after its present reads. Call it as soon as the service is to stop, because these may take
+    /// seconds on a slow device.
+    pub(crate) fn end_warm_up(&self) {
+        if let Some(warm_up) = &self.threads.warm_up {
+            warm_up.end();
+        }
+    }
+
     /// Ends the map's threads, waiting until `deadline`, waits for a snapshot under way, and closes the store. Call it once
     /// no more requests are served. Returns the threads that have not ended.
     ///
@@ -177,10 +185,12 @@ impl Map {
         let Self { engine, threads, admin, .. } = self;
         let joined = [
             threads.workers.map_or(Ok(()), |workers| workers.stop(deadline)),
-            threads.warm_up.map_or(Ok(()), |warm_up| warm_up.join(deadline)),
             threads.lookups.join(deadline),
             threads.sampler.join(deadline),
             threads.shm.map_or(Ok(()), |shm| shm.join(deadline)),
+            // Last, because it may wait for mebibytes of a slow device, and the others are not told to stop before
+            // their own turn.
+            threads.warm_up.map_or(Ok(()), |warm_up| warm_up.join(deadline)),
         ];
         admin.wait_for_snapshot();
         match Arc::try_unwrap(engine) {

@@ -78,6 +78,7 @@ impl Checked {
 
 /// Runs the service until SIGTERM or SIGINT, or until the engine fails.
 pub(crate) fn run(config: &Config) -> Result<(), Failed> {
+    let at_once = end_at_signals().context("cannot take over signals")?;
     probe::limit_arenas(probe::memory_limit().bytes);
     // The load of a store and the comparison of a heal have lines of their own.
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
@@ -93,7 +94,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     let ports = edge.addresses.bind()?;
     let runtime = network_threads().context("cannot start the network threads")?;
     let shown = Shown::default();
-    let mut stops = runtime.block_on(async { Stops::take_over() })?;
+    let mut stops = runtime.block_on(async { Stops::take_over(at_once) })?;
     let Some((ports, spooling)) = runtime.block_on(prepare(config, ports, &mut stops, &shown))? else {
         info!("stopped");
         return Ok(());
@@ -227,6 +228,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
     watch.abort();
     systemd::stopping();
     stop.send_replace(true);
+    map.end_warm_up();
     if let Some(log) = log {
         log.close();
     }
@@ -286,23 +288,28 @@ async fn until(mut stopped: watch::Receiver<bool>) {
 }
 
 /// The signals that stop the service. They end the process at once, as a crash would, until somebody will wait for them: an
-/// opening may take minutes, cannot be cut, and survives a crash. This holds even if the service was started with SIGINT
-/// ignored, as a shell starts programs in the background.
+/// opening may take minutes, cannot be cut, and survives a crash.
 struct Stops {
     terminate: Signal,
     interrupt: Signal,
     at_once: Arc<AtomicBool>,
 }
 
+/// Has the signals that stop the service end the process at once, even if it was started with SIGINT ignored, as a shell
+/// starts programs in the background. Returns the flag that says so.
+fn end_at_signals() -> io::Result<Arc<AtomicBool>> {
+    let at_once = Arc::new(AtomicBool::new(true));
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        register_conditional_default(kind.as_raw_value(), Arc::clone(&at_once))?;
+    }
+    Ok(at_once)
+}
+
 impl Stops {
-    fn take_over() -> Result<Self> {
-        let at_once = Arc::new(AtomicBool::new(true));
-        let take = |kind: SignalKind| {
-            register_conditional_default(kind.as_raw_value(), Arc::clone(&at_once))?;
-            signal(kind)
-        };
-        let terminate = take(SignalKind::terminate()).context("cannot take over SIGTERM")?;
-        let interrupt = take(SignalKind::interrupt()).context("cannot take over SIGINT")?;
+    /// `at_once` is the flag of [`end_at_signals`].
+    fn take_over(at_once: Arc<AtomicBool>) -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("cannot take over SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("cannot take over SIGINT")?;
         Ok(Self { terminate, interrupt, at_once })
     }
 

@@ -119,13 +119,18 @@ impl WarmUp {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the warm-up after its present read and waits for the thread until `deadline`.
+    /// Tells the warm-up to end after its present reads.
+    pub(crate) fn end(&self) {
+        // ORDERING: Relaxed: the flag guards no other memory.
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the warm-up after its present reads and waits for the thread until `deadline`.
     ///
     /// # Errors
     /// The thread has not ended by then.
     pub(crate) fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
-        // ORDERING: Relaxed: the flag guards no other memory.
-        self.stop.store(true, Ordering::Relaxed);
+        self.end();
         stop::join_all([self.thread], deadline)
     }
 }
@@ -137,14 +142,15 @@ impl Run {
         let outcome = engine.warm_up(&mut |now| {
             if last.is_none() && now.missing_bytes > 0 {
                 let Warmed { store_bytes, room_bytes, missing_bytes, .. } = now;
-                info!(store_bytes, room_bytes, missing_bytes, "the warm-up reads the store into memory");
+                let part = if room_bytes < store_bytes { "the part of the store that has room" } else { "the store" };
+                info!(store_bytes, room_bytes, missing_bytes, "the warm-up reads {part} into memory");
             }
             last = Some(now);
             self.figures.set(State::UnderWay, now);
             if drained {
                 self.pause(asked.elapsed());
             }
-            // ORDERING: Relaxed: a flag as in `join`.
+            // ORDERING: Relaxed: a flag as in `end`.
             cut = self.stopped.load(Ordering::Relaxed);
             drained = !drained && self.answered() > answered;
             if drained && !cut {
@@ -187,7 +193,7 @@ impl Run {
 
     /// Leaves the device to lookups for `rest`, or until the service stops.
     fn pause(&self, mut rest: Duration) {
-        // ORDERING: Relaxed: a flag as in `join`.
+        // ORDERING: Relaxed: a flag as in `end`.
         while !rest.is_zero() && !self.stopped.load(Ordering::Relaxed) {
             let step = rest.min(PAUSE_STEP);
             std::thread::sleep(step);
@@ -211,7 +217,7 @@ mod tests {
         let (start, rest) = (Instant::now(), PAUSE_STEP + Duration::from_millis(1));
         run.pause(rest);
         assert!(start.elapsed() >= rest);
-        // ORDERING: Relaxed: a flag as in `join`.
+        // ORDERING: Relaxed: a flag as in `end`.
         run.stopped.store(true, Ordering::Relaxed);
         run.pause(Duration::MAX);
     }

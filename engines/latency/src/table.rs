@@ -33,7 +33,8 @@ const ROWS: [(&str, Cell); 6] = [
 
 /// Explains the groups whose title ends with `/ item`.
 const ITEM_NOTE: &str = "/ item: the time of a lookup or a commit of several items, divided by their number. The items of one have \
-    the same time, so the percentiles are those of batches. Reads count items, commits count commits.\n";
+    the same time, so the percentiles are those of batches. Reads count items, commits count commits. Reads together: one \
+    lookup of several keys, which the metrics call get_many.\n";
 
 /// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
 /// p99.9 and max of negative reads, positive reads, both per item of those looked up together, lookups of several keys,

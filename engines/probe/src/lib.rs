@@ -24,6 +24,6 @@ pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes, thread_waits};
 pub use program::{program_name, sibling_program};
 pub use store::{
-    Space, cacheable_bytes, check_disk, disk_bytes, drop_page_cache, fill_page_cache, is_same_disk, missing_bytes,
-    page_cache_bytes, space, sync_file_system,
+    Space, cacheable_bytes, cacheable_file_bytes, check_disk, disk_bytes, drop_page_cache, fill_page_cache,
+    is_same_disk, missing_bytes, page_cache_bytes, space, sync_file_system,
 };

@@ -20,8 +20,12 @@ pub fn disk_bytes(dir: &Path) -> u64 {
 /// Returns the bytes that the page cache can hold of the files below `dir`: whole pages, without the holes of a sparse file and
 /// without blocks that were allocated beyond a file's end.
 pub fn cacheable_bytes(dir: &Path) -> u64 {
-    let of = |file: fs::Metadata| file.len().next_multiple_of(page_bytes() as u64).min(file.blocks() * 512);
-    files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(of).sum()
+    files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(|file| cacheable_file_bytes(&file)).sum()
+}
+
+/// Returns the same of one file.
+pub fn cacheable_file_bytes(file: &fs::Metadata) -> u64 {
+    file.len().next_multiple_of(page_bytes() as u64).min(file.blocks() * 512)
 }
 
 /// Returns the bytes of files below `dir` that the page cache holds, for whichever process read or wrote them.

@@ -14,7 +14,7 @@ use engine_api::{Error, Result};
 use crate::checked;
 
 /// Name of the engine's own directory within the store's.
-pub(crate) const DATA: &str = "data";
+pub const DATA: &str = "data";
 
 /// Name of the directory within the store's in which a service keeps slots of the stream until the store is loaded. It
 /// may be there before the store.

@@ -11,7 +11,7 @@ use engine_api::{Error, Result};
 
 use crate::directory::create_dir;
 use crate::lock::{self, DirLock, LOCK};
-use crate::marker;
+use crate::{marker, regular};
 
 /// A directory that no other process can open or hold meanwhile.
 pub struct Held {
@@ -42,7 +42,7 @@ pub fn hold(dir: &Path) -> Result<Held> {
 pub fn holder(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LOCK);
     let failed = |e: std::io::Error| Error::io(format!("cannot look at file={} reason={e}", path.display()), e);
-    let mut file = match lock::open(&path, OpenOptions::new().read(true)) {
+    let mut file = match regular::open(&path, OpenOptions::new().read(true)) {
         Ok(file) => file,
         Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => return Ok(None),
         Err(e) => return Err(failed(e)),

@@ -43,7 +43,7 @@ mod warm;
 pub use content::{Holds, Load, LoadState, Loaded};
 pub use copy::{copy_contradiction, refuse_nested};
 pub use digest::{Digest, source_id};
-pub use directory::{CONTRADICTION, SPOOL};
+pub use directory::{CONTRADICTION, DATA, SPOOL};
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};

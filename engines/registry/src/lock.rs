@@ -6,18 +6,15 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
-use rustix::fs::{Access, OFlags, access};
+use rustix::fs::{Access, access};
 
-use crate::regular::read_small;
+use crate::regular::{self, read_small};
 
 pub(crate) const LOCK: &str = "LOCK";
 
 /// Mode of the lock file: only the owner may open it. Anybody who can open it, even for reading, can hold the lock and
 /// so keep the store shut.
 const MODE: u32 = 0o600;
-
-/// Flag for opening: if a pipe is in the lock's place, opening it must not wait.
-const NONBLOCK: i32 = OFlags::NONBLOCK.bits() as i32;
 
 /// The lock, held while this value lives. The kernel releases it when the process ends, in whatever way.
 pub(crate) struct DirLock {
@@ -39,7 +36,7 @@ impl DirLock {
         let at = format!("file={}", path.display());
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(MODE);
-        let mut file = open(&path, &mut options).map_err(|e| cannot_open(&path, e))?;
+        let mut file = regular::open(&path, &mut options).map_err(|e| cannot_open(&path, e))?;
         match file.try_lock() {
             Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
             // The previous holder has just removed the file.
@@ -67,7 +64,7 @@ pub(crate) fn is_ours(dir: &Path) -> bool {
 pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
     let path = dir.join(LOCK);
     let at = format!("file={}", path.display());
-    let mut file = match open(&path, OpenOptions::new().read(true)) {
+    let mut file = match regular::open(&path, OpenOptions::new().read(true)) {
         Ok(file) => file,
         Err(e) if e.kind() == Io::NotFound => return Ok(None),
         Err(e) => return Err(cannot_open(&path, e)),
@@ -86,22 +83,13 @@ pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
 /// `FixInput` if the file may not be opened, or cannot be created, as on a read-only file system.
 pub fn check_lock(dir: &Path) -> Result<()> {
     let path = dir.join(LOCK);
-    match open(&path, OpenOptions::new().read(true).write(true)) {
+    match regular::open(&path, OpenOptions::new().read(true).write(true)) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == Io::NotFound && !dir.exists() => Ok(()),
         Err(e) if e.kind() == Io::NotFound => {
             access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_open(&path, e.into()))
         }
         Err(e) => Err(cannot_open(&path, e)),
-    }
-}
-
-/// Opens the file in the lock's place, if it is a regular file.
-pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
-    let file = options.custom_flags(NONBLOCK).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(std::io::Error::new(Io::InvalidInput, "not a regular file")),
     }
 }
 

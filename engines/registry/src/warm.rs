@@ -4,7 +4,7 @@
 //! which a lock ends when any descriptor of it is closed. Runs on the caller's thread.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use engine_api::{Error, Pace, Result, Warmed};
-use rustix::fs::{Advice, fadvise};
+use rustix::fs::{Advice, SeekFrom, fadvise, seek};
+use rustix::io::Errno;
+
+use crate::regular;
 
 /// Size of one read in bytes. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
 /// meanwhile waits for [`UNDER_WAY_MAX`] of them at most.
@@ -69,11 +72,10 @@ pub(crate) fn read_in(
                 Err(e) => failures.push(pieces.failed("cannot read", &piece, e)),
             }
         }
-        if pace == Pace::On || under_way.is_empty() {
-            let asked_bytes: u64 = under_way.iter().map(|(_, piece)| piece.missing_bytes).sum();
-            warmed.left_bytes = pieces.ahead_bytes + asked_bytes + pieces.failed_bytes;
-            pace = go_on(warmed);
-        }
+        // With two pieces under way at most, none is left of them after one that was read in a drain.
+        let asked_bytes: u64 = under_way.iter().map(|(_, piece)| piece.missing_bytes).sum();
+        warmed.left_bytes = pieces.ahead_bytes + asked_bytes + pieces.failed_bytes;
+        pace = go_on(warmed);
         if ended {
             break;
         }
@@ -112,7 +114,7 @@ impl Pieces {
         if let Some((_, file)) = self.open.as_ref().filter(|(open, _)| Rc::ptr_eq(open, path)) {
             return Ok(Rc::clone(file));
         }
-        let file = Rc::new(File::open(path)?);
+        let file = Rc::new(open(path)?);
         // The kernel's own readahead would bring in pieces that were not looked at yet. Only advice.
         fadvise(&*file, 0, None, Advice::Random).ok();
         self.open = Some((Rc::clone(path), Rc::clone(&file)));
@@ -142,13 +144,24 @@ impl Iterator for Pieces {
     }
 }
 
+/// Opens a file for reading. If a pipe has taken its place, this does not wait for a writer.
+fn open(path: &Path) -> io::Result<File> {
+    regular::open(path, OpenOptions::new().read(true))
+}
+
 /// Asks the kernel to read the piece at `offset`, and returns the number of its bytes that the page cache lacked: 0 if the
-/// file ends before it, or was removed meanwhile.
+/// file was removed meanwhile, as compactions do.
+///
+/// # Errors
+/// Errors of looking at the file; it was cut, and ends before the piece.
 fn ask_for(file: &File, offset: u64) -> io::Result<u64> {
     let seen = file.metadata()?;
-    let bytes = PIECE_BYTES.min(seen.len().saturating_sub(offset));
-    if bytes == 0 || seen.nlink() == 0 {
+    if seen.nlink() == 0 {
         return Ok(0);
+    }
+    let bytes = PIECE_BYTES.min(seen.len().saturating_sub(offset));
+    if bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("cut to bytes={}", seen.len())));
     }
     let missing = probe::missing_bytes(file, offset, bytes)?;
     if missing > 0 {
@@ -158,33 +171,49 @@ fn ask_for(file: &File, offset: u64) -> io::Result<u64> {
     Ok(missing)
 }
 
-/// Returns the pieces of a file that the page cache lacks.
+/// Returns the pieces of a file that the page cache lacks. Holes are left out: lookups read nothing there.
 fn lacking(path: &Path) -> io::Result<Vec<Piece>> {
-    let file = File::open(path)?;
+    let file = open(path)?;
     let (path, length) = (Rc::from(path), file.metadata()?.len());
-    let mut pieces = Vec::new();
-    for offset in (0..length).step_by(PIECE_BYTES as usize) {
-        let missing_bytes = probe::missing_bytes(&file, offset, PIECE_BYTES.min(length - offset))?;
+    let (mut pieces, mut offset) = (Vec::new(), 0);
+    while let Some(data) = data_from(&file, offset)? {
+        let start = data - data % PIECE_BYTES;
+        offset = start + PIECE_BYTES;
+        let missing_bytes = probe::missing_bytes(&file, start, PIECE_BYTES.min(length.saturating_sub(start)))?;
         if missing_bytes > 0 {
-            pieces.push(Piece { path: Rc::clone(&path), offset, missing_bytes });
+            pieces.push(Piece { path: Rc::clone(&path), offset: start, missing_bytes });
         }
     }
     Ok(pieces)
 }
 
-/// Returns the files in `dir` that have one of these endings, and the sum of their lengths. Files that vanish meanwhile are
-/// left out.
+/// Returns where the next data from `offset` on begin; `None` if only a hole follows, or the end.
+fn data_from(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Returns the regular files in `dir` that have one of these endings or names, and the bytes that the page cache can hold of them. Files that
+/// vanish meanwhile are left out.
 fn files(dir: &Path, endings: &[&str]) -> io::Result<(Vec<PathBuf>, u64)> {
     let (mut files, mut bytes) = (Vec::new(), 0);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let name = entry.file_name();
-        if endings.iter().any(|ending| name.to_string_lossy().ends_with(ending))
-            && let Ok(file) = entry.metadata()
+        let (name, path) = (entry.file_name(), entry.path());
+        let is_meant = |ending: &&str| match ending.strip_prefix('.') {
+            Some(_) => name.to_string_lossy().ends_with(*ending),
+            None => name == **ending,
+        };
+        // Of a link the file that it leads to, as the engine opens it.
+        if endings.iter().any(is_meant)
+            && let Ok(file) = fs::metadata(&path)
+            && file.is_file()
         {
-            // Not its blocks: holes take no room on disk, but they do in the page cache.
-            bytes += file.len();
-            files.push(entry.path());
+            bytes += probe::cacheable_file_bytes(&file);
+            files.push(path);
         }
     }
     Ok((files, bytes))
@@ -260,11 +289,14 @@ mod tests {
         let dir = tempfile::tempdir_in(".").unwrap();
         fs::write(dir.path().join("one.sst"), vec![1; BYTES as usize]).unwrap();
         probe::drop_page_cache(dir.path()).unwrap();
-        let mut paces = [Pace::On, Pace::Drain, Pace::On, Pace::On, Pace::Stop].into_iter();
+        let paces = [Pace::On, Pace::Drain, Pace::On, Pace::On, Pace::Stop];
         let mut read = Vec::new();
         read_in(dir.path(), &[".sst"], BYTES, &mut |now| {
+            if read.len() > 1 && paces[read.len() - 1] == Pace::Drain {
+                assert_eq!(probe::page_cache_bytes(dir.path()), now.read_bytes, "nothing is under way");
+            }
             read.push(now.read_bytes / PIECE_BYTES);
-            paces.next().unwrap()
+            paces[read.len() - 1]
         })
         .unwrap();
         // After the first piece the second one is under way, and ends before `go_on` is asked again.
@@ -274,17 +306,56 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_cannot_be_read_is_left_out() {
+    fn holes_of_a_file_take_no_room_and_are_not_read() {
         let dir = tempfile::tempdir_in(".").unwrap();
-        fs::create_dir(dir.path().join("directory.sst")).unwrap();
-        fs::write(dir.path().join("file.sst"), vec![1; PIECE_BYTES as usize]).unwrap();
+        let file = File::create(dir.path().join("one.sst")).unwrap();
+        file.set_len(8 * BYTES).unwrap();
+        file.write_all_at(&vec![1; PIECE_BYTES as usize], 3 * PIECE_BYTES).unwrap();
+        file.write_all_at(&[1; 4096], 20 * PIECE_BYTES).unwrap();
         probe::drop_page_cache(dir.path()).unwrap();
         let mut last = Warmed::default();
-        let outcome = read_in(dir.path(), &[".sst"], u64::MAX, &mut |now| {
+        read_in(dir.path(), &[".sst"], PIECE_BYTES + 4096, &mut |now| {
             last = now;
             Pace::On
+        })
+        .unwrap();
+        assert_eq!((last.store_bytes, last.room_bytes), (PIECE_BYTES + 4096, PIECE_BYTES + 4096));
+        assert_eq!((last.read_bytes, last.left_bytes), (2 * PIECE_BYTES, 0), "two pieces, one of them mostly a hole");
+    }
+
+    #[test]
+    fn a_piece_that_cannot_be_read_is_left_out() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        for name in ["cut.sst", "whole.sst"] {
+            fs::write(dir.path().join(name), vec![1; BYTES as usize]).unwrap();
+        }
+        probe::drop_page_cache(dir.path()).unwrap();
+        let (mut last, mut calls) = (Warmed::default(), 0);
+        let outcome = read_in(dir.path(), &[".sst"], u64::MAX, &mut |now| {
+            if calls == 0 {
+                File::options().write(true).open(dir.path().join("cut.sst")).unwrap().set_len(PIECE_BYTES).unwrap();
+            }
+            (last, calls) = (now, calls + 1);
+            Pace::On
         });
-        assert!(outcome.unwrap_err().to_string().contains("directory.sst"));
-        assert_eq!(last.read_bytes, PIECE_BYTES);
+        assert!(outcome.unwrap_err().to_string().contains("cut.sst"));
+        assert_eq!((last.read_bytes, last.left_bytes), (BYTES + PIECE_BYTES, BYTES - PIECE_BYTES));
+    }
+
+    #[test]
+    fn files_of_other_names_and_kinds_are_not_read_and_links_are_followed() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let other = tempfile::tempdir_in(".").unwrap();
+        fs::write(other.path().join("kept"), vec![1; BYTES as usize]).unwrap();
+        let link = |from: &str, to: &str| {
+            std::os::unix::fs::symlink(fs::canonicalize(other.path()).unwrap().join(from), dir.path().join(to))
+                .unwrap();
+        };
+        link("kept", "data.mdb");
+        link("missing", "gone.sst");
+        fs::create_dir(dir.path().join("directory.sst")).unwrap();
+        fs::write(dir.path().join("otherdata.mdb"), vec![1; BYTES as usize]).unwrap();
+        let (files, bytes) = files(dir.path(), &["data.mdb", ".sst"]).unwrap();
+        assert_eq!((files, bytes), (vec![dir.path().join("data.mdb")], BYTES));
     }
 }

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
-use process::{Service, Usage, free_address, get};
+use process::{Service, Usage, free_address, get, service_log};
 use start::{Asked, Start};
 
 /// Text after the options in `loadgen live --help`.
@@ -219,7 +219,7 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
         command.arg("--x-token-file").arg(token);
     }
     command.args(&args.service_args);
-    let log = args.service_log.clone().unwrap_or_else(|| dir.with_extension("service.log"));
+    let log = args.service_log.clone().unwrap_or_else(|| service_log(dir));
     eprintln!("service metrics at http://{metrics}/metrics, log in {}", log.display());
     Service::start(command, &log)
 }
@@ -389,6 +389,11 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&S
         let Start { page_cache_bytes: held, cacheable_bytes: size, .. } = *start;
         let (held, size) = (ByteSize(held.min(size)), ByteSize(size));
         println!("state at the start: {}, page cache {held} of {size}", start.state());
+    }
+    if let Some(warm_up) = outcome.status.get("warm_up") {
+        let bytes = |name: &str| ByteSize(warm_up[name].as_u64().unwrap_or(0));
+        let state = warm_up["state"].as_str().unwrap_or("not known");
+        println!("warm-up: {state}, {} read, {} left", bytes("read_bytes"), bytes("left_bytes"));
     }
     println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
     println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");

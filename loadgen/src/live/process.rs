@@ -36,6 +36,14 @@ pub(crate) struct Usage {
     pub(crate) peak_rss_bytes: u64,
 }
 
+/// Returns the log's default place: beside the store's directory, whose name it begins with.
+pub(crate) fn service_log(dir: &Path) -> PathBuf {
+    // Collecting the components removes a slash at the end.
+    let mut name = dir.components().collect::<PathBuf>().into_os_string();
+    name.push(".service.log");
+    PathBuf::from(name)
+}
+
 impl Service {
     /// Starts `command` with its output going to `log`.
     pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self> {

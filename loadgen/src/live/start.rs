@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use engines::EngineKind;
+use engines::{DATA, EngineKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -32,7 +32,8 @@ const PARTLY: &str = "partly cached";
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Asked {
-    /// None of the store's pages is in the page cache when the service is started
+    /// None of the store's pages is in the page cache when the service is started. Its warm-up reads them during the run;
+    /// without it (`-- --warm-up off`) events and lookups read each page by themselves
     Cold,
     /// The store's files were read once, and the service's own warm-up has ended before the first slot is sent
     Warm,
@@ -42,9 +43,9 @@ pub enum Asked {
 /// service was started.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
+    /// Bytes of the engine's files that the page cache holds. The service's own, such as the feed's log, do not count.
     pub(crate) page_cache_bytes: u64,
-    /// Bytes that the page cache can hold of the store's files. Always before the service was started, because the service
-    /// allocates room for its own files.
+    /// Bytes of the engine's files that the page cache can hold, before the service was started.
     pub(crate) cacheable_bytes: u64,
     /// Whether the engine reads past the page cache, into memory of its own.
     pub(crate) has_own_memory: bool,
@@ -72,8 +73,8 @@ impl Start {
             probe::fill_page_cache(dir)?;
         }
         Ok(Self {
-            page_cache_bytes: probe::page_cache_bytes(dir),
-            cacheable_bytes: probe::cacheable_bytes(dir),
+            page_cache_bytes: probe::page_cache_bytes(&dir.join(DATA)),
+            cacheable_bytes: probe::cacheable_bytes(&dir.join(DATA)),
             has_own_memory: engine == Some(EngineKind::Strata),
             warm_up: None,
         })
@@ -98,7 +99,7 @@ impl Start {
             if let Some(status) = status {
                 let warm_up: WarmUp = serde_json::from_value(status["warm_up"].clone())?;
                 if warm_up.state != UNDER_WAY {
-                    (self.page_cache_bytes, self.warm_up) = (probe::page_cache_bytes(dir), Some(warm_up));
+                    (self.page_cache_bytes, self.warm_up) = (probe::page_cache_bytes(&dir.join(DATA)), Some(warm_up));
                     return Ok(());
                 }
                 if last != Some(warm_up.left_bytes) {

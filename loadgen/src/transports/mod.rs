@@ -17,7 +17,7 @@ use engine_latency::table::{aligned, grouped, micros};
 
 use crate::access::Access;
 use crate::bench::child::curves;
-use crate::live::process::{Service, free_address};
+use crate::live::process::{Service, free_address, service_log};
 use crate::live::{engine_of, sibling};
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use drive::{Driven, Load, Transport};
@@ -189,7 +189,7 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     if let Some(memory) = args.memory {
         command.arg("--memory").arg(memory.as_u64().to_string());
     }
-    let service = Service::start(command, &dir.with_extension("service.log"))?;
+    let service = Service::start(command, &service_log(dir))?;
     let addresses =
         vec![format!("shm://{}", shm.display()), format!("unix://{}", uds.display()), format!("http://{listen}")];
     Ok((Own { service, dir: sockets }, addresses))
