@@ -41,7 +41,7 @@ pub(crate) enum State {
     /// The store is not open yet.
     #[default]
     NotOpen,
-    /// It is turned off.
+    /// The configuration has turned it off.
     Off,
     /// It looks for data that memory lacks, or reads them.
     UnderWay,
@@ -55,7 +55,7 @@ pub(crate) enum State {
     CachedByLookups,
     /// Reads have failed. Memory lacks the bytes that are left.
     Failed,
-    /// The service stops.
+    /// The service stops, and nothing more is read.
     Stopped,
 }
 

@@ -88,7 +88,7 @@
 //! | filters and index in the cache, those of level 0 pinned | Setup, Cache | tuned | see the rows of tuned |
 //! | memtables charged to the cache (`WriteBufferManager`) | Setup, Cache | tuned | it makes the cache's size a limit on both |
 //! | an index with first keys, other kinds of shortening | source | no | for iterators over short ranges |
-//! | a cache of pairs (`row_cache`) in the same memory, zipfian gets of 50M pairs under a cap of 18%, after 15 seconds of them, three repeats | source | open | tuned, with a sixth of its memory for pairs: mean 0.82 (0.79 to 0.85), p50 0.35 (0.32 to 0.42), p99 1.02 (0.85 to 1.17); with half of it mean 0.82 (0.70 to 1.08). Default profile with 24 MB for blocks and 120 MB for pairs, against tuned: mean 0.92 (0.85 to 1.04), p99 1.55 (1.40 to 1.73). `rocksdb-rows-tuned.toml` measures what it costs other reads |
+//! | a cache of pairs (`row_cache`) in the same memory, zipfian gets of 50M pairs under a cap of 18%, after 15 seconds of them, three repeats | source | open | tuned, with a sixth of its memory for pairs: mean 0.82 (0.79 to 0.85), p50 0.35 (0.32 to 0.42), p99 1.02 (0.85 to 1.17); with half of it mean 0.82 (0.70 to 1.08). Default profile with 24 MB for blocks and 120 MB for pairs, against tuned: mean 0.92 (0.85 to 1.04), p99 1.55 (1.40 to 1.73). `rocksdb-rows-tuned.toml` measures the cost for other reads |
 //! | a second cache of compressed blocks; one on a faster device | Cache, Direct | no | no codec is compiled in; there is one device |
 //! | **Blocks and files** | | | |
 //! | blocks of 2 KiB | Tuning | no | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) |

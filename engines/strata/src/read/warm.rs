@@ -156,7 +156,7 @@ fn lacking(newest: &ArcSwap<Visible>) -> Vec<u64> {
     ids
 }
 
-/// Returns the sizes of the store and of its room as they are now, and in `left_bytes` what these segments lack.
+/// Returns the sizes of the store and of its room as they are now. `left_bytes` has the pages that these segments lack.
 fn look(newest: &ArcSwap<Visible>, lacking: &[u64]) -> Warmed {
     let visible = newest.load();
     let mut seen = Warmed::default();
