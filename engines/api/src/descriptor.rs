@@ -123,7 +123,8 @@ pub struct Descriptor {
     /// a B+tree, none in an engine that collects changes in a log.
     pub page_bytes: u64,
     /// Returns the names, or with a dot before them the endings, of the files that lookups read through the kernel's page
-    /// cache; none for an engine that reads past it. The process may open and close these files: no lock of the engine's ends with that.
+    /// cache; none for an engine that reads past it. The process may open and close these files: no lock of the engine's
+    /// ends with that.
     pub page_cache_endings: fn(&Settings) -> &'static [&'static str],
     /// Whether `get_many` waits for one read of the device after another, so that several threads read faster.
     pub get_many_waits_in_turn: bool,

@@ -196,8 +196,8 @@ fn data_from(file: &File, offset: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Returns the regular files in `dir` that have one of these endings or names, and the bytes that the page cache can hold of them. Files that
-/// vanish meanwhile are left out.
+/// Returns the regular files in `dir` that have one of these endings or names, and the bytes that the page cache can hold of
+/// them. Files that vanish meanwhile are left out.
 fn files(dir: &Path, endings: &[&str]) -> io::Result<(Vec<PathBuf>, u64)> {
     let (mut files, mut bytes) = (Vec::new(), 0);
     for entry in fs::read_dir(dir)? {
