@@ -36,7 +36,8 @@
 //!   filters. Filters and index are in the cache, and are pinned there if they take at most seven eighths of it at the
 //!   opening. If they do not fit, a get may have to read a whole filter first, and the opening warns about it.
 //!   Partitions (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are
-//!   charged to the cache. Files have 256 MiB. If the cache leaves less than 1 GiB of the limit, files and a
+//!   charged to the cache. If filters and index are pinned and the store is larger than the cache, a sixth of the cache is one of
+//!   pairs. Files have 256 MiB. If the cache leaves less than 1 GiB of the limit, files and a
 //!   compaction's read-ahead are smaller. Both take memory outside of the cache: a filter while it is made, and a
 //!   buffer for each file that is read. So the default cache leaves 128 MiB of the limit, as far as its own minimum of
 //!   64 MiB allows. Reads are direct if the directory exceeds the memory limit at the opening, because the page cache
@@ -88,7 +89,8 @@
 //! | filters and index in the cache, those of level 0 pinned | Setup, Cache | tuned | see the rows of tuned |
 //! | memtables charged to the cache (`WriteBufferManager`) | Setup, Cache | tuned | it makes the cache's size a limit on both |
 //! | an index with first keys, other kinds of shortening | source | no | for iterators over short ranges |
-//! | a cache of pairs (`row_cache`) in the same memory, zipfian gets of 50M pairs under a cap of 18%, after 15 seconds of them, three repeats | source | open | tuned, with a sixth of its memory for pairs: mean 0.82 (0.79 to 0.85), p50 0.35 (0.32 to 0.42), p99 1.02 (0.85 to 1.17); with half of it mean 0.82 (0.70 to 1.08). Default profile with 24 MB for blocks and 120 MB for pairs, against tuned: mean 0.92 (0.85 to 1.04), p99 1.55 (1.40 to 1.73). `rocksdb-rows-tuned.toml` measures the cost for other reads |
+//! | a cache of pairs (`row_cache`) in the same memory, zipfian gets of 50M pairs under a cap of 18%, after 15 seconds of them, three repeats | source | a sixth, in tuned | tuned, with a sixth of its memory for pairs: mean 0.82 (0.79 to 0.85), p50 0.35 (0.32 to 0.42), p99 1.02 (0.85 to 1.17); with half of it mean 0.82 (0.70 to 1.08). Default profile with 24 MB for blocks and 120 MB for pairs, against tuned: mean 0.92 (0.85 to 1.04), p99 1.55 (1.40 to 1.73) |
+//! | the same sixth for other reads of tuned, 18% cap, three repeats (`rocksdb-rows-tuned.toml`) | source | see above | uniform gets mean 0.95 (0.80 to 1.23); absent ones, cold, mean 0.95 (0.83 to 1.20), p50 1.09 (1.03 to 1.12); beside 10,000 puts a second present mean 1.04 (0.91 to 1.16), commit mean 0.77 (0.64 to 0.99). None is decided. Results of tuned before 2026-11-26 are without it |
 //! | a second cache of compressed blocks; one on a faster device | Cache, Direct | no | no codec is compiled in; there is one device |
 //! | **Blocks and files** | | | |
 //! | blocks of 2 KiB | Tuning | no | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) |
@@ -130,10 +132,11 @@
 //! | a limit on all logs | Log, Opening | no effect | there is one column family |
 //! | **Compactions** | | | |
 //! | a reader while 50,000 puts a second are committed, synced, in tuned, 20M pairs, 18% cap, three repeats: flushes and compactions past the page cache; flushed blocks put into the cache; 8 files of level 0 before they are compacted; a first level of 64 MiB | Direct, Stalls, source | no | present mean 1.03, 0.97, 0.97, 1.01 and commit mean 1.17 (0.99 to 1.25), 1.03, 1.00, 1.05: within the spread of the repeats |
-//! | a limit on the bytes that flushes and compactions write a second | Setup, Limiter | open | `rocksdb-limiter.toml` |
-//! | compactions past the page cache on both sides; cached blocks of removed files dropped at once | source | open | `rocksdb-limiter.toml` |
-//! | universal compaction | Tuning | open | `rocksdb-universal.toml`. It takes up to twice the space for a time |
-//! | subcompactions, four background jobs, higher triggers and limits for stalls, a smaller first level, in a shuffled load | Tuning, Stalls, FAQ | open | `rocksdb-loads.toml` |
+//! | a limit on the bytes that flushes and compactions write a second, 40 MiB; a reader beside 50,000 puts a second, 20M pairs, 36% cap, three repeats, here and in the next row | Setup, Limiter | no | tuned: present mean 0.96 (0.89 to 1.02), p99 0.79 (0.69 to 1.11), commit mean 0.95 (0.85 to 1.04); default profile: 1.03 (0.98 to 1.05), commit mean 1.13 (0.76 to 1.56). None is decided |
+//! | compactions past the page cache on both sides; cached blocks of removed files dropped at once | source | no | the first, default profile: present mean 1.05 (0.96 to 1.14), commit mean 1.19 (0.70 to 1.79); the second, tuned: present mean 0.94 (0.87 to 1.01), commit mean 0.94 (0.81 to 1.07). None is decided |
+//! | universal compaction, 10M pairs, three repeats | Tuning | no | default profile: rate of a shuffled load 1.13 (0.83 to 1.31), mean of a synced commit of 1000 puts for fifteen seconds 0.92 (0.74 to 1.21); profile for memory: 0.95 (0.82 to 1.29), 0.88 (0.82 to 1.05). None is decided, and it takes up to twice the space for a time |
+//! | a shuffled load of 10M pairs, three repeats, rate against the default profile: six memtables of 16 MiB | Tuning | in memory and tuned, eight | 1.35 (0.97 to 2.21), bytes written 1.4 times; with a first level of 64 MiB 1.39 (1.08 to 1.90). Neither is decided. 16 cores: 1.59 and 1.50 |
+//! | the same: two subcompactions; four background jobs; level 0 with 1000 files and no stalls; memtables of 256 MiB; the last two together with subcompactions | Tuning, Stalls, FAQ | no | 0.97 (0.91 to 1.01); 1.01 (0.88 to 1.20); 1.01 (0.87 to 1.08); 0.68 (0.58 to 0.78); 0.69 (0.59 to 0.75). 16 cores: 1.04, 1.05, 1.04, 0.77, 0.76 |
 //! | levels of dynamic size, `kMinOverlappingRatio` | Setup | default | RocksDB has made them its defaults since that page was written |
 //! | other multipliers and numbers of levels | Tuning | no | the guide advises against it |
 //! | read-ahead of compactions | Tuning, Direct | default | 2 MiB, less in tuned under a small limit |

@@ -105,6 +105,11 @@ pub fn settings() -> impl Iterator<Item = &'static str> {
     TREE.iter().chain(TABLE).copied().chain([CACHE, ROW_CACHE, SORT_BATCHES])
 }
 
+/// Whether `set` has a cache of pairs.
+pub(crate) fn has_row_cache(set: &[(String, String)]) -> bool {
+    last(set, ROW_CACHE).is_some()
+}
+
 /// Gives `table` a block cache of the kind that `set` names, or none, otherwise a HyperClockCache.
 pub(crate) fn give_cache(table: &mut BlockBasedOptions, bytes: usize, set: &[(String, String)]) -> Result<()> {
     if last(set, CACHE) == Some("none") {

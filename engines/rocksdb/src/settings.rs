@@ -46,6 +46,9 @@ pub(crate) const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
 /// were fastest when the pinned filters and index filled the cache of 80 MB. Every setting that left more of the cache
 /// to data blocks was slower.
 pub(crate) const PINNED_EIGHTHS: u64 = 7;
+/// Part of its cache that the tuned profile gives to a cache of pairs. It keeps more popular pairs in the same memory than a
+/// cache of blocks. Measured with 50M pairs under a cap of 576 MB and zipfian gets; half of the cache was no better.
+const ROW_CACHE_PART: u64 = 6;
 /// If the process may open this many files, RocksDB keeps all of its files open: with 64 MiB each, so many hold 4 TB.
 const OPEN_FILES_ENOUGH: u64 = 1 << 16;
 
@@ -78,10 +81,16 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             set::interpolate(out)?
         }
         Profile::Tuned => {
-            let cache = set::cache(cache_bytes, &options.set)?;
             let store_bytes = disk_bytes(dir)?;
-            tuned_tables(&mut out, &cache, options, is_pinned(store_bytes, options));
+            let row_cache_bytes = row_cache_bytes(store_bytes, options);
+            let block_cache_bytes = options.cache_bytes - row_cache_bytes;
+            let cache_bytes = usize::try_from(block_cache_bytes).unwrap_or(usize::MAX);
+            let cache = set::cache(cache_bytes, &options.set)?;
+            tuned_tables(&mut out, &cache, options, is_pinned(store_bytes, block_cache_bytes, options.bloom_bits));
             tuned_tree(&mut out, &cache, cache_bytes);
+            if row_cache_bytes > 0 {
+                out.set_row_cache(&Cache::new_lru_cache(usize::try_from(row_cache_bytes).unwrap_or(usize::MAX)));
+            }
             let work = CompactionBytes::of(options.memory_limit_bytes.saturating_sub(options.cache_bytes));
             out.set_target_file_size_base(work.file);
             out.set_compaction_readahead_size(work.read_ahead);
@@ -110,9 +119,18 @@ fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
 /// it may grow to any size. Pinned blocks cannot be evicted, so the pinned blocks of a growing store may exceed the
 /// cache. The default cache is at most five eighths of the limit, and direct reads leave the rest unused. So a store
 /// whose blocks fit at its opening may grow by half before it reaches the limit.
-fn is_pinned(store_bytes: u64, options: &RocksdbOptions) -> bool {
-    let pinned_bytes = pinned_bytes(store_bytes / FILE_BYTES_A_PAIR, options.bloom_bits.unwrap_or(0));
-    pinned_bytes > 0 && pinned_bytes <= options.cache_bytes / 8 * PINNED_EIGHTHS
+fn is_pinned(store_bytes: u64, cache_bytes: u64, bloom_bits: Option<u32>) -> bool {
+    let pinned_bytes = pinned_bytes(store_bytes / FILE_BYTES_A_PAIR, bloom_bits.unwrap_or(0));
+    pinned_bytes > 0 && pinned_bytes <= cache_bytes / 8 * PINNED_EIGHTHS
+}
+
+/// Returns the part of the cache for pairs. There is none if the cache has room for the whole store, or none for filters and
+/// index in the rest. Nor is there one if a size is set, which is then taken in addition.
+fn row_cache_bytes(store_bytes: u64, options: &RocksdbOptions) -> u64 {
+    let bytes = options.cache_bytes / ROW_CACHE_PART;
+    let rest_bytes = options.cache_bytes - bytes;
+    let is_useful = store_bytes > options.cache_bytes && is_pinned(store_bytes, rest_bytes, options.bloom_bits);
+    if is_useful && !set::has_row_cache(&options.set) { bytes } else { 0 }
 }
 
 fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_pinned: bool) {
@@ -205,5 +223,21 @@ mod tests {
         );
         assert_eq!(CompactionBytes::of(96 << 20), CompactionBytes { file: 24 << 20, read_ahead: MIB / 4 });
         assert_eq!(CompactionBytes::of(0), CompactionBytes { file: FILE_BYTES_MIN, read_ahead: MIB / 16 });
+    }
+
+    #[test]
+    fn pairs_have_a_cache_where_filters_and_index_are_pinned_and_blocks_are_not_all_cached() {
+        let options = |mb: u64, set: &[(&str, &str)]| RocksdbOptions {
+            cache_bytes: mb * 1_000_000,
+            bloom_bits: Some(10),
+            set: set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            ..RocksdbOptions::default()
+        };
+        // 50M pairs, whose filters and index take 61 MB.
+        let store_bytes = 50_000_000 * FILE_BYTES_A_PAIR;
+        let of = |mb| row_cache_bytes(store_bytes, &options(mb, &[])) / 1_000_000;
+        assert_eq!([72, 80, 90, 360, 3_600, 4_000].map(of), [0, 0, 15, 60, 600, 0]);
+        assert_eq!(row_cache_bytes(store_bytes, &options(360, &[("row_cache", "1")])), 0);
+        assert_eq!(row_cache_bytes(0, &options(360, &[])), 0, "a new store, which may grow to any size");
     }
 }
