@@ -213,8 +213,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
     if answers {
-        let probed = lookups.probe().await;
-        probed.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
+        lookups.probe().await.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
     }
     systemd::ready();
     let watch = tokio::spawn(systemd::watch(status, map.pulses.clone(), sleepers));
