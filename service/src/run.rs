@@ -312,14 +312,15 @@ impl Stops {
         Ok(Self { terminate, interrupt, at_once })
     }
 
-    // ORDERING: Relaxed in both: the flag guards no memory.
     /// Has signals end the process at once again.
     fn end_at_once(&self) {
+        // ORDERING: Relaxed: the flag guards no memory.
         self.at_once.store(true, Ordering::Relaxed);
     }
 
     /// Has a signal from now on kept for [`Stops::next`].
     fn keep(&self) {
+        // ORDERING: Relaxed: as above.
         self.at_once.store(false, Ordering::Relaxed);
     }
 

@@ -6,8 +6,8 @@ use engine_api::{Buffered, Descriptor, PairBytes, Result, Settings, Share};
 
 use crate::{FILE_NAME, RedbEngine, RedbOptions};
 
-/// Smallest default size of the cache. Gets under a cap of 128 MB were as fast with 8 MB as with 32 MB, and slower with 64 MB,
-/// because misses go through the page cache as well.
+/// Smallest default size of the cache. Gets under a cap of 128 MB were as fast with 8 MB as with 32 MB, and slower with 64 MB.
+/// Between 8 and 32 MB nothing was measured.
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
 pub static DESCRIPTOR: Descriptor = Descriptor {

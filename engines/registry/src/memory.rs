@@ -19,7 +19,7 @@ const PAGE_CACHE_QUARTERS: u64 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Division {
     pub limit: MemoryLimit,
-    /// Size of the engine's own cache in bytes: RocksDB's block cache, redb's page cache, all of strata's memory. 0 for
+    /// Size of the engine's own cache in bytes: RocksDB's caches of blocks and pairs, redb's page cache, all of strata's memory. 0 for
     /// LMDB, which has no cache.
     pub cache_bytes: u64,
     /// Whether `memory` was set. Otherwise `cache_bytes` is the default share.

@@ -227,7 +227,7 @@ pub struct RocksdbOptions {
     pub profile: Profile,
     /// Bits per key of the Bloom filter. `None` writes no filters and ignores those in existing files.
     pub bloom_bits: Option<u32>,
-    /// Size of the block cache in bytes.
+    /// Size of the block cache in bytes; in [`Profile::Tuned`] the cache of pairs is a part of it.
     pub cache_bytes: u64,
     /// Memory in bytes that the process may use. The tuned profile makes direct reads if the store is larger.
     pub memory_limit_bytes: u64,

@@ -82,14 +82,14 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
         }
         Profile::Tuned => {
             let store_bytes = disk_bytes(dir)?;
-            let row_cache_bytes = row_cache_bytes(store_bytes, options);
-            let block_cache_bytes = options.cache_bytes - row_cache_bytes;
+            let pairs_bytes = row_cache_bytes(store_bytes, options);
+            let block_cache_bytes = options.cache_bytes - pairs_bytes;
             let cache_bytes = usize::try_from(block_cache_bytes).unwrap_or(usize::MAX);
             let cache = set::cache(cache_bytes, &options.set)?;
             tuned_tables(&mut out, &cache, options, is_pinned(store_bytes, block_cache_bytes, options.bloom_bits));
             tuned_tree(&mut out, &cache, cache_bytes);
-            if row_cache_bytes > 0 {
-                out.set_row_cache(&Cache::new_lru_cache(usize::try_from(row_cache_bytes).unwrap_or(usize::MAX)));
+            if pairs_bytes > 0 {
+                out.set_row_cache(&Cache::new_lru_cache(usize::try_from(pairs_bytes).unwrap_or(usize::MAX)));
             }
             let work = CompactionBytes::of(options.memory_limit_bytes.saturating_sub(options.cache_bytes));
             out.set_target_file_size_base(work.file);

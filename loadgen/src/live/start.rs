@@ -23,8 +23,8 @@ const WARM_SHARE_MIN: f64 = 0.95;
 /// Names of the states in which the page cache, or memory of the engine's own, holds nothing and all of the store.
 const COLD: &str = "cold";
 const WARM: &str = "warm";
-/// State of a service's warm-up that has not ended.
-const UNDER_WAY: &str = "under_way";
+/// States of a service's warm-up that has not ended: the store is not open yet, or is being read.
+const NOT_ENDED: [&str; 2] = ["not_open", "under_way"];
 /// Name of the state in which the page cache holds a part of the store, neither a small one nor nearly all of it.
 const PARTLY: &str = "partly cached";
 
@@ -93,12 +93,11 @@ impl Start {
             // ORDERING: Relaxed: the flag carries no other data.
             ensure!(!stop.load(Ordering::Relaxed), "stopped by a signal before the store was warm");
             service.check_running()?;
-            // The service does not answer before its warm-up has begun.
             let status: Option<Value> =
                 get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
             if let Some(status) = status {
                 let warm_up: WarmUp = serde_json::from_value(status["warm_up"].clone())?;
-                if warm_up.state != UNDER_WAY {
+                if !NOT_ENDED.contains(&warm_up.state.as_str()) {
                     (self.page_cache_bytes, self.warm_up) = (probe::page_cache_bytes(&dir.join(DATA)), Some(warm_up));
                     return Ok(());
                 }

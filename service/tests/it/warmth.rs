@@ -29,7 +29,7 @@ pub(crate) struct Ended {
 pub(crate) fn ended(service: &mut Service) -> Ended {
     let figures = wait_for("the end of the warm-up", || {
         let figures = warm_up(service);
-        (figures["state"] != "under_way").then_some(figures)
+        (figures["state"] != "not_open" && figures["state"] != "under_way").then_some(figures)
     });
     serde_json::from_value(figures).unwrap()
 }
