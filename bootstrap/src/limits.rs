@@ -191,7 +191,7 @@ fn divide_limit(
     // The engine's share makes room for the buffers, unless the user asked for it.
     if options.memory.is_none() && share.cache_eighths > 0 && needed_bytes(cache_bytes) > limit.bytes {
         let room_bytes = limit.bytes.saturating_sub(needed_bytes(0));
-        cache_bytes = room_bytes.max(engines::MEMORY_MIN);
+        cache_bytes = room_bytes.max(share.cache_min_bytes);
         options.memory = Some(ByteSize::b(cache_bytes));
     }
     if needed_bytes(cache_bytes) > limit.bytes {
@@ -199,7 +199,7 @@ fn divide_limit(
             Some(file) => (file.display().to_string(), "raise the limit (MemoryMax= of the unit)"),
             None => ("machine".to_owned(), "load it on a machine with more memory"),
         };
-        let smaller = if cache_bytes > engines::MEMORY_MIN { ", or set --memory lower" } else { "" };
+        let smaller = if cache_bytes > share.cache_min_bytes { ", or set --memory lower" } else { "" };
         let sorted = if memtables_bytes > 0 { ", or load with --order sorted, which needs less" } else { "" };
         return Err(Wrong::error(format!(
             "the memory limit is too small for this load: limit={} limit_from={from} needed={} engine={} \
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_too_small_is_named_with_the_way_out() {
-        for (engine, mib) in [(EngineKind::Strata, 127), (EngineKind::Redb, 127), (EngineKind::Lmdb, 63)] {
+        for (engine, mib) in [(EngineKind::Strata, 127), (EngineKind::Redb, 79), (EngineKind::Lmdb, 63)] {
             let error = divided(&EngineOptions::new(engine), Order::Sorted, mib).unwrap_err();
             assert!(error.is::<Wrong>() && error.to_string().contains("MemoryMax="), "{error}");
             assert!(error.to_string().contains("limit_from=/sys/fs/cgroup/x/memory.max"), "{error}");
