@@ -31,6 +31,7 @@ mod marker;
 mod memory;
 mod notes;
 mod options;
+mod place;
 mod process;
 mod read_only;
 mod regular;

@@ -15,6 +15,7 @@ use crate::list::{EngineKind, compiled};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineArgs, EngineOptions};
+use crate::place::Place;
 use crate::process;
 use crate::standing::{self, no_store};
 use crate::terms::Terms;
@@ -151,7 +152,8 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
-    Ok(Box::new(Store { engine, identity, options, dir: dir.to_owned(), _lock: held.into_lock() }))
+    let place = Place::of(dir, options.engine)?;
+    Ok(Box::new(Store { engine, identity, options, dir: dir.to_owned(), place, _lock: held.into_lock() }))
 }
 
 /// Records in the marker how far the load of the store in `dir` has come. The process that has the store open for
@@ -171,13 +173,15 @@ pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
     marker::write(dir, &marked)
 }
 
-/// An open store. It passes every call on to the engine. Readers and transactions are the engine's own.
+/// An open store. It passes every call on to the engine. Readers and transactions are the engine's own; one begins only while the
+/// files are in their place.
 struct Store {
     // First field: the engine is closed before the lock is released.
     engine: Box<dyn Engine>,
     identity: Identity,
     options: EngineOptions,
     dir: PathBuf,
+    place: Place,
     _lock: Option<DirLock>,
 }
 
@@ -191,6 +195,7 @@ impl Engine for Store {
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        self.place.check()?;
         self.engine.begin()
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn measure(engine: &str, data: &Path, op: Op, turn: u64) -> Result<Fi
 
 fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let mut table = rocksdb::BlockBasedOptions::default();
-    table.set_block_cache(&rocksdb::Cache::new_lru_cache(CACHE_BYTES));
+    table.set_block_cache(&rocksdb::Cache::new_hyper_clock_cache(CACHE_BYTES, 0));
     let mut options = rocksdb::Options::default();
     options.set_compression_type(rocksdb::DBCompressionType::None);
     options.set_block_based_table_factory(&table);
@@ -146,6 +146,9 @@ fn lmdb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
         });
     }
     let txn = env.begin_ro_txn()?;
+    if op == Op::GetMany {
+        return read_many(turn, in_order(|key| get(&txn, key)));
+    }
     read(op, turn, |key| get(&txn, key))
 }
 
@@ -185,14 +188,7 @@ fn redb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let table = txn.open_table(TABLE)?;
     let get = |key: &Key| Ok(table.get(key)?.map(|value| *value.value()));
     if op == Op::GetMany {
-        // Ask in the order of keys, which is the order of pages. redb leaves nothing else to its caller.
-        let mut order: Vec<usize> = Vec::with_capacity(MANY);
-        return read_many(turn, |keys, values| {
-            order.clear();
-            order.extend(0..keys.len());
-            order.sort_unstable_by_key(|at| keys[*at]);
-            order.iter().try_for_each(|at| get(&keys[*at]).map(|found| values[*at] = found))
-        });
+        return read_many(turn, in_order(get));
     }
     read(op, turn, get)
 }
@@ -228,6 +224,18 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
         return read_many(turn, |keys, values| Ok(reader.get_many(keys, values)?));
     }
     read(op, turn, |key| Ok(reader.get(key)?))
+}
+
+/// Makes a batch of gets one by one, in the order of keys, which is the order of pages: a B-tree leaves nothing else to its
+/// caller.
+fn in_order(mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> impl FnMut(&[Key], &mut [Option<Key>]) -> Result<()> {
+    let mut order: Vec<usize> = Vec::with_capacity(MANY);
+    move |keys, values| {
+        order.clear();
+        order.extend(0..keys.len());
+        order.sort_unstable_by_key(|at| keys[*at]);
+        order.iter().try_for_each(|at| get(&keys[*at]).map(|found| values[*at] = found))
+    }
 }
 
 /// Gets as many pairs as `loadgen` does before it measures: a tenth. Then both sides have a cache of values of the same
@@ -291,6 +299,8 @@ fn write(
     turn: u64,
     mut batch: impl FnMut(&mut dyn Iterator<Item = (Key, Key)>, &mut Clock) -> Result<(u64, u64)>,
 ) -> Result<Figures> {
+    // An engine that has just opened still flushes and compacts the puts of the last run.
+    std::thread::sleep(REST);
     let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
     let (mut puts, mut commits) = (0, Vec::new());
     for measured in [false, true] {

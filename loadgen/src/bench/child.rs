@@ -75,6 +75,8 @@ impl ChildArgs {
 /// A run that is not valid JSON; errors of the engine; a wrong value read; I/O errors of /proc.
 pub fn run(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    // As the service does. Otherwise freed memory of one thread may not be used by the next one.
+    probe::limit_arenas(probe::memory_limit().bytes);
     let answer = match run.kind {
         Kind::Recover => recover(&run, &args.dir)?,
         _ => drive(&run, &args.dir)?,
@@ -89,6 +91,7 @@ pub fn run(args: &ChildArgs) -> Result<()> {
 /// A run that is not valid JSON; errors of the engine.
 pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    probe::limit_arenas(probe::memory_limit().bytes);
     let (engine, _) = open(&run, &args.dir)?;
     println!("writing");
     writes(&run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;

@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::cells::{Cell, Group, Sample, Scenario, Spread, curve, distinct, engines, scenarios};
 use super::figures::{
-    BOOTSTRAP, BYTES_PER_LOADED, Better, COMMIT_PER_PUT, FIRST_READ, Figure, OPENING, PEAK_RSS, READS_PER_OP, STATS,
-    Stat, THROUGHPUT, THROUGHPUT_OF_DEVICE,
+    BOOTSTRAP, BYTES_PER_LOADED, Better, COMMIT_PER_PUT, FIRST_READ, Figure, LOAD_TIME, OPENING, PEAK_RSS,
+    READS_PER_OP, STATS, Stat, THROUGHPUT, THROUGHPUT_OF_DEVICE, WRITE_AMPLIFICATION,
 };
-use super::judge::{Family, Judged, RULE, Verdict};
+use super::judge::{self, Family, Judged, RULE, Test};
 use super::{format, input};
 use crate::result::{Quantiles, Record};
 
@@ -22,7 +22,9 @@ pub const EXAMPLES: &str = "\
 For each cell and figure: the median of the engine's repeats, the best median among the other engines of the same \
 cell, how many times better the engine is than that one (below 1: worse; the geometric mean of the repeats, each \
 compared with its own turn) with the 95 % interval, and the verdict \
-against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
+against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Others that have no figure, or \
+too few repeats, are named beside the verdict, because it is not about them. A figure of which neither more nor less is \
+better has no verdict. Where the device was \
 measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. A cell without a \
 figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
 
@@ -73,9 +75,7 @@ pub fn table(records: &[Record], engine: &str) -> String {
     }
     let mut family = Family::default();
     for (_, row) in &rows {
-        if let Ok(own) = &row.own {
-            row.others.iter().for_each(|(_, other)| family.add_paired(own, other, row.better));
-        }
+        row.judge_in(&mut family);
     }
     let mut judged = family.judge().into_iter();
     let mut out = format!(
@@ -84,8 +84,10 @@ pub fn table(records: &[Record], engine: &str) -> String {
     );
     rows.iter().for_each(|(at, row)| out.push_str(&format!("{at} {} |\n", row.text(&mut judged))));
     out.push_str(&format!("\n{RULE}\n"));
-    if rows.iter().any(|(_, row)| row.name == PEAK_RSS.name) {
-        out.push_str(&format!("\n{RSS}\n"));
+    for (figure, note) in NOTES {
+        if rows.iter().any(|(_, row)| row.name == figure.name) {
+            out.push_str(&format!("\n{note}\n"));
+        }
     }
     if !without.is_empty() {
         out.push_str(&format!("\nWithout a figure, in all repeats or in some:\n\n{}", without.concat()));
@@ -93,18 +95,27 @@ pub fn table(records: &[Record], engine: &str) -> String {
     out
 }
 
-/// Note below the table about [`PEAK_RSS`].
+/// Notes below the table about figures that cannot be read without them.
+const NOTES: [(Figure, &str); 2] = [(PEAK_RSS, RSS), (LOAD_TIME, LOAD)];
+
 const RSS: &str = "\
 Peak RSS has files mapped into memory in it, which is how LMDB reads, and not the page cache, through which RocksDB and redb do.";
+
+const LOAD: &str = "\
+The time of a load ends when all pairs are durable. Work that an engine puts off until later, as strata and RocksDB do with merges, \
+is not in it.";
 
 /// One figure of a cell: the engine's value, and the values of the others.
 struct Row {
     name: String,
-    better: Better,
+    /// `None` for a figure that is neither better nor worse: it is shown and not judged.
+    better: Option<Better>,
     text: fn(f64) -> String,
     /// The engine's figure, or the reason why there is none.
     own: Result<Sample, String>,
     others: Vec<(String, Sample)>,
+    /// The others that ran and have no figure, and the reason of each.
+    without: Vec<(String, String)>,
     /// Reasons why none of the others has the figure, if none has.
     why_not: String,
 }
@@ -124,19 +135,19 @@ impl Beside<'_> {
             for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
                 let name = format!("{} {}", format::op(op), stat.name);
                 let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
-                rows.extend(self.row(name, Better::Lower, format::nanos, Some(op), of));
+                rows.extend(self.row(name, Some(Better::Lower), format::nanos, Some(op), of));
             }
         }
         for figure in figures(self.group) {
-            let Some(better) = figure.better else { continue };
-            rows.extend(self.row(figure.name.to_owned(), better, figure.text, None, |cell| cell.sample(figure.of)));
+            let of = |cell: &Cell<'_>| cell.sample(figure.of);
+            rows.extend(self.row(figure.name.to_owned(), figure.better, figure.text, None, of));
         }
         for op in self.group.ops() {
             for (name, device) in DEVICE {
                 let Some(stat) = STATS.iter().find(|stat| stat.name == name) else { continue };
                 let of = |cell: &Cell<'_>| cell.sample(|run| times_the_device(run, op, stat, device));
                 let name = format!("{} {name} / the device's", format::op(op));
-                rows.extend(self.row(name, Better::Lower, format::digits, None, of));
+                rows.extend(self.row(name, Some(Better::Lower), format::digits, None, of));
             }
         }
         rows
@@ -146,7 +157,7 @@ impl Beside<'_> {
     fn row(
         &self,
         name: String,
-        better: Better,
+        better: Option<Better>,
         text: fn(f64) -> String,
         op: Option<&str>,
         of: impl Fn(&Cell<'_>) -> Option<Sample>,
@@ -156,17 +167,22 @@ impl Beside<'_> {
             cell.and_then(&of).ok_or_else(|| why_not(cell, op))
         };
         let own = figure(self.engine);
-        let (mut others, mut reasons) = (Vec::new(), Vec::new());
+        let (mut others, mut without, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
         for other in self.known.iter().filter(|other| **other != self.engine) {
             match figure(other) {
                 Ok(sample) => others.push(((*other).to_owned(), sample)),
-                Err(reason) => reasons.push(reason),
+                Err(reason) => {
+                    if self.group.cell(other, self.cap).is_some() {
+                        without.push(((*other).to_owned(), reason.clone()));
+                    }
+                    reasons.push(reason);
+                }
             }
         }
         if own.is_err() && others.is_empty() {
             return None;
         }
-        Some(Row { name, better, text, own, others, why_not: distinct(reasons).join("; ") })
+        Some(Row { name, better, text, own, others, without, why_not: distinct(reasons).join("; ") })
     }
 }
 
@@ -187,7 +203,7 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
     let from_cold = ["cold", "steady"].contains(&group.workload.state.as_str());
     match group.workload.name.as_str() {
         "bootstrap" => {
-            let rows = ["Time", "Bytes / pair", PEAK_RSS.name];
+            let rows = [LOAD_TIME.name, "Bytes / pair", PEAK_RSS.name, WRITE_AMPLIFICATION.name];
             BOOTSTRAP.iter().filter(|figure| rows.contains(&figure.name)).copied().collect()
         }
         "recover" => [FIRST_READ].into_iter().chain(OPENING).collect(),
@@ -195,25 +211,18 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
             [READS_PER_OP].into_iter().chain(OPENING).collect()
         }
         "live" | "query" => vec![THROUGHPUT, THROUGHPUT_OF_DEVICE],
-        _ => vec![THROUGHPUT, COMMIT_PER_PUT, PEAK_RSS, BYTES_PER_LOADED],
+        _ => vec![THROUGHPUT, COMMIT_PER_PUT, WRITE_AMPLIFICATION, PEAK_RSS, BYTES_PER_LOADED],
     }
 }
 
 /// Returns the reason why a cell has no figure.
 fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
     let Some(cell) = cell else { return "not measured".to_owned() };
-    if let Some((_, note)) = killed(cell).filter(|(killed, _)| *killed == cell.runs.len()) {
-        return note.to_owned();
+    if let Some(note) = cell.killed().first().filter(|_| cell.killed().len() == cell.runs.len()) {
+        return (*note).to_owned();
     }
     let counted = |run: &&Record| op.is_some_and(|op| curve(run, op).is_some());
     if cell.runs.iter().any(counted) { "too few values" } else { "not recorded" }.to_owned()
-}
-
-/// Returns the number of runs of the cell that were killed, and the note about the first of them; `None` if none was.
-fn killed<'a>(cell: &Cell<'a>) -> Option<(usize, &'a str)> {
-    let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
-    let notes: Vec<&str> = cell.runs.iter().filter_map(note).collect();
-    Some((notes.len(), *notes.first()?))
 }
 
 /// Lists the engines of a scenario that have no figure in a repeat of a cell, one line each.
@@ -225,8 +234,10 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
         .iter()
         .filter_map(|engine| match group.cell(engine, cap) {
             None => Some(line(engine, "not measured")),
-            Some(cell) => killed(cell)
-                .map(|(killed, note)| line(engine, &format!("{note} in {killed} of {} repeats", cell.runs.len()))),
+            Some(cell) => {
+                let (killed, runs) = (cell.killed(), cell.runs.len());
+                killed.first().map(|note| line(engine, &format!("{note} in {} of {runs} repeats", killed.len())))
+            }
         })
         .collect();
     if alone {
@@ -236,12 +247,21 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
 }
 
 impl Row {
-    /// Renders the row's columns. Takes a judgement for each of the others.
+    /// Adds the row to a table, if there is something to judge.
+    fn judge_in(&self, family: &mut Family) {
+        if let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) {
+            let mut row = judge::Row::of(own);
+            self.others.iter().for_each(|(_, other)| row.add(Test::by_turns(own, other, better)));
+            family.add(row);
+        }
+    }
+
+    /// Renders the row's columns. Takes its judgement, if there was something to judge.
     fn text(&self, judged: &mut impl Iterator<Item = Judged>) -> String {
         let text = |spread: &Spread| format!("{} ({})", (self.text)(spread.median), format::spread(spread, self.text));
         let by_median = |a: &Spread, b: &Spread| {
             let order = a.median.total_cmp(&b.median);
-            if self.better == Better::Lower { order } else { order.reverse() }
+            if self.better == Some(Better::Higher) { order.reverse() } else { order }
         };
         let spreads = self.others.iter().map(|(engine, other)| (engine, other.spread()));
         let best = spreads.min_by(|a, b| by_median(&a.1, &b.1));
@@ -252,24 +272,38 @@ impl Row {
                 return format!("{} | {reason} | {best} | {engine} | {reason} | no figure", self.name);
             }
         };
-        let judged: Vec<Judged> = judged.take(self.others.len()).collect();
         let Some((engine, best)) = best else {
             let why = &self.why_not;
             return format!("{} | {} | {why} | none | nothing beside it | not decided", self.name, text(&own));
         };
-        let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
+        let figures = format!("{} | {} | {} | {engine}", self.name, text(&own), text(&best));
+        let Some(judged) = self.better.and_then(|_| judged.next()) else {
+            return format!("{figures} | {} | not judged", format::MISSING);
+        };
+        let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.beside[at]);
         // The interval's own middle, where there is one: the ratio of medians can lie outside of it.
-        let times = of_best.and_then(|judged| judged.times).unwrap_or(match self.better {
-            Better::Lower => best.median / own.median,
-            Better::Higher => own.median / best.median,
+        let times = match of_best {
+            // A ratio with zero says nothing.
+            _ if own.min == 0.0 || best.min == 0.0 => "one is 0".to_owned(),
+            Some(beside) => format!("{:.2} ({:.2}–{:.2})", beside.times, beside.interval.0, beside.interval.1),
+            None if self.better == Some(Better::Higher) => format!("{:.2}", own.median / best.median),
+            None => format!("{:.2}", best.median / own.median),
+        };
+        format!("{figures} | {times} | {}{}", judged.verdict.as_str(), self.not_judged(&judged))
+    }
+
+    /// Names those that the verdict is not about, with the reason; empty if it is about all.
+    fn not_judged(&self, judged: &Judged) -> String {
+        let missing = self.own.as_ref().map_or(0, Sample::missing);
+        let own = (missing > 0).then(|| format!("; {missing} of its own repeats have no figure"));
+        let few = self.others.iter().zip(&judged.beside).filter(|(_, beside)| beside.is_none());
+        let few = few.map(|((engine, other), _)| match other.spread().runs {
+            1 => format!("{engine} (1 run)"),
+            runs => format!("{engine} ({runs} runs)"),
         });
-        // The ratio of zero bytes to zero bytes is undefined.
-        let is_zero = own.median == 0.0 || best.median == 0.0;
-        let times = if is_zero { "one is 0".to_owned() } else { format!("{times:.2}") };
-        let interval = of_best.and_then(|judged| judged.interval);
-        let interval = interval.map_or_else(String::new, |(low, high)| format!(" ({low:.2}–{high:.2})"));
-        let verdicts: Vec<Verdict> = judged.iter().map(|judged| judged.verdict).collect();
-        let verdict = Verdict::beside_all(&verdicts).as_str();
-        format!("{} | {} | {} | {engine} | {times}{interval} | {verdict}", self.name, text(&own), text(&best))
+        let named: Vec<String> =
+            few.chain(self.without.iter().map(|(engine, reason)| format!("{engine} ({reason})"))).collect();
+        let others = (!named.is_empty()).then(|| format!("; not about {}", named.join(", ")));
+        own.into_iter().chain(others).collect()
     }
 }

@@ -10,8 +10,7 @@ use crate::result::Record;
 const READING: [&str; 8] = [
     "A figure is the median over the repeats of its cell, followed by the smallest and the largest repeat; “1 run” \
      says that there is no spread to judge it by.",
-    "× is the ratio to the best median of the row. An engine is marked as best if another one of the row is behind it and \
-     none is ahead of it.",
+    "× is the ratio to the best median of the row. An engine is marked as best if it is ahead of all others of the row that have enough repeats.",
     judge::RULE,
     "† marks a cell of which a repeat has a note (listed under “What to know”) that not every run of the workload has.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \

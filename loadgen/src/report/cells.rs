@@ -1,6 +1,9 @@
 //! Sorts records into comparable groups: scenario, workload, cap, engine, and the repeats of that cell.
 //!
-//! Owns: which runs are repeats of each other, and the median with its spread. Must not: format.
+//! Owns: which runs are repeats of each other, which of them were made by turns, and the median with its spread. Must not:
+//! format.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::Serialize;
 
@@ -43,52 +46,84 @@ pub struct Spread {
     pub runs: usize,
 }
 
+/// Repeat and session of a run. Runs of several engines in one turn were made one after the other, so that a disturbance met
+/// them alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    repeat: u32,
+    /// Hash of the program and of the device's baseline, which each session measures anew.
+    session: u64,
+}
+
 /// A figure of each repeat of a cell that has it, at least one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// Number of the repeat, and its figure.
-    pub(crate) values: Vec<(u32, f64)>,
+    pub(crate) values: Vec<(Turn, f64)>,
+    /// Number of the cell's runs, with or without the figure.
+    runs: usize,
+    /// Smallest difference between two values; 0 if they have no steps.
+    pub(crate) step: f64,
+}
+
+impl Turn {
+    pub(crate) fn of(run: &Record) -> Self {
+        let mut session = DefaultHasher::new();
+        run.program.hash(&mut session);
+        // A baseline consists of numbers, so it can always be written.
+        serde_json::to_string(&run.baseline).unwrap_or_default().hash(&mut session);
+        Self { repeat: run.repeat, session: session.finish() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_test(repeat: u32, session: u64) -> Self {
+        Self { repeat, session }
+    }
 }
 
 impl Sample {
-    pub(crate) fn new(values: Vec<(u32, f64)>) -> Self {
-        Self { values }
+    pub(crate) fn new(values: Vec<(Turn, f64)>, runs: usize, step: f64) -> Self {
+        Self { values, runs, step }
     }
 
-    /// Returns the figure of one repeat; `None` if it has none.
-    pub(crate) fn of_repeat(&self, repeat: u32) -> Option<f64> {
-        self.values.iter().find(|(known, _)| *known == repeat).map(|(_, value)| *value)
+    /// Returns the figure of one turn; `None` if it has none.
+    pub(crate) fn of_turn(&self, turn: Turn) -> Option<f64> {
+        self.values.iter().find(|(known, _)| *known == turn).map(|(_, value)| *value)
+    }
+
+    /// Returns the number of the cell's runs that lack the figure, as one lacks it that was killed.
+    pub(crate) fn missing(&self) -> usize {
+        self.runs - self.values.len()
     }
 
     /// Computes median and range of the values.
     pub(crate) fn spread(&self) -> Spread {
-        let mut values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        let median = if values.len().is_multiple_of(2) {
-            f64::midpoint(values[middle - 1], values[middle])
-        } else {
-            values[middle]
-        };
-        Spread { median, min: values[0], max: values[values.len() - 1], runs: values.len() }
+        spread(self.values.iter().map(|(_, value)| *value).collect())
     }
 }
 
 impl Spread {
     /// Computes the spread of the values that are present and finite; `None` without any.
     pub(crate) fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
-        let values = values.into_iter().flatten().filter(|value| value.is_finite());
-        let values: Vec<(u32, f64)> = (0..).zip(values).collect();
-        (!values.is_empty()).then(|| Sample::new(values).spread())
+        let values: Vec<f64> = values.into_iter().flatten().filter(|value| value.is_finite()).collect();
+        (!values.is_empty()).then(|| spread(values))
     }
+}
+
+/// Computes median and range of at least one value.
+fn spread(mut values: Vec<f64>) -> Spread {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let median =
+        if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] };
+    Spread { median, min: values[0], max: values[values.len() - 1], runs: values.len() }
 }
 
 impl<'a> Cell<'a> {
     /// Collects a figure from each repeat; `None` if no repeat has it.
     pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
-        let figure = |run: &&Record| Some((run.repeat, of(run).filter(|value| value.is_finite())?));
-        let values: Vec<(u32, f64)> = self.runs.iter().filter_map(figure).collect();
-        (!values.is_empty()).then(|| Sample::new(values))
+        let figure = |run: &&Record| Some((Turn::of(run), of(run).filter(|value| value.is_finite())?));
+        let values: Vec<(Turn, f64)> = self.runs.iter().filter_map(figure).collect();
+        (!values.is_empty()).then(|| Sample::new(values, self.runs.len(), 0.0))
     }
 
     /// Computes a figure's spread over the repeats.
@@ -103,7 +138,16 @@ impl<'a> Cell<'a> {
         if self.runs.iter().any(has_too_few) {
             return None;
         }
-        self.sample(|run| curve(run, op).and_then(&of))
+        let sample = self.sample(|run| curve(run, op).and_then(&of))?;
+        // Quantiles are whole nanoseconds, and means are not.
+        let is_whole = sample.values.iter().all(|(_, value)| value.fract() == 0.0);
+        Some(Sample { step: f64::from(u8::from(is_whole)), ..sample })
+    }
+
+    /// Returns the notes of the runs that were killed, one a run.
+    pub(crate) fn killed(&self) -> Vec<&'a str> {
+        let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
+        self.runs.iter().filter_map(note).collect()
     }
 
     /// Returns the curve of the repeat in the middle, whose mean is the median of the means; the lower of two.

@@ -125,17 +125,17 @@ fn memory_bar(cell: &Cell<'_>, engine: usize) -> Option<Bar> {
         (Some(cache), Some(charged)) => {
             let text = format!("page cache {}, {rss}", format::bytes(cache as f64));
             let parts = vec![cache.min(charged) as f64, charged.saturating_sub(cache) as f64];
-            (parts, Figures { main: format::bytes(charged as f64), detail: text, best: false })
+            (parts, Figures { main: format::bytes(charged as f64), detail: text, ahead: None })
         }
         (_, Some(charged)) => {
             let main = format::bytes(charged as f64);
             (
                 vec![0.0, charged as f64],
-                Figures { main, detail: format!("page cache {}, {rss}", format::MISSING), best: false },
+                Figures { main, detail: format!("page cache {}, {rss}", format::MISSING), ahead: None },
             )
         }
         _ => {
-            (Vec::new(), Figures { main: format::MISSING.to_owned(), detail: format!("{rss}, charged –"), best: false })
+            (Vec::new(), Figures { main: format::MISSING.to_owned(), detail: format!("{rss}, charged –"), ahead: None })
         }
     };
     if peaks.len() == 1 {

@@ -11,19 +11,19 @@ use serde::Serialize;
 
 use super::cells::{Cell, Sample, Scenario, Spread, distinct, engines as engines_of, scenarios};
 use super::figures::{Better, OPENING, STATS, THROUGHPUT};
-use super::judge::{Family, RULE, Verdict};
+use super::judge::{Family, RULE, Row, Test, Verdict};
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
 
 /// Text after the options in `loadgen compare --help`.
 pub const EXAMPLES: &str = "\
-Compares the medians of cells with the same scenario, workload (with its seed and size), engine and memory cap.
+Compares cells with the same scenario, workload (with its seed and size), engine and memory cap.
 
 The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
 repeats a side find smaller differences than three. Engines of one file are compared repeat by repeat, because their runs \
 took turns. Two files are compared as a whole, because their runs were made at different times.
 
-Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, or an error.
+Exit codes: 0 done; 1 with --fail-above, B is behind by more than that or more of its runs were killed, or an error.
 
 Examples:
   solkv-loadgen compare before.jsonl after.jsonl
@@ -52,7 +52,7 @@ pub struct CompareArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Exit with 1 when B is behind in a figure by more than this
+    /// Exit with 1 when B is behind in a figure by more than this, or more of its runs were killed
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub fail_above: Option<f64>,
 }
@@ -79,8 +79,9 @@ pub struct Difference {
     pub b: Spread,
     #[serde(skip)]
     pub(crate) better: Better,
-    /// Median of the second side divided by the median of the first.
-    pub ratio: f64,
+    /// The second side divided by the first: the geometric mean over the repeats, or with too few of them the ratio of
+    /// the medians. `None` if one of them is 0.
+    pub ratio: Option<f64>,
     /// 95 % interval of the ratio; `None` with too few repeats.
     pub ratio_interval: Option<(f64, f64)>,
     /// Percentage by which the second side is worse; negative if it is better.
@@ -98,14 +99,16 @@ pub struct Comparison {
     pub warnings: Vec<String>,
     /// One row for each figure of each cell.
     pub rows: Vec<Difference>,
-    /// Descriptions of the cells that only one side has.
+    /// Descriptions of the cells and of the figures that only one side has.
     pub unmatched: Vec<String>,
+    /// Descriptions of the cells of which more repeats were killed on the second side than on the first.
+    pub killed: Vec<String>,
 }
 
 /// Runs `loadgen compare` and prints the comparison.
 pub fn run(args: &CompareArgs) -> Result<()> {
-    let mut first = input::read_each(std::slice::from_ref(&args.a))?;
-    let mut second = args.b.as_ref().map(|file| input::read_each(std::slice::from_ref(file))).transpose()?;
+    let mut first = input::read_one(&args.a)?;
+    let mut second = args.b.as_ref().map(|file| input::read_one(file)).transpose()?;
     input::name_engines(&mut first.iter_mut().chain(second.iter_mut().flatten()).collect::<Vec<_>>());
     let second = second.as_deref().unwrap_or(&first);
     let engines = args.engines.as_ref().map(|(x, y)| (x.as_str(), y.as_str()));
@@ -115,7 +118,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     }
     let comparison = compare(&first, second, engines);
     ensure!(
-        !comparison.rows.is_empty(),
+        !comparison.rows.is_empty() || !comparison.killed.is_empty(),
         "nothing to compare: no cell is on both sides: {}",
         comparison.unmatched.join("; ")
     );
@@ -124,9 +127,9 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
     if let Some(limit) = args.fail_above {
         let failed = comparison.rows.iter().filter(|row| row.verdict == Verdict::Behind && row.worse_percent > limit);
-        match failed.count() {
-            0 => {}
-            count => bail!("behind by more than {limit} %: figures={count}"),
+        match (failed.count(), comparison.killed.len()) {
+            (0, 0) => {}
+            (count, killed) => bail!("behind by more than {limit} %: figures={count} cells_killed={killed}"),
         }
     }
     Ok(())
@@ -152,27 +155,40 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
         let engine = engines.is_some() || a.cell.engine == b.cell.engine;
         engine && a.scenario == b.scenario && a.workload == b.workload && a.cell.cap == b.cell.cap
     };
-    let (mut rows, mut unmatched) = (Vec::new(), Vec::new());
+    let (mut rows, mut unmatched, mut killed) = (Vec::new(), Vec::new(), Vec::new());
     let mut family = Family::default();
     // The runs of two engines in one file were made in turns.
-    let add = if std::ptr::eq(a, b) { Family::add_paired } else { Family::add_apart };
+    let test = if std::ptr::eq(a, b) { Test::by_turns } else { Test::as_a_whole };
+    let mut add = |a: &Sample, b: &Sample, better| {
+        let mut row = Row::of(b);
+        row.add(test(b, a, better));
+        family.add(row);
+    };
     for one in &first {
-        match second.iter().find(|other| same(one, other)) {
-            Some(other) => rows.extend(differences(one, other, |a, b, better| add(&mut family, b, a, better))),
-            None => unmatched.push(format!("only in A: {}", one.name())),
+        let Some(other) = second.iter().find(|other| same(one, other)) else {
+            unmatched.push(format!("only in A: {}", one.name()));
+            continue;
+        };
+        rows.extend(differences(one, other, &mut add, &mut unmatched));
+        let (before, now) = (one.cell.killed().len(), other.cell.killed().len());
+        if now * one.cell.runs.len() > before * other.cell.runs.len() {
+            killed.push(format!("killed: {now} runs of B and {before} of A: {}", other.name()));
         }
     }
     let only = second.iter().filter(|other| !first.iter().any(|one| same(one, other)));
     unmatched.extend(only.map(|other| format!("only in B: {}", other.name())));
     for (row, judged) in rows.iter_mut().zip(family.judge()) {
         row.verdict = judged.verdict;
-        // The rule gives how many times better B is, and the ratio is B / A.
-        row.ratio_interval = judged.interval.map(|(low, high)| match row.better {
-            Better::Higher => (low, high),
-            Better::Lower => (1.0 / high, 1.0 / low),
-        });
+        let Some(beside) = judged.beside.first().copied().flatten() else { continue };
+        row.worse_percent = (1.0 / beside.times - 1.0) * 100.0;
+        // The rule gives how many times better B is, and the ratio is B / A. A ratio with zero says nothing.
+        let ratio = |times: f64| if row.better == Better::Higher { times } else { 1.0 / times };
+        if row.ratio.is_some() {
+            let (low, high) = (ratio(beside.interval.0), ratio(beside.interval.1));
+            (row.ratio, row.ratio_interval) = (Some(ratio(beside.times)), Some((low.min(high), low.max(high))));
+        }
     }
-    Comparison { rule: RULE, warnings: warnings(a, b), rows, unmatched }
+    Comparison { rule: RULE, warnings: warnings(a, b), rows, unmatched, killed }
 }
 
 /// A cell with its scenario and workload.
@@ -206,23 +222,30 @@ fn flat<'a>(scenarios: &'a [Scenario<'a>]) -> Vec<Placed<'a>> {
     out
 }
 
-/// Builds the rows of a cell without their verdicts. `test` is called with the two samples of each row.
+/// Builds the rows of a cell without their verdicts. `test` is called with the two samples of each row. Figures that only one side
+/// has are described in `unmatched`.
 fn differences(
     one: &Placed<'_>,
     other: &Placed<'_>,
     mut test: impl FnMut(&Sample, &Sample, Better),
+    unmatched: &mut Vec<String>,
 ) -> Vec<Difference> {
     let mut rows = Vec::new();
     let mut add = |op: Option<&str>, figure, unit, better, a: Option<Sample>, b: Option<Sample>| {
-        let (Some(one_sample), Some(other_sample)) = (a, b) else { return };
+        let (one_sample, other_sample) = match (a, b) {
+            (Some(a), Some(b)) => (a, b),
+            (None, None) => return,
+            (a, _) => {
+                let (side, place) = if a.is_some() { ("A", one) } else { ("B", other) };
+                let what = op.map_or_else(String::new, |op| format!("{} ", format::op(op)));
+                return unmatched.push(format!("only {side} has a figure: {what}{figure}: {}", place.name()));
+            }
+        };
         let (a, b) = (one_sample.spread(), other_sample.spread());
-        if a.median <= 0.0 || b.median <= 0.0 {
-            return;
-        }
         test(&one_sample, &other_sample, better);
-        let ratio = b.median / a.median;
+        let ratio = (a.median > 0.0 && b.median > 0.0).then(|| b.median / a.median);
         // Ratio of the costs: half the rate is twice the cost.
-        let cost = if better == Better::Higher { 1.0 / ratio } else { ratio };
+        let cost = ratio.map_or(1.0, |ratio| if better == Better::Higher { 1.0 / ratio } else { ratio });
         let engine = distinct([one.cell.engine, other.cell.engine]).join(" : ");
         rows.push(Difference {
             scenario: one.scenario.to_owned(),
@@ -243,7 +266,8 @@ fn differences(
     };
     let rate = |cell: &Cell<'_>| cell.sample(THROUGHPUT.of);
     add(None, "throughput", "ops_per_s", Better::Higher, rate(one.cell), rate(other.cell));
-    let ops = distinct(one.cell.runs.iter().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())));
+    let runs = one.cell.runs.iter().chain(&other.cell.runs);
+    let ops = distinct(runs.flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())));
     for op in ops {
         for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
             let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
@@ -302,7 +326,8 @@ fn text(comparison: &Comparison, changed: bool) -> String {
     };
     let counts = [Verdict::Behind, Verdict::Ahead, Verdict::Level, Verdict::NotDecided].map(count);
     out.push_str(&format!("B is {}\n{}\n", counts.join(", "), comparison.rule));
-    for line in comparison.warnings.iter().map(|line| format!("warning: {line}")).chain(comparison.unmatched.clone()) {
+    let warnings = comparison.warnings.iter().map(|line| format!("warning: {line}"));
+    for line in warnings.chain(comparison.unmatched.clone()).chain(comparison.killed.clone()) {
         out.push_str(&format!("{line}\n"));
     }
     out
@@ -333,7 +358,7 @@ fn row(row: &Difference) -> Vec<String> {
         range(row.a),
         text(row.b.median),
         range(row.b),
-        format!("{:.3}", row.ratio),
+        row.ratio.map_or_else(|| "one is 0".to_owned(), |ratio| format!("{ratio:.3}")),
         interval,
         if row.verdict == Verdict::Behind { verdict.to_uppercase() } else { verdict.to_owned() },
     ]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::cells::{Sample, Spread};
 use super::figures::Better;
 use super::format;
-use super::judge::{Family, Verdict};
+use super::judge::{self, Beside, Family, Test, Verdict};
 
 #[derive(Debug)]
 pub(crate) struct Document {
@@ -74,8 +74,8 @@ pub(crate) struct Figures {
     pub(crate) main: String,
     /// Spread of the repeats, and ratio to the best.
     pub(crate) detail: String,
-    /// Whether another engine of the row is behind this one, and none is ahead of it.
-    pub(crate) best: bool,
+    /// How many times better than the next one the engine is, if it is ahead of all others of the row.
+    pub(crate) ahead: Option<f64>,
 }
 
 /// Horizontal bars that begin at zero.
@@ -162,7 +162,7 @@ impl Figures {
     pub(crate) fn of(spread: Option<Spread>, text: fn(f64) -> String) -> Self {
         spread.map_or_else(
             || Self::plain(format::MISSING),
-            |spread| Self { main: text(spread.median), detail: format::spread(&spread, text), best: false },
+            |spread| Self { main: text(spread.median), detail: format::spread(&spread, text), ahead: None },
         )
     }
 }
@@ -189,13 +189,28 @@ impl Compared {
         }
     }
 
-    /// Builds the cells, each marked by the verdicts about its engine.
-    fn cells(&self, decided: &[Decided]) -> Vec<Figures> {
+    /// Builds the row of the engine that is better than all others, be it by chance, and its place. Without such an engine the row
+    /// claims nothing.
+    fn leader(&self) -> Option<(usize, judge::Row)> {
+        let better = self.better?;
+        self.samples.iter().enumerate().find_map(|(at, sample)| {
+            let own = sample.as_ref()?;
+            let mut row = judge::Row::of(own);
+            let others = self.samples.iter().enumerate().filter(|(other, _)| *other != at);
+            others
+                .filter_map(|(_, other)| other.as_ref())
+                .for_each(|other| row.add(Test::by_turns(own, other, better)));
+            row.leads().then_some((at, row))
+        })
+    }
+
+    /// Builds the cells. `ahead`: place of the engine that is ahead of all others, and how many times better than the next it is.
+    fn cells(&self, ahead: Option<(usize, f64)>) -> Vec<Figures> {
         let best = self.best();
-        let cell = |(sample, decided): (&Option<Sample>, &Decided)| {
+        let cell = |(at, sample): (usize, &Option<Sample>)| {
             let spread = sample.as_ref().map(Sample::spread);
             let mut cell = Figures::of(spread, self.text);
-            cell.best = decided.ahead && !decided.behind;
+            cell.ahead = ahead.filter(|(leader, _)| *leader == at).map(|(_, times)| times);
             if let (Some(spread), Some(best)) = (spread, best.filter(|best| *best > 0.0))
                 && spread.median != best
             {
@@ -203,43 +218,26 @@ impl Compared {
             }
             cell
         };
-        self.samples.iter().zip(decided).map(cell).collect()
+        self.samples.iter().enumerate().map(cell).collect()
     }
-}
-
-/// Verdicts about one engine in a row.
-#[derive(Clone, Copy, Debug, Default)]
-struct Decided {
-    /// Whether it is ahead of at least one other engine.
-    ahead: bool,
-    /// Whether it is behind at least one other engine.
-    behind: bool,
 }
 
 /// Builds the cells of one table's rows, which are judged together. Each cell has its ratio to the best of its row. It
-/// is marked if another engine is behind it and none is ahead of it.
+/// is marked if its engine is ahead of all others.
 pub(crate) fn compared(rows: &[&Compared]) -> Vec<Vec<Figures>> {
-    let (mut family, mut pairs) = (Family::default(), Vec::new());
-    for (at, row) in rows.iter().enumerate() {
-        let Some(better) = row.better else { continue };
-        let known: Vec<(usize, &Sample)> =
-            row.samples.iter().enumerate().filter_map(|(engine, sample)| Some((engine, sample.as_ref()?))).collect();
-        for (index, (one, sample)) in known.iter().enumerate() {
-            for (other, beside) in &known[index + 1..] {
-                family.add_paired(sample, beside, better);
-                pairs.push((at, *one, *other));
-            }
-        }
-    }
-    let mut decided: Vec<_> = rows.iter().map(|row| vec![Decided::default(); row.samples.len()]).collect();
-    for ((at, one, other), judged) in pairs.into_iter().zip(family.judge()) {
-        let (ahead, behind) = match judged.verdict {
-            Verdict::Ahead => (one, other),
-            Verdict::Behind => (other, one),
-            Verdict::Level | Verdict::NotDecided => continue,
-        };
-        decided[at][ahead].ahead = true;
-        decided[at][behind].behind = true;
-    }
-    rows.iter().zip(&decided).map(|(row, decided)| row.cells(decided)).collect()
+    let mut family = Family::default();
+    let mut leader_of = |row: &Compared| {
+        let (leader, judged) = row.leader().map_or((None, judge::Row::without_claim()), |(at, row)| (Some(at), row));
+        family.add(judged);
+        leader
+    };
+    let leaders: Vec<Option<usize>> =
+        rows.iter().filter(|row| row.best().is_some()).map(|row| leader_of(row)).collect();
+    let mut judged = leaders.into_iter().zip(family.judge());
+    let mut ahead = || {
+        let (leader, judged) = judged.next()?;
+        let next = judged.beside.iter().flatten().map(|beside: &Beside| beside.times).min_by(f64::total_cmp);
+        leader.filter(|_| judged.verdict == Verdict::Ahead).zip(next)
+    };
+    rows.iter().map(|row| row.cells(row.best().and_then(|_| ahead()))).collect()
 }

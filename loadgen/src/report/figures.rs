@@ -126,7 +126,7 @@ pub(crate) const COMMIT_PER_PUT: Figure = Figure {
 pub(crate) const BYTES_PER_LOADED: Figure = Figure {
     name: "Bytes on disk at the end / pair loaded",
     better: Some(Better::Lower),
-    of: |run| (run.disk_bytes > 0).then(|| share(run.disk_bytes as f64, run.workload.pairs as f64))?,
+    of: |run| share(disk_bytes(run)?, run.workload.pairs as f64),
     text: |value| format!("{} B", format::digits(value)),
 };
 
@@ -169,24 +169,14 @@ pub(crate) const COSTS: [Figure; 12] = [
 
 /// Rows of the table of a load.
 pub(crate) const BOOTSTRAP: [Figure; 8] = [
-    Figure {
-        name: "Disk usage",
-        better: Some(Better::Lower),
-        of: |run| (run.disk_bytes > 0).then_some(run.disk_bytes as f64),
-        text: format::bytes,
-    },
+    Figure { name: "Disk usage", better: Some(Better::Lower), of: disk_bytes, text: format::bytes },
     Figure {
         name: "Bytes / pair",
         better: Some(Better::Lower),
         of: bytes_per_pair,
         text: |value| format!("{} B", format::digits(value)),
     },
-    Figure {
-        name: "Time",
-        better: Some(Better::Lower),
-        of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
-        text: format::seconds,
-    },
+    LOAD_TIME,
     Figure {
         name: "Pairs / s",
         better: Some(Better::Higher),
@@ -204,6 +194,14 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
     WRITE_AMPLIFICATION,
 ];
 
+/// Time of a load until all pairs are durable.
+pub(crate) const LOAD_TIME: Figure = Figure {
+    name: "Time",
+    better: Some(Better::Lower),
+    of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
+    text: format::seconds,
+};
+
 /// Largest resident set of the process, which includes files mapped into it.
 pub(crate) const PEAK_RSS: Figure =
     Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
@@ -217,11 +215,13 @@ fn throughput(run: &Record) -> Option<f64> {
     share(run.ops as f64, run.elapsed_s).filter(|rate| *rate > 0.0)
 }
 
+/// Returns the store's disk space at the end; `None` if it was not measured, or if the run was killed before its end.
+fn disk_bytes(run: &Record) -> Option<f64> {
+    (run.disk_bytes > 0 && run.elapsed_s > 0.0).then_some(run.disk_bytes as f64)
+}
+
 fn bytes_per_pair(run: &Record) -> Option<f64> {
-    if run.disk_bytes == 0 {
-        return None;
-    }
-    share(run.disk_bytes as f64, run.pairs as f64)
+    share(disk_bytes(run)?, run.pairs as f64)
 }
 
 fn per_op(run: &Record, value: f64) -> Option<f64> {

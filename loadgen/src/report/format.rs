@@ -154,7 +154,9 @@ pub(crate) fn workload(workload: &Workload, others: &[&Workload]) -> String {
 
 /// Formats a time in UTC: `2026-11-21 10:28`.
 pub(crate) fn utc(unix_ms: u64) -> String {
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(unix_ms);
+    // The last millisecond of the year 9999, after which the format has no years.
+    const LAST_MS: u64 = 253_402_300_799_999;
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(unix_ms.min(LAST_MS));
     let text = humantime::format_rfc3339_seconds(time).to_string();
     text.get(..16).unwrap_or(&text).replace('T', " ")
 }
@@ -210,6 +212,7 @@ mod tests {
         assert_eq!((per_second(9_000.0), per_second(1_132_374.0)), ("9,000 /s".into(), "1.13 M/s".into()));
         assert_eq!(digits(0.0), "0.00");
         assert_eq!(utc(1_795_257_000_000), "2026-11-21 10:30");
+        assert_eq!(utc(u64::MAX), "9999-12-31 23:59");
     }
 
     #[test]

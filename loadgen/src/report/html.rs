@@ -134,7 +134,7 @@ fn table(table: &Table) -> String {
 }
 
 fn cell(figures: &Figures) -> String {
-    let class = if figures.best { " class=\"best\"" } else { "" };
+    let class = if figures.ahead.is_some() { " class=\"best\"" } else { "" };
     let detail = match figures.detail.as_str() {
         "" => String::new(),
         detail => format!("<small>{}</small>", escape(detail)),

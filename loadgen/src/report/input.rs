@@ -4,40 +4,54 @@
 //! thread.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
 use crate::result::{self, Record};
 
-/// Reads the records of `files` in the given order, and names their engines. A file without records is an error, and so
-/// is a run that appears twice.
+/// Reads the records of `files` in the given order, and names their engines. Repeats are counted on from one file to the next,
+/// because runs of two files took no turns. A file without records is an error, and so is a run that appears twice.
 pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
-    let mut records = read_each(files)?;
+    let mut read: Vec<Vec<Record>> = Vec::new();
+    for file in files {
+        let records = read_one(file)?;
+        let known = || read.iter().flatten();
+        records.iter().try_for_each(|record| refuse_known(record, known(), file))?;
+        read.push(records);
+    }
+    let mut first = 0;
+    for records in &mut read {
+        records.iter_mut().for_each(|record| record.repeat = record.repeat.saturating_add(first));
+        first = records.iter().map(|record| record.repeat.saturating_add(1)).max().unwrap_or(first);
+    }
+    let mut records: Vec<Record> = read.into_iter().flatten().collect();
     name_engines(&mut records.iter_mut().collect::<Vec<_>>());
     Ok(records)
 }
 
-/// Reads the records as [`read_all`] does, but leaves the engines' labels as names.
-pub(crate) fn read_each(files: &[PathBuf]) -> Result<Vec<Record>> {
-    let mut records: Vec<Record> = Vec::new();
-    for file in files {
-        let read = result::read(file)?;
-        ensure!(!read.is_empty(), "no result in it: file={}", file.display());
-        for record in read {
-            // A run counted twice would look like a repeat that agrees perfectly.
-            ensure!(
-                !records.contains(&record),
-                "a run is there twice: file={} scenario={} engine={} repeat={}",
-                file.display(),
-                record.scenario,
-                record.engine,
-                record.repeat
-            );
-            records.push(record);
-        }
+/// Reads the records of one file, and leaves the engines' labels as names. A file without records is an error, and so is a run that
+/// appears twice.
+pub(crate) fn read_one(file: &Path) -> Result<Vec<Record>> {
+    let records = result::read(file)?;
+    ensure!(!records.is_empty(), "no result in it: file={}", file.display());
+    for (at, record) in records.iter().enumerate() {
+        refuse_known(record, records[..at].iter(), file)?;
     }
     Ok(records)
+}
+
+/// Refuses a run that is among the others: counted twice, it would look like a repeat that agrees perfectly.
+fn refuse_known<'a>(record: &Record, mut others: impl Iterator<Item = &'a Record>, file: &Path) -> Result<()> {
+    ensure!(
+        !others.any(|other| other == record),
+        "a run is there twice: file={} scenario={} engine={} repeat={}",
+        file.display(),
+        record.scenario,
+        record.engine,
+        record.repeat
+    );
+    Ok(())
 }
 
 /// Names each engine by its label. If a label stands for several sets of options, the name is the whole engine line.

@@ -65,6 +65,6 @@ fn line(cells: impl Iterator<Item = String>) -> String {
 
 fn cell(figures: &Figures) -> String {
     let main = escape(&figures.main);
-    let main = if figures.best { format!("**{main}**") } else { main };
+    let main = if figures.ahead.is_some() { format!("**{main}**") } else { main };
     if figures.detail.is_empty() { main } else { format!("{main} ({})", escape(&figures.detail)) }
 }

@@ -5,7 +5,7 @@
 
 use super::cells::{Cell, Group, Sample, Scenario, Spread, distinct};
 use super::document::{Bar, BarGroup, Bars, Block, Compared, Figures, Row, Section, Table, compared};
-use super::figures::{BOOTSTRAP, Better, Figure, STATS, Stat};
+use super::figures::{Better, Figure, LOAD_TIME, STATS, Stat};
 use super::format;
 use crate::result::Workload;
 
@@ -24,10 +24,6 @@ struct Comparison<'a> {
 impl Comparison<'_> {
     fn spreads(&self) -> impl Iterator<Item = Spread> + '_ {
         self.row.samples.iter().flatten().map(Sample::spread)
-    }
-
-    fn median(&self, engine: usize) -> Option<f64> {
-        Some(self.row.samples[engine].as_ref()?.spread().median)
     }
 }
 
@@ -80,8 +76,8 @@ fn headline(group: &Group<'_>, cell: &Cell<'_>) -> Option<Sample> {
     }
 }
 
-fn time(workload: &Workload) -> Option<&'static Figure> {
-    BOOTSTRAP.iter().find(|figure| workload.name == "bootstrap" && figure.name == "Time")
+fn time(workload: &Workload) -> Option<Figure> {
+    (workload.name == "bootstrap").then_some(LOAD_TIME)
 }
 
 fn stat() -> &'static Stat {
@@ -101,34 +97,30 @@ fn text(group: &Group<'_>) -> fn(f64) -> String {
 /// Says how often each engine is the best at one kind of work, and by how much.
 fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&str]) -> Option<String> {
     let (first, _) = judged.first()?;
-    let mut wins: Vec<(usize, Vec<f64>)> = engines.iter().map(|_| (0, Vec::new())).collect();
-    let mut ties = 0;
-    for (one, cells) in judged {
-        let best: Vec<usize> = (0..cells.len()).filter(|at| cells[*at].best).collect();
-        let [best] = best[..] else {
-            ties += 1;
-            continue;
-        };
-        let others = (0..cells.len()).filter(|at| *at != best);
-        let next = others.filter_map(|at| one.median(at)).min_by(f64::total_cmp);
-        wins[best].0 += 1;
-        wins[best].1.extend(one.median(best).zip(next).filter(|(own, _)| *own > 0.0).map(|(own, next)| next / own));
+    // How many times better than the next one each engine was, where it is ahead of all.
+    let mut wins: Vec<Vec<f64>> = engines.iter().map(|_| Vec::new()).collect();
+    let mut undecided = 0;
+    for (_, cells) in judged {
+        match cells.iter().enumerate().find_map(|(at, cell)| Some((at, cell.ahead?))) {
+            Some((best, times)) => wins[best].push(times),
+            None => undecided += 1,
+        }
     }
-    let mut order: Vec<usize> = (0..engines.len()).filter(|at| wins[*at].0 > 0).collect();
-    order.sort_by_key(|at| std::cmp::Reverse(wins[*at].0));
+    let mut order: Vec<usize> = (0..engines.len()).filter(|at| !wins[*at].is_empty()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(wins[*at].len()));
     let of = judged.len();
     let mut parts: Vec<String> = order
         .into_iter()
         .map(|at| {
-            let (won, times) = &wins[at];
+            let times = &wins[at];
             let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));
             let (low, high) = (format::digits(low), format::digits(high));
             let ahead = if low == high { format!("{low} times") } else { format!("{low} to {high} times") };
-            format!("{} is best in {won} of {of} ({ahead} ahead of the next)", engines[at])
+            format!("{} is best in {} of {of} ({ahead} ahead of the next)", engines[at], times.len())
         })
         .collect();
-    if ties > 0 {
-        parts.push(format!("in {ties} of {of} none is ahead of all others"));
+    if undecided > 0 {
+        parts.push(format!("in {undecided} of {of} none is ahead of all others"));
     }
     let figure = match time(first.group.workload) {
         // A load that postpones work is not faster than one that has done it.

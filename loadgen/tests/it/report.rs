@@ -269,7 +269,7 @@ fn the_best_of_the_others_is_found_in_every_cell_and_losses_are_shown() {
     assert_eq!((lmdb[6].as_str(), lmdb[7].as_str()), ("strata", "2.00"), "{lmdb:?}");
     let redb = avg("redb");
     assert_eq!(redb[4], "0.42 µs (0.40–0.44)", "{redb:?}");
-    assert_eq!(strata[8], "not decided", "one run decides nothing: {strata:?}");
+    assert_eq!(strata[8], "not decided; not about lmdb (1 run), redb (2 runs)", "one run decides nothing: {strata:?}");
 }
 
 #[test]
@@ -295,6 +295,64 @@ fn best_says_ahead_behind_and_level_by_the_repeats() {
     let two = [runs("strata", 100.0), runs("redb", 150.0)].concat();
     let table = solkv_loadgen::report::best::table(&two, "strata");
     assert!(table.lines().find(|line| line.contains(" avg ")).unwrap().ends_with("| ahead |"), "{table}");
+}
+
+#[test]
+fn runs_of_two_files_took_no_turns() {
+    let directory = tempfile::tempdir().unwrap();
+    let day = |name: &str, mean_ns: f64| {
+        let both = [repeats("strata", mean_ns, 0.01), repeats("redb", mean_ns, 0.01)].concat();
+        write(directory.path(), name, &both)
+    };
+    let (monday, tuesday) = (day("monday.jsonl", 10_000.0), day("tuesday.jsonl", 7_000.0));
+    for files in [[&monday, &tuesday], [&tuesday, &monday]] {
+        let best = loadgen(&["best", files[0], files[1], "--engine", "strata"]);
+        let line = text(&best.stdout).lines().find(|line| line.contains(" avg ")).unwrap();
+        assert!(line.ends_with("| 1.00 (1.00–1.00) | level |"), "{line}");
+    }
+}
+
+#[test]
+fn others_without_a_figure_are_named_beside_the_verdict() {
+    let mut killed = repeats("rocksdb", 1_000.0, 0.01);
+    killed.iter_mut().for_each(|run| {
+        run.notes.push("killed: out of memory under the cap".to_owned());
+        run.curves.clear();
+    });
+    let own = repeats("strata", 5_000.0, 0.01);
+    let records = [own, repeats("redb", 10_000.0, 0.01), killed, repeats("lmdb", 8_000.0, 0.01)[..1].to_vec()].concat();
+    let verdict = |records: &[Record]| {
+        let table = solkv_loadgen::report::best::table(records, "strata");
+        let line = table.lines().find(|line| line.contains(" avg ")).unwrap();
+        line.split('|').nth(8).unwrap().trim().to_owned()
+    };
+    assert_eq!(verdict(&records), "ahead; not about lmdb (1 run), rocksdb (killed: out of memory under the cap)");
+    // The engine's own repeats that were not killed may be the lucky ones.
+    let mut lucky = records;
+    lucky.push(record("reads", "strata", "read_positive", CAPS[0], 3));
+    let said = verdict(&lucky);
+    assert!(said.starts_with("not decided; 1 of its own repeats have no figure; not about"), "{said}");
+}
+
+#[test]
+fn a_kill_and_a_cost_that_was_zero_are_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let before = write(directory.path(), "before.jsonl", &cold("lmdb", 0.5, 0));
+    let reads = write(directory.path(), "reads.jsonl", &cold("lmdb", 0.5, 64 << 20));
+    let found = loadgen(&["compare", &before, &reads, "--fail-above", "5"]);
+    assert!(found.status.code() == Some(1) && text(&found.stdout).contains("one is 0"), "{}", text(&found.stdout));
+
+    let mut killed = cold("lmdb", 0.5, 0);
+    killed.iter_mut().for_each(|run| {
+        run.notes.push("killed: out of memory under the cap".to_owned());
+        (run.ops, run.curves, run.open) = (0, Vec::new(), None);
+    });
+    let killed = write(directory.path(), "killed.jsonl", &killed);
+    let found = loadgen(&["compare", &before, &killed, "--fail-above", "5"]);
+    assert_eq!(found.status.code(), Some(1), "{}", text(&found.stdout));
+    for part in ["killed: 3 runs of B and 0 of A", "only A has a figure: Positive read p50"] {
+        assert!(text(&found.stdout).contains(part), "{part}: {}", text(&found.stdout));
+    }
 }
 
 /// Makes three repeats under a cap from a cold start, each with every figure of such a run.

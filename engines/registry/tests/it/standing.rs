@@ -108,6 +108,43 @@ fn the_one_file_of_a_b_tree_is_missed_where_others_are_left() {
 }
 
 #[test]
+fn no_batch_begins_in_a_store_whose_files_are_no_longer_in_their_place() {
+    for &kind in engines::compiled() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, other) = (home.path().join("store"), home.path().join("other"));
+        closed(&dir, kind);
+        closed(&other, kind);
+        let engine = engines::open(&dir, &options(kind), OpenMode::Existing).unwrap();
+        engine.settle().unwrap();
+        let (data, away) = (dir.join("data"), home.path().join("away"));
+        let refused = |file: &Path, reason: &str| {
+            let error = engine.begin().err().expect("a batch has begun");
+            let said = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::FixInput, "{said}");
+            assert!(said.contains(file.to_str().unwrap()) && said.contains(reason), "{kind}: {said}");
+        };
+        fs::rename(&data, &away).unwrap();
+        refused(&data, "it is gone");
+        fs::rename(other.join("data"), &data).unwrap();
+        refused(&data, "another one is in its place");
+        fs::rename(&data, other.join("data")).unwrap();
+        fs::rename(&away, &data).unwrap();
+        drop(engine.begin().unwrap());
+
+        let main = data.join(kind.descriptor().main_file);
+        fs::rename(&main, &away).unwrap();
+        refused(&main, "it is gone");
+        if kind.descriptor().log_ending.is_none() {
+            fs::copy(&away, &main).unwrap();
+            refused(&main, "another one is in its place");
+        }
+        fs::rename(&away, &main).unwrap();
+        drop(engine.begin().unwrap());
+        engine.close().unwrap();
+    }
+}
+
+#[test]
 fn a_store_without_its_newest_batches_is_refused_and_nothing_is_made() {
     for &kind in engines::compiled() {
         let Some(ending) = kind.descriptor().log_ending else { continue };
