@@ -202,8 +202,8 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 	@for scenario in loadgen/scenarios/settings/*.toml; do \
 		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
 	done
-	@loadgen/scripts/bench-environments.py --bin "$(BIN)" --out "$(RESULTS)/settings/allocators" loadgen/scenarios/allocators.toml \
-		glibc , huge GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+	@loadgen/scripts/bench-environments.py --bin "$(BIN)" --out "$(RESULTS)/settings" loadgen/scenarios/allocators.toml \
+		allocators-glibc , allocators-huge GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 	@BOOTSTRAP="$(BIN)/bootstrap" engines/trials/run.sh "$(RESULTS)/settings/trials" | tee "$(RESULTS)/settings/trials.md"
 	@rm -rf "$(RESULTS)/settings/trials"
 

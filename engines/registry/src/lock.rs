@@ -2,12 +2,13 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind as Io, Read, Write};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
 use rustix::fs::{Access, access};
 
+use crate::place::Id;
 use crate::regular::{self, read_small};
 
 pub(crate) const LOCK: &str = "LOCK";
@@ -117,8 +118,7 @@ fn keep_to_owner(file: &File) {
 /// Whether `path` still names the open file: the holder of a directory in which no store was made removes its lock
 /// file.
 fn is_named(path: &Path, file: &File) -> bool {
-    let identity = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
-    matches!((std::fs::metadata(path), file.metadata()), (Ok(named), Ok(held)) if identity(&named) == identity(&held))
+    matches!((std::fs::metadata(path), file.metadata()), (Ok(named), Ok(held)) if Id::of(&named) == Id::of(&held))
 }
 
 /// Returns the pid in a lock file, or `unknown` if there is none.

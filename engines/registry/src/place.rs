@@ -13,61 +13,55 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::directory::DATA;
 use crate::list::EngineKind;
 
-/// Device and number of a file.
-type Id = (u64, u64);
-
-/// The engine's directory and its main file, as they were when the store was opened.
+/// A file or directory that every name of the store's pairs leads through, as it was when the store was opened.
 pub(crate) struct Place {
-    data: (PathBuf, Id),
-    /// The number is `None` for engines that replace their main file.
-    main: (PathBuf, Option<Id>),
+    path: PathBuf,
+    id: Id,
+}
+
+/// Device and number of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id(u64, u64);
+
+impl Id {
+    pub(crate) fn of(found: &Metadata) -> Self {
+        Self(found.dev(), found.ino())
+    }
 }
 
 impl Place {
-    /// Notes where the files of the store in `dir` are, which has just been opened.
+    /// Notes where the files of the store in `dir` are, which has just been opened: the main file of an engine that has all of
+    /// its pairs in it, and the directory of one that replaces its files.
     ///
     /// # Errors
-    /// I/O errors of looking at them.
+    /// I/O errors of looking there.
     pub(crate) fn of(dir: &Path, engine: EngineKind) -> Result<Self> {
         let descriptor = engine.descriptor();
         let data = dir.join(DATA);
-        let main = data.join(descriptor.main_file);
-        let look = |path: &Path| {
-            fs::metadata(path)
-                .map(|found| id(&found))
-                .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))
-        };
-        let (data_id, main_id) = (look(&data)?, look(&main)?);
-        // An engine without logs has all of its pairs in that one file.
-        let is_kept = descriptor.log_ending.is_none();
-        Ok(Self { data: (data, data_id), main: (main, is_kept.then_some(main_id)) })
+        let has_one_file = descriptor.log_ending.is_none();
+        let path = if has_one_file { data.join(descriptor.main_file) } else { data };
+        let failed = |e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e);
+        let id = Id::of(&fs::metadata(&path).map_err(failed)?);
+        Ok(Self { path, id })
     }
 
-    /// Checks that the files are still there. It costs two calls of the kernel.
+    /// Checks that the files are still there. It costs one call of the kernel.
     ///
     /// # Errors
-    /// `FixInput` if the directory or the main file was removed, or another one is in its place. If a look at either
-    /// fails for another reason, the engine meets the same trouble, and says more.
+    /// `FixInput` if they are gone, or others are in their place. If the look fails for another reason, the engine meets
+    /// the same trouble, and says more.
     pub(crate) fn check(&self) -> Result<()> {
-        let (data, main) = (&self.data, &self.main);
-        for (path, id_then) in [(&data.0, Some(data.1)), (&main.0, main.1)] {
-            let found = match fs::metadata(path) {
-                Ok(found) if id_then.is_none_or(|then| then == id(&found)) => continue,
-                Ok(_) => "another one is in its place",
-                Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => "it is gone",
-                Err(_) => continue,
-            };
-            let message = format!(
-                "the store's files were moved or removed while it is open: file={}: {found}: nothing more is committed, \
-                 because it would be lost at the next start: put the files back and start again, or restore a snapshot",
-                path.display()
-            );
-            return Err(Error::new(ErrorKind::FixInput, message));
-        }
-        Ok(())
+        let found = match fs::metadata(&self.path) {
+            Ok(found) if self.id == Id::of(&found) => return Ok(()),
+            Ok(_) => "another one is in its place",
+            Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => "it is gone",
+            Err(_) => return Ok(()),
+        };
+        let message = format!(
+            "the store's files were moved or removed while it is open: file={}: {found}: nothing more is committed, because \
+             it would be lost at the next start: put the files back and start again, or restore a snapshot",
+            self.path.display()
+        );
+        Err(Error::new(ErrorKind::FixInput, message))
     }
-}
-
-fn id(found: &Metadata) -> Id {
-    (found.dev(), found.ino())
 }

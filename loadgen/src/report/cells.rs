@@ -81,8 +81,8 @@ impl Turn {
 }
 
 impl Sample {
-    pub(crate) fn new(values: Vec<(Turn, f64)>, runs: usize, step: f64) -> Self {
-        Self { values, runs, step }
+    pub(crate) fn new(values: Vec<(Turn, f64)>, runs: usize) -> Self {
+        Self { values, runs, step: 0.0 }
     }
 
     /// Returns the figure of one turn; `None` if it has none.
@@ -123,7 +123,7 @@ impl<'a> Cell<'a> {
     pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
         let figure = |run: &&Record| Some((Turn::of(run), of(run).filter(|value| value.is_finite())?));
         let values: Vec<(Turn, f64)> = self.runs.iter().filter_map(figure).collect();
-        (!values.is_empty()).then(|| Sample::new(values, self.runs.len(), 0.0))
+        (!values.is_empty()).then(|| Sample::new(values, self.runs.len()))
     }
 
     /// Computes a figure's spread over the repeats.

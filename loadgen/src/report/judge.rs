@@ -289,7 +289,7 @@ mod tests {
 
     /// Makes the figures of a cell of `runs` runs, of one session.
     fn sample(values: Vec<(u32, f64)>, runs: usize) -> Sample {
-        Sample::new(values.into_iter().map(|(repeat, value)| (Turn::of_test(repeat, 0), value)).collect(), runs, 0.0)
+        Sample::new(values.into_iter().map(|(repeat, value)| (Turn::of_test(repeat, 0), value)).collect(), runs)
     }
 
     /// Judges one side beside each of the others, as a table of one row.
@@ -362,7 +362,7 @@ mod tests {
     fn weather_that_both_had_is_no_noise_and_that_of_one_is() {
         let of = |factor: f64, session| {
             let value = |at| (Turn::of_test(at, session), factor * 1.5f64.powi(at as i32));
-            Sample::new((0..5).map(value).collect(), 5, 0.0)
+            Sample::new((0..5).map(value).collect(), 5)
         };
         let (one, other) = (of(100.0, 0), of(120.0, 0));
         let ahead = alone(&one, &[&other], Better::Lower);
