@@ -191,7 +191,7 @@ bench: build ## Measures every engine at a small size (ten minutes) and writes t
 bench-full: build ## Measures every engine at the scenarios' own sizes (hours) and writes the report.
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" loadgen/scripts/bench.sh
 
-bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live large").
+bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live one-by-one large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
 
 bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (two hours, 25 GB).
@@ -202,10 +202,13 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 	@for scenario in loadgen/scenarios/settings/*.toml; do \
 		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
 	done
-	@loadgen/scripts/bench-environments.py --bin "$(BIN)" --out "$(RESULTS)/settings" loadgen/scenarios/allocators.toml \
+	@loadgen/scripts/bench-environments.py --bin "$(BIN)" --out "$(RESULTS)/settings" loadgen/scenarios/environments/allocators.toml \
 		allocators-glibc , allocators-huge GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 	@BOOTSTRAP="$(BIN)/bootstrap" engines/trials/run.sh "$(RESULTS)/settings/trials" | tee "$(RESULTS)/settings/trials.md"
 	@rm -rf "$(RESULTS)/settings/trials"
+
+bench-codecs: setup ## Measures RocksDB with LZ4 and zstd, of which no other build has any (compiles RocksDB anew; then 30 minutes, 8 GB).
+	@OUT="$(RESULTS)/settings" loadgen/scripts/bench-codecs.sh
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
 	@loadgen/scripts/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures settings of LMDB and redb that the engines' options do not reach, by turns, and prints a table for each question.
-#   engines/trials/run.sh DIR [SET...]     sets: versions commits loads readahead redb-commits redb-opening redb-loads; all without any
+#   engines/trials/run.sh DIR [SET...]     sets: versions gets commits loads readahead redb-gets redb-commits redb-opening redb-loads; all without any
 # DIR is on the device to be measured and keeps the stores for the next run. Run it alone on the machine.
 # Settings: TURNS=9, PAIRS=5000000 (of the stores), LOAD_PAIRS=2000000 (of a load), COMMITS=60 (of a turn),
 #   BOOTSTRAP=the program that makes the stores, LMDB_SOURCE=a checkout's libraries/liblmdb to compare as well.
@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 turns=${TURNS:-9} pairs=${PAIRS:-5000000} load_pairs=${LOAD_PAIRS:-2000000} commits=${COMMITS:-60}
 target=${CARGO_TARGET_DIR:-$PWD/target}
 export CARGO_TARGET_DIR=$target/trials
-sets=${*:-versions commits loads readahead redb-commits redb-opening redb-loads}
+sets=${*:-versions gets commits loads readahead redb-gets redb-commits redb-opening redb-loads}
 bin=$dir/bin
 mkdir -p "$bin"
 
@@ -26,6 +26,10 @@ build lmdb-master master
 [ -z "${LMDB_SOURCE:-}" ] || build lmdb-source source
 build lmdb-rkv rkv
 cp "$CARGO_TARGET_DIR/release/"{redb,turns} "$bin/"
+# As whoever does not ask for the checks builds it.
+CARGO_TARGET_DIR=$CARGO_TARGET_DIR/unchecked CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=false \
+    cargo build --locked --quiet --release --features lmdb-rkv --bin redb
+cp "$CARGO_TARGET_DIR/unchecked/release/redb" "$bin/redb-unchecked"
 
 store() { # engine
     local made=$dir/$1-$pairs
@@ -62,6 +66,12 @@ versions() {
     compare "LMDB's versions, sorted load of $load_pairs pairs" "${list[@]}"
 }
 
+gets() {
+    local one="$bin/lmdb-rkv get --store $(store lmdb)"
+    compare "LMDB, gets in memory of a store of $pairs pairs" \
+        "as it is: $one" "own comparison: $one --words" "duplicates of a prefix: $one --dups $dir/work"
+}
+
 commits() {
     local one="$bin/lmdb-rkv commit --store $(store lmdb) $work --commits $commits"
     compare "LMDB, synced commits of 1000 puts into $pairs pairs" \
@@ -82,6 +92,12 @@ loads() {
 readahead() {
     local one="$bin/lmdb-rkv get --store $(store lmdb) --cold --gets 5000"
     compare "LMDB, $pairs pairs, nothing in memory" "none: $one" "readahead: $one --flag readahead"
+}
+
+redb-gets() {
+    local from="get --store $(store redb) $work"
+    compare "redb, gets in memory of a store of $pairs pairs" \
+        "as it is: $bin/redb $from" "compacted: $bin/redb $from --compact" "no overflow checks: $bin/redb-unchecked $from"
 }
 
 redb-commits() {
@@ -112,7 +128,7 @@ redb-loads() {
 
 for set in $sets; do
     case $set in
-    versions | commits | loads | readahead | redb-commits | redb-opening | redb-loads) ;;
+    versions | gets | commits | loads | readahead | redb-gets | redb-commits | redb-opening | redb-loads) ;;
     *) echo "there is no set $set: see $0 without arguments" >&2; exit 2 ;;
     esac
     "$set"

@@ -8,7 +8,7 @@ repeat runs the whole scenario in one environment after the other, on the same s
 what is there already is not repeated. Prints how each environment compares with the first. Exit code 1: a program
 failed. Example:
 
-  bench-environments.py --out results loadgen/scenarios/allocators.toml \\
+  bench-environments.py --out results loadgen/scenarios/environments/allocators.toml \\
       glibc , huge GLIBC_TUNABLES=glibc.malloc.hugetlb=1 , jemalloc LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libjemalloc.so.2
 """
 

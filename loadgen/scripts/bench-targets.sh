@@ -7,6 +7,7 @@
 #   changes  writes, readers during writes, aged stores          4 GB
 #   loads    loads of 20M pairs, shuffled and sorted             3 GB
 #   live     the service on a stream at full speed, 50M pairs    20 GB
+#   one-by-one  the same with one lookup after another           20 GB; runs only if named
 #   large    100M pairs under caps, once, and loads of 50M       75 GB; runs only if named
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
@@ -25,6 +26,7 @@ piece() {
         changes) for scenario in writes batches beside aged values; do bench "$scenario" "$scenario"; done ;;
         loads) for scenario in loads-sorted loads-shuffled loads-shuffled-once; do bench loads "$scenario"; done ;;
         live) for scenario in live-caps live-memory; do bench "$scenario" "$scenario"; done ;;
+        one-by-one) for scenario in one-by-one-caps one-by-one-memory; do bench "$scenario" "$scenario"; done ;;
         large)
             bench caps-100m caps --pairs 100000000 --repeats 1
             bench recover-100m recover --pairs 100000000 --repeats 1 --engine strata
@@ -32,7 +34,7 @@ piece() {
                 bench loads-50m "$scenario" --pairs 50000000 --repeats 1
             done
             ;;
-        *) echo "no such piece: $1: caps, memory, changes, loads, live or large" >&2; exit 2 ;;
+        *) echo "no such piece: $1: caps, memory, changes, loads, live, one-by-one or large" >&2; exit 2 ;;
     esac
     # The next piece cannot use the stores of this one.
     rm -rf "$work"

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// A key or a value.
 pub type Bytes32 = [u8; 32];
@@ -44,6 +44,62 @@ impl Random {
         }
         keys
     }
+}
+
+/// Keys of a store, evenly from all of it.
+pub struct Sample {
+    kept: Vec<Bytes32>,
+    count: usize,
+    seen: u64,
+}
+
+impl Sample {
+    /// A sample of `count` keys, or of all if there are fewer.
+    pub fn new(count: usize) -> Self {
+        Self { kept: Vec::with_capacity(count), count, seen: 0 }
+    }
+
+    /// Shows it the next key of the store.
+    pub fn add(&mut self, key: Bytes32, random: &mut Random) {
+        self.seen += 1;
+        if self.kept.len() < self.count {
+            self.kept.push(key);
+        } else if let Some(place) = self.kept.get_mut((random.number() % self.seen) as usize) {
+            *place = key;
+        }
+    }
+
+    /// Returns the keys in random order.
+    ///
+    /// # Errors
+    /// No key was shown.
+    pub fn shuffled(mut self, random: &mut Random) -> Result<Vec<Bytes32>> {
+        ensure!(!self.kept.is_empty(), "store is empty: load some pairs first");
+        for at in (1..self.kept.len()).rev() {
+            self.kept.swap(at, (random.number() % (at as u64 + 1)) as usize);
+        }
+        Ok(self.kept)
+    }
+}
+
+/// Number of gets in a block. The result is the median of the blocks' means.
+pub const BLOCK_GETS: usize = 1000;
+
+/// Calls `find` for each key, and returns the median of the blocks' means in nanoseconds.
+///
+/// # Errors
+/// Errors of `find`, an answer that is not `expected`, and fewer keys than a block has.
+pub fn time_gets(keys: &[Bytes32], expected: bool, mut find: impl FnMut(&Bytes32) -> Result<bool>) -> Result<f64> {
+    let mut means = Vec::with_capacity(keys.len() / BLOCK_GETS);
+    for block in keys.chunks_exact(BLOCK_GETS) {
+        let begun = Instant::now();
+        for key in block {
+            ensure!(find(key)? == expected, "a get is wrong: expected={expected} key={key:?}");
+        }
+        means.push(begun.elapsed().as_nanos() as f64 / BLOCK_GETS as f64);
+    }
+    ensure!(!means.is_empty(), "there are fewer than {BLOCK_GETS} keys: ask for more, or load more");
+    Ok(median(&mut means))
 }
 
 /// The key at place `at` of `count` keys that ascend evenly.
@@ -100,7 +156,7 @@ pub fn empty_dir(work: &Path) -> Result<()> {
     const MARK: &str = "TRIALS";
     if work.exists() {
         let known = work.join(MARK).exists() || fs::read_dir(work)?.next().is_none();
-        anyhow::ensure!(known, "directory is not one of an earlier run: dir={}: name another one", work.display());
+        ensure!(known, "directory is not one of an earlier run: dir={}: name another one", work.display());
         fs::remove_dir_all(work)?;
     }
     fs::create_dir_all(work)?;
@@ -117,7 +173,7 @@ pub fn drop_cache(file: &Path) -> Result<()> {
     opened.sync_all()?;
     // SAFETY: advice on an open file.
     let rc = unsafe { libc::posix_fadvise(opened.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    anyhow::ensure!(rc == 0, "cannot drop the file from the page cache: {}", io::Error::from_raw_os_error(rc));
+    ensure!(rc == 0, "cannot drop the file from the page cache: {}", io::Error::from_raw_os_error(rc));
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::child::Answer;
 use super::run::Run;
 use crate::live::start::{Start, WarmUp};
-use crate::result::{Curve, Io, Quantiles, Sample, Series};
+use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
 
 /// Figures of one operation between two samples of a load.
 #[derive(Clone, Debug, Deserialize)]
@@ -104,8 +104,8 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         ops: run.events,
         curves: curves(&latencies, "ingest"),
         series: Vec::new(),
-        io: Io { user_s: usage("user_s"), system_s: usage("system_s"), user_write_bytes: writes * 64, ..Io::default() },
-        open: None,
+        io: Io { user_write_bytes: writes * 64, ..report.get("usage").map(io_of).unwrap_or_default() },
+        open: report.get("opening").map(Option::<Opening>::deserialize).transpose()?.flatten(),
         pairs: run.pairs,
         state: Some(start.state().to_owned()),
         notes,

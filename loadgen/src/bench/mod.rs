@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
 use probe::{Baseline, Quantiles};
 
@@ -38,10 +38,14 @@ const DEVICE_DEPTH: u32 = 64;
 /// Time for which the device alone is measured before each run from a cold start.
 const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
+/// Says why a bench ended that a signal has stopped.
+const STOPPED: &str = "stopped by a signal; the same command continues";
+
 /// Text after the options in `loadgen bench --help`.
 pub const EXAMPLES: &str = "\
 A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result \
-file. Running the same command again makes only the missing runs. Memory caps need root or a writable cgroup.
+file. Running the same command again makes only the missing runs. Memory caps need root or a writable cgroup. `best`, \
+`compare` and the report tell engines apart from three repeats on.
 
 Examples:
   solkv-loadgen bench loadgen/scenarios/read-under-cap.toml --out results/reads.jsonl
@@ -107,11 +111,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         Some(probe::baseline(&work)?)
     };
     let mut stores = Stores::new(&work);
+    // ORDERING: Relaxed: the flag carries no other data.
+    let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     for (n, run) in missing.iter().enumerate() {
-        // ORDERING: Relaxed: the flag carries no other data.
-        ensure!(!stop.load(std::sync::atomic::Ordering::Relaxed), "stopped by a signal; the same command continues");
+        ensure!(!is_stopped(), "{STOPPED}");
         eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
-        let record = one(run, &mut stores, &work, baseline)?;
+        let record = one(run, &mut stores, &work, baseline);
+        // A signal ends the run's own process as well, whose error says less.
+        ensure!(record.is_ok() || !is_stopped(), "{STOPPED}");
+        let record = record?;
         eprintln!("        {}", summary(&record));
         crate::result::append(&args.out, &record)?;
     }
@@ -122,13 +130,19 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 }
 
 fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
-    let mut all = Vec::new();
+    let (mut all, mut known) = (Vec::new(), Vec::new());
     for path in &args.scenarios {
         let mut scenario = Scenario::read(path)?;
         eprintln!("{}: {}", scenario.name, scenario.about);
         scenario.pairs = args.pairs.unwrap_or(scenario.pairs);
         scenario.repeats = args.repeats.unwrap_or(scenario.repeats);
-        scenario.engines.retain(|engine| args.engine.is_empty() || args.engine.contains(engine));
+        if !args.engine.is_empty() {
+            known.append(&mut scenario.engines.clone());
+            scenario.engines.retain(|engine| args.engine.contains(engine));
+        }
+        if scenario.engines.is_empty() {
+            continue;
+        }
         for cell in &mut scenario.cells {
             if let Some(seconds) = args.seconds {
                 // A steady state's unmeasured part shrinks or grows with the measured one.
@@ -145,7 +159,13 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
         };
         all.extend(scenario.runs()?.into_iter().filter(large));
     }
-    ensure!(!all.is_empty(), "nothing to run: --engine names no engine of the scenarios");
+    let unknown = args.engine.iter().find(|engine| !known.contains(*engine));
+    if let Some(engine) = unknown {
+        known.sort();
+        known.dedup();
+        bail!("no such engine in the scenarios: engine={engine:?} known={known:?}");
+    }
+    ensure!(!all.is_empty(), "nothing to run: repeats={:?} min_cap={:?} leave no run", args.repeats, args.min_cap);
     Ok(all)
 }
 
@@ -236,7 +256,7 @@ fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
 /// flight where it runs.
 fn device(run: &Run, dir: &Path) -> Result<(Option<Quantiles>, Option<f64>)> {
     let is_live = run.kind == Kind::Live;
-    let reads = is_live || matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany);
+    let reads = is_live || matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany | Kind::Beside);
     let one = if reads { probe::random_reads(dir, DEVICE_READS_TIME)? } else { None };
     let many = if is_live { probe::random_reads_at_depth(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
     Ok((one, many))
@@ -266,13 +286,26 @@ impl Known {
 fn title(run: &Run) -> String {
     let workload = run.workload();
     let cap = run.cap_bytes.map_or("no cap".to_owned(), |cap| format!("cap {}", ByteSize::b(cap)));
+    let rate = run.rate.map_or_else(String::new, |rate| format!(" at {rate}/s"));
+    let more: Vec<String> = workload.more.iter().map(|(name, value)| format!("{name} {value}")).collect();
     format!(
-        "{} {}: {} {} {} pairs, {} threads, {}, {cap}, repeat {}",
-        run.scenario, run.engine_line, workload.name, workload.keys, run.pairs, run.threads, workload.state, run.repeat
+        "{} {}: {}{rate} {} {} pairs, {} threads, {}, {}, {cap}, repeat {}",
+        run.scenario,
+        run.engine_line,
+        workload.name,
+        workload.keys,
+        run.pairs,
+        run.threads,
+        workload.state,
+        more.join(", "),
+        run.repeat
     )
 }
 
 fn summary(record: &Record) -> String {
+    if let Some(killed) = record.notes.iter().find(|note| note.starts_with("killed")) {
+        return killed.clone();
+    }
     let rate = record.ops as f64 / record.elapsed_s.max(1e-9);
     let mut line = format!("{} ops in {:.1} s, {rate:.0}/s", record.ops, record.elapsed_s);
     for curve in &record.curves {

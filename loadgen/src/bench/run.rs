@@ -134,6 +134,10 @@ impl Run {
         if self.kind == Kind::Bootstrap && self.order != shuffled() {
             more.insert("order".to_owned(), self.order.clone());
         }
+        let has_end = matches!(self.kind, Kind::Bootstrap | Kind::Live | Kind::Recover);
+        if !has_end {
+            more.insert("seconds".to_owned(), self.seconds.to_string());
+        }
         if self.state == State::Steady {
             more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
         }

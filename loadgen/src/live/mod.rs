@@ -19,6 +19,7 @@ use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde_json::{Value, json};
 
+use crate::result::Opening;
 use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get, service_log};
@@ -36,6 +37,8 @@ Examples:
 
 /// Time between two requests for the service's progress.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// The same before the first event, because an opening may take milliseconds.
+const OPENING_POLL_PERIOD: Duration = Duration::from_millis(2);
 /// Longest wait for a service that makes no progress. Opening a large engine counts as no progress.
 const STALL_BOUND: Duration = Duration::from_secs(300);
 /// Time for which a service may be not ready for one reason before the reason is printed.
@@ -109,6 +112,8 @@ struct Outcome {
     latency: Report,
     /// Time from the first event sent to the last slot applied.
     seconds: f64,
+    /// From the service's start to the first event sent. `None` if it was not started here, or began with a warm-up.
+    opening: Option<Opening>,
     usage: Option<Usage>,
     charged: Option<Charged>,
     status: Value,
@@ -288,7 +293,7 @@ fn follow(
     };
     bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?.with_key("rate", rate));
     bar.set_message("live");
-    let mut started = None;
+    let (mut started, mut opening) = (None, None);
     let mut reasons = Reasons { said: String::new(), since: Instant::now() };
     let (mut last, mut moved) = ((0, None), Instant::now());
     loop {
@@ -300,6 +305,7 @@ fn follow(
         let sent = stream.sent_events();
         if sent > 0 && started.is_none() {
             started = Some(Instant::now());
+            opening = service.as_deref().filter(|_| args.state != Some(Asked::Warm)).map(Service::opening);
         }
         bar.set_position(sent.min(args.workload.events));
         let end = stream.outcome()?;
@@ -327,6 +333,7 @@ fn follow(
                 end: end.clone(),
                 latency,
                 seconds,
+                opening,
                 usage,
                 charged: cap.charged(),
                 status: status.clone(),
@@ -337,7 +344,7 @@ fn follow(
                 (STALL_BOUND.as_secs(), slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string()));
             bail!("no progress: stall_s={stall_s} sent_events={sent} applied_slot={slot} reason={:?}", reasons.said);
         }
-        std::thread::sleep(POLL_PERIOD);
+        std::thread::sleep(if started.is_some() { POLL_PERIOD } else { OPENING_POLL_PERIOD });
     }
 }
 
@@ -375,6 +382,10 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&S
     println!("Latencies while {} events of a live stream were applied:", grouped(outcome.end.events));
     println!("{}", live_table(&[(column, &outcome.latency)]));
     let rate = outcome.end.events as f64 / outcome.seconds.max(1e-9);
+    if let Some(Opening { elapsed_s, device_read_bytes }) = outcome.opening {
+        let read = device_read_bytes.map_or_else(|| "bytes not known".to_owned(), |bytes| ByteSize(bytes).to_string());
+        println!("from the service's start to the first event: {elapsed_s:.3} s, {read} read from the device");
+    }
     println!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
     if let Some(usage) = outcome.usage {
         println!("service CPU: user {:.2} s, system {:.2} s", usage.user_s, usage.system_s);
@@ -449,6 +460,7 @@ fn report(
         "start": start,
         "final": outcome.end,
         "seconds": outcome.seconds,
+        "opening": outcome.opening,
         "events_per_s": outcome.end.events as f64 / outcome.seconds.max(1e-9),
         "usage": outcome.usage,
         "charged": outcome.charged,

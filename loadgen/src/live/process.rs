@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::result::Opening;
+
 /// Longest wait for an answer. A local service answers in milliseconds, and a stalled one must not hang the run.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer in bytes that is accepted; histograms take some hundred KB.
@@ -22,6 +24,7 @@ const LOG_LINES: usize = 15;
 /// A running service and its log.
 pub(crate) struct Service {
     child: Child,
+    started: Instant,
     log: PathBuf,
 }
 
@@ -34,6 +37,8 @@ pub(crate) struct Usage {
     pub(crate) system_s: f64,
     /// Largest resident set in bytes, without page cache that was read through pread.
     pub(crate) peak_rss_bytes: u64,
+    /// Bytes read from the device for the service. `None` if the kernel does not account I/O.
+    pub(crate) device_read_bytes: Option<u64>,
 }
 
 /// Returns the log's default place: beside the store's directory, whose name it begins with.
@@ -48,13 +53,14 @@ impl Service {
     /// Starts `command` with its output going to `log`.
     pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("cannot write log: file={}", log.display()))?;
+        let started = Instant::now();
         let child = command
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
             .spawn()
             .with_context(|| format!("cannot start service: program={:?}", command.get_program()))?;
-        Ok(Self { child, log: log.to_owned() })
+        Ok(Self { child, started, log: log.to_owned() })
     }
 
     /// Fails if the service has ended, with the end of its log.
@@ -68,6 +74,12 @@ impl Service {
     /// Returns the CPU time and memory used so far.
     pub(crate) fn usage(&self) -> Result<Usage> {
         usage(self.child.id())
+    }
+
+    /// Returns the cost of all that the service has done since its start.
+    pub(crate) fn opening(&self) -> Opening {
+        let device_read_bytes = probe::process_counts(self.child.id()).ok().and_then(|counts| counts.device_read_bytes);
+        Opening { elapsed_s: self.started.elapsed().as_secs_f64(), device_read_bytes }
     }
 
     /// Sends SIGTERM, then waits up to `bound` for a clean end.
@@ -126,5 +138,10 @@ pub(crate) fn get(address: &str, path: &str) -> Result<Vec<u8>> {
 
 fn usage(pid: u32) -> Result<Usage> {
     let counts = probe::process_counts(pid).context("the service is gone")?;
-    Ok(Usage { user_s: counts.user_s, system_s: counts.system_s, peak_rss_bytes: probe::rss_peak_bytes(pid) })
+    Ok(Usage {
+        user_s: counts.user_s,
+        system_s: counts.system_s,
+        peak_rss_bytes: probe::rss_peak_bytes(pid),
+        device_read_bytes: counts.device_read_bytes,
+    })
 }

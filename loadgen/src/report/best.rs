@@ -13,7 +13,8 @@ use super::figures::{
     BOOTSTRAP, BYTES_PER_LOADED, Better, COMMIT_PER_PUT, FIRST_READ, Figure, LOAD_TIME, OPENING, PEAK_RSS,
     READS_PER_OP, STATS, Stat, THROUGHPUT, THROUGHPUT_OF_DEVICE, WRITE_AMPLIFICATION,
 };
-use super::judge::{self, Family, Judged, RULE, Test};
+use super::judge::{self, Family, Judged, RULE, Test, Verdict};
+use super::notes::mixed;
 use super::{format, input};
 use crate::result::{Quantiles, Record};
 
@@ -22,10 +23,12 @@ pub const EXAMPLES: &str = "\
 For each cell and figure: the median of the engine's repeats, the best median among the other engines of the same \
 cell, how many times better the engine is than that one (below 1: worse; the geometric mean of the repeats, each \
 compared with its own turn) with the 95 % interval, and the verdict \
-against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Others that have no figure, or \
+against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`, which needs three repeats. Other \
+lines of the engine itself are no rivals. Others that have no figure, or \
 too few repeats, are named beside the verdict, because it is not about them. A figure of which neither more nor less is \
-better has no verdict. Where the device was \
-measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. A cell without a \
+better is `not judged`. Where the device was \
+measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. Where all engines wait for the device, they have to \
+be apart there as well. A cell without a \
 figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
 
 Examples:
@@ -59,40 +62,61 @@ pub fn run(args: &BestArgs) -> Result<()> {
 
 /// Renders the table as markdown, the rule of its verdicts, and the cells without a figure.
 pub fn table(records: &[Record], engine: &str) -> String {
-    let (scenarios, known) = (scenarios(records), engines(records));
+    let (scenarios, known) = (scenarios(records), rivals(records, engine));
     let (mut rows, mut without) = (Vec::new(), Vec::new());
     for scenario in &scenarios {
         let others: Vec<_> = scenario.groups.iter().map(|group| group.workload).collect();
+        let of_scenario = engines_of(scenario);
         for group in &scenario.groups {
             let title = format!("{}: {}", scenario.name, format::workload(group.workload, &others));
             for cap in group.caps() {
                 let at = format!("| {title} | {} |", format::cap(cap));
-                let beside = Beside { group, cap, engine, known: &known };
+                let beside = Beside { group, cap, engine, known: &known, of_scenario: &of_scenario };
                 rows.extend(beside.rows().into_iter().map(|row| (at.clone(), row)));
                 without.extend(absences(scenario, &title, group, cap, engine));
             }
         }
     }
-    let mut family = Family::default();
-    for (_, row) in &rows {
-        row.judge_in(&mut family);
-    }
-    let mut judged = family.judge().into_iter();
+    let judged = judged(&rows);
     let mut out = format!(
         "| workload | cap | figure | {engine} | best of the others | which | times better (95 %) | verdict |\n\
          |---|---|---|---|---|---|---|---|\n"
     );
-    rows.iter().for_each(|(at, row)| out.push_str(&format!("{at} {} |\n", row.text(&mut judged))));
+    for ((at, row), judged) in rows.iter().zip(&judged) {
+        out.push_str(&format!("{at} {} |\n", row.text(judged.as_ref())));
+    }
     out.push_str(&format!("\n{RULE}\n"));
     for (figure, note) in NOTES {
         if rows.iter().any(|(_, row)| row.name == figure.name) {
             out.push_str(&format!("\n{note}\n"));
         }
     }
+    for warning in mixed(records) {
+        out.push_str(&format!("\nWARNING: {warning}\n"));
+    }
     if !without.is_empty() {
         out.push_str(&format!("\nWithout a figure, in all repeats or in some:\n\n{}", without.concat()));
     }
     out
+}
+
+/// Judges the rows of a table; `None` for a row without anything to judge. A latency that waits for the device is told apart
+/// only if it is as well as a multiple of the device's own, because the device may have been slower when one side had it.
+fn judged(rows: &[(String, Row)]) -> Vec<Option<Judged>> {
+    let mut family = Family::default();
+    let mut add = |row: &Row| row.judge_in(&mut family);
+    let added: Vec<(bool, bool)> =
+        rows.iter().map(|(_, row)| (add(row), row.of_device.as_ref().is_some_and(|row| add(row)))).collect();
+    let mut verdicts = family.judge().into_iter();
+    let mut next = |is_added: bool| if is_added { verdicts.next() } else { None };
+    let both = added.into_iter().map(|(row, of_device)| (next(row), next(of_device)));
+    both.map(|(row, of_device)| match (row, of_device) {
+        (Some(row), Some(of_device)) if row.verdict.is_apart() && row.verdict != of_device.verdict => {
+            Some(Judged { verdict: Verdict::NotDecided, ..row })
+        }
+        (row, _) => row,
+    })
+    .collect()
 }
 
 /// Notes below the table about figures that cannot be read without them.
@@ -111,6 +135,8 @@ struct Row {
     /// `None` for a figure that is neither better nor worse: it is shown and not judged.
     better: Option<Better>,
     text: fn(f64) -> String,
+    /// The same as multiples of the device's own median latency, if all engines wait for the device.
+    of_device: Option<Box<Row>>,
     /// The engine's figure, or the reason why there is none.
     own: Result<Sample, String>,
     others: Vec<(String, Sample)>,
@@ -125,24 +151,30 @@ struct Beside<'a> {
     group: &'a Group<'a>,
     cap: Option<u64>,
     engine: &'a str,
+    /// The engines that are compared.
     known: &'a [&'a str],
+    /// Those of them that the scenario measures in any cell.
+    of_scenario: &'a [&'a str],
 }
 
 impl Beside<'_> {
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
-        for op in self.group.ops() {
+        // The single get of a `recover` is part of its time to the first correct read.
+        let latencies = if self.group.workload.name == "recover" { Vec::new() } else { self.group.ops() };
+        for op in &latencies {
             for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
-                let name = format!("{} {}", format::op(op), stat.name);
                 let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
-                rows.extend(self.row(name, Some(Better::Lower), format::nanos, Some(op), of));
+                let name = format!("{} {}", format::op(op), stat.name);
+                let row = self.row(name, Some(Better::Lower), format::nanos, Some(op), of);
+                rows.extend(row.map(|row| Row { of_device: self.of_device(op, stat), ..row }));
             }
         }
         for figure in figures(self.group) {
             let of = |cell: &Cell<'_>| cell.sample(figure.of);
             rows.extend(self.row(figure.name.to_owned(), figure.better, figure.text, None, of));
         }
-        for op in self.group.ops() {
+        for op in latencies {
             for (name, device) in DEVICE {
                 let Some(stat) = STATS.iter().find(|stat| stat.name == name) else { continue };
                 let of = |cell: &Cell<'_>| cell.sample(|run| times_the_device(run, op, stat, device));
@@ -151,6 +183,16 @@ impl Beside<'_> {
             }
         }
         rows
+    }
+
+    /// Returns a latency as multiples of the device's own median. `None` if an engine has no read of the device in it: then a
+    /// slower device does not explain a slower engine.
+    fn of_device(&self, op: &str, stat: &Stat) -> Option<Box<Row>> {
+        let of = |cell: &Cell<'_>| cell.sample(|run| times_the_device(run, op, stat, DEVICE[0].1));
+        let row = self.row(String::new(), Some(Better::Lower), format::digits, None, of)?;
+        let waits = |sample: &Sample| sample.spread().median >= DEVICE_PART;
+        let all_wait = row.own.as_ref().is_ok_and(waits) && row.others.iter().all(|(_, other)| waits(other));
+        all_wait.then(|| Box::new(row))
     }
 
     /// Builds a row, if any engine has the figure.
@@ -162,9 +204,13 @@ impl Beside<'_> {
         op: Option<&str>,
         of: impl Fn(&Cell<'_>) -> Option<Sample>,
     ) -> Option<Row> {
+        // Every engine is asked for as many repeats as the one with the most.
+        let repeats = self.group.cells.iter().filter(|cell| cell.cap == self.cap).map(|cell| cell.runs.len()).max();
         let figure = |engine: &str| {
             let cell = self.group.cell(engine, self.cap);
-            cell.and_then(&of).ok_or_else(|| why_not(cell, op))
+            let mut sample: Sample = cell.and_then(&of).ok_or_else(|| why_not(cell, op))?;
+            sample.expect(repeats.unwrap_or(0));
+            Ok::<_, String>(sample)
         };
         let own = figure(self.engine);
         let (mut others, mut without, mut reasons) = (Vec::new(), Vec::new(), Vec::new());
@@ -172,7 +218,7 @@ impl Beside<'_> {
             match figure(other) {
                 Ok(sample) => others.push(((*other).to_owned(), sample)),
                 Err(reason) => {
-                    if self.group.cell(other, self.cap).is_some() {
+                    if self.of_scenario.contains(other) {
                         without.push(((*other).to_owned(), reason.clone()));
                     }
                     reasons.push(reason);
@@ -182,9 +228,30 @@ impl Beside<'_> {
         if own.is_err() && others.is_empty() {
             return None;
         }
-        Some(Row { name, better, text, own, others, without, why_not: distinct(reasons).join("; ") })
+        Some(Row { name, better, text, of_device: None, own, others, without, why_not: distinct(reasons).join("; ") })
     }
 }
+
+/// Returns the engine and those that are not the same one with other options, or all if there are no others.
+fn rivals<'a>(records: &'a [Record], engine: &str) -> Vec<&'a str> {
+    let kind_of = |name: &str| {
+        let record = records.iter().find(|record| record.engine == name);
+        record.and_then(|record| record.engine_options.get("engine"))
+    };
+    let own = kind_of(engine);
+    let is_rival = |name: &&str| *name == engine || own.is_none() || kind_of(name) != own;
+    let all = engines(records);
+    let rivals: Vec<&str> = all.iter().copied().filter(is_rival).collect();
+    if rivals.len() > 1 { rivals } else { all }
+}
+
+/// Returns the engines that a scenario measures in any of its cells.
+fn engines_of<'a>(scenario: &Scenario<'a>) -> Vec<&'a str> {
+    distinct(scenario.groups.iter().flat_map(|group| group.cells.iter().map(|cell| cell.engine)))
+}
+
+/// Part of the device's median latency that an operation exceeds if it has to wait for a read.
+const DEVICE_PART: f64 = 0.5;
 
 /// Picks one quantile of the device's latencies.
 type OfDevice = fn(&Quantiles) -> u64;
@@ -221,13 +288,16 @@ fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
     if let Some(note) = cell.killed().first().filter(|_| cell.killed().len() == cell.runs.len()) {
         return (*note).to_owned();
     }
+    if let Some(state) = cell.other_states().first().filter(|_| cell.other_states().len() == cell.runs.len()) {
+        return format!("{state} at the start");
+    }
     let counted = |run: &&Record| op.is_some_and(|op| curve(run, op).is_some());
     if cell.runs.iter().any(counted) { "too few values" } else { "not recorded" }.to_owned()
 }
 
 /// Lists the engines of a scenario that have no figure in a repeat of a cell, one line each.
 fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option<u64>, engine: &str) -> Vec<String> {
-    let of_scenario = distinct(scenario.groups.iter().flat_map(|group| group.cells.iter().map(|cell| cell.engine)));
+    let of_scenario = engines_of(scenario);
     let alone = of_scenario == [engine];
     let line = |who: &str, why: &str| format!("- {title}, {}: {who}: {why}\n", format::cap(cap));
     let mut lines: Vec<String> = of_scenario
@@ -235,8 +305,10 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
         .filter_map(|engine| match group.cell(engine, cap) {
             None => Some(line(engine, "not measured")),
             Some(cell) => {
-                let (killed, runs) = (cell.killed(), cell.runs.len());
-                killed.first().map(|note| line(engine, &format!("{note} in {} of {runs} repeats", killed.len())))
+                let (killed, others, runs) = (cell.killed(), cell.other_states(), cell.runs.len());
+                let killed = killed.first().map(|note| format!("{note} in {} of {runs} repeats", killed.len()));
+                let other = others.first().map(|state| format!("{state} at the start of {} of {runs}", others.len()));
+                killed.or(other).map(|why| line(engine, &why))
             }
         })
         .collect();
@@ -247,17 +319,25 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
 }
 
 impl Row {
-    /// Adds the row to a table, if there is something to judge.
-    fn judge_in(&self, family: &mut Family) {
-        if let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) {
-            let mut row = judge::Row::of(own);
-            self.others.iter().for_each(|(_, other)| row.add(Test::by_turns(own, other, better)));
-            family.add(row);
+    /// Adds the row to a table, if there is something to judge. Returns whether there is.
+    fn judge_in(&self, family: &mut Family) -> bool {
+        let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) else { return false };
+        let mut row = judge::Row::of(own);
+        for (_, other) in &self.others {
+            let test = Test::by_turns(own, other, better);
+            let (one, two) = (own.spread().median, other.spread().median);
+            if test.is_none() && if better == Better::Higher { two > one } else { two < one } {
+                // Too few repeats to say that it is better, but enough not to claim that it is worse.
+                row.forbid_lead();
+            }
+            row.add(test);
         }
+        family.add(row);
+        true
     }
 
-    /// Renders the row's columns. Takes its judgement, if there was something to judge.
-    fn text(&self, judged: &mut impl Iterator<Item = Judged>) -> String {
+    /// Renders the row's columns, with its judgement, if there was something to judge.
+    fn text(&self, judged: Option<&Judged>) -> String {
         let text = |spread: &Spread| format!("{} ({})", (self.text)(spread.median), format::spread(spread, self.text));
         let by_median = |a: &Spread, b: &Spread| {
             let order = a.median.total_cmp(&b.median);
@@ -277,7 +357,7 @@ impl Row {
             return format!("{} | {} | {why} | none | nothing beside it | not decided", self.name, text(&own));
         };
         let figures = format!("{} | {} | {} | {engine}", self.name, text(&own), text(&best));
-        let Some(judged) = self.better.and_then(|_| judged.next()) else {
+        let Some(judged) = judged else {
             return format!("{figures} | {} | not judged", format::MISSING);
         };
         let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.beside[at]);
@@ -289,7 +369,7 @@ impl Row {
             None if self.better == Some(Better::Higher) => format!("{:.2}", own.median / best.median),
             None => format!("{:.2}", best.median / own.median),
         };
-        format!("{figures} | {times} | {}{}", judged.verdict.as_str(), self.not_judged(&judged))
+        format!("{figures} | {times} | {}{}", judged.verdict.as_str(), self.not_judged(judged))
     }
 
     /// Names those that the verdict is not about, with the reason; empty if it is about all.

@@ -15,6 +15,8 @@ pub(crate) struct Cell<'a> {
     pub(crate) engine: &'a str,
     /// Memory cap in bytes. `None`: not capped.
     pub(crate) cap: Option<u64>,
+    /// State of the store that the group is about. A run that began in another one has no figures.
+    pub(crate) state: &'a str,
     /// The repeats, at least one.
     pub(crate) runs: Vec<&'a Record>,
 }
@@ -45,6 +47,9 @@ pub struct Spread {
     /// Number of repeats that have the figure.
     pub runs: usize,
 }
+
+/// Largest step of a processor's clock: AMD's counter moves every 10 ns.
+const CLOCK_STEP_NS: f64 = 10.0;
 
 /// Repeat and session of a run. Runs of several engines in one turn were made one after the other, so that a disturbance met
 /// them alike.
@@ -90,6 +95,16 @@ impl Sample {
         self.values.iter().find(|(known, _)| *known == turn).map(|(_, value)| *value)
     }
 
+    /// Whether each value has a turn of its own.
+    pub(crate) fn has_distinct_turns(&self) -> bool {
+        distinct(self.values.iter().map(|(turn, _)| *turn)).len() == self.values.len()
+    }
+
+    /// Counts repeats that the other cells have as some that lack the figure.
+    pub(crate) fn expect(&mut self, runs: usize) {
+        self.runs = self.runs.max(runs);
+    }
+
     /// Returns the number of the cell's runs that lack the figure, as one lacks it that was killed.
     pub(crate) fn missing(&self) -> usize {
         self.runs - self.values.len()
@@ -122,7 +137,8 @@ impl<'a> Cell<'a> {
     /// Collects a figure from each repeat; `None` if no repeat has it.
     pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
         let figure = |run: &&Record| Some((Turn::of(run), of(run).filter(|value| value.is_finite())?));
-        let values: Vec<(Turn, f64)> = self.runs.iter().filter_map(figure).collect();
+        let as_asked = self.runs.iter().filter(|run| run.workload.state == self.state);
+        let values: Vec<(Turn, f64)> = as_asked.filter_map(figure).collect();
         (!values.is_empty()).then(|| Sample::new(values, self.runs.len()))
     }
 
@@ -139,15 +155,21 @@ impl<'a> Cell<'a> {
             return None;
         }
         let sample = self.sample(|run| curve(run, op).and_then(&of))?;
-        // Quantiles are whole nanoseconds, and means are not.
+        // Quantiles are readings of the clock, in whole nanoseconds, and means are not.
         let is_whole = sample.values.iter().all(|(_, value)| value.fract() == 0.0);
-        Some(Sample { step: f64::from(u8::from(is_whole)), ..sample })
+        Some(Sample { step: if is_whole { CLOCK_STEP_NS } else { 0.0 }, ..sample })
     }
 
     /// Returns the notes of the runs that were killed, one a run.
     pub(crate) fn killed(&self) -> Vec<&'a str> {
         let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
         self.runs.iter().filter_map(note).collect()
+    }
+
+    /// Returns the states of the runs that began in another one than the group's.
+    pub(crate) fn other_states(&self) -> Vec<&'a str> {
+        let states = self.runs.iter().map(|run| run.workload.state.as_str());
+        states.filter(|state| *state != self.state).collect()
     }
 
     /// Returns the curve of the repeat in the middle, whose mean is the median of the means; the lower of two.
@@ -202,24 +224,30 @@ pub(crate) fn engines(records: &[Record]) -> Vec<&str> {
     distinct(records.iter().map(|record| record.engine.as_str()))
 }
 
-/// Groups the records by scenario, workload, cap and engine.
+/// Groups the records by scenario, workload, cap and engine. A run that began in another state than the one asked for is a
+/// repeat of the cell that asked for it, if another run of the workload began in that state.
 pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
     let mut scenarios: Vec<Scenario<'_>> = Vec::new();
-    for record in records {
+    let (as_asked, otherwise): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.state_asked.is_none());
+    for record in as_asked.into_iter().chain(otherwise) {
         let at = position(
             &mut scenarios,
             |known| known.name == record.scenario,
             || Scenario { name: &record.scenario, groups: Vec::new() },
         );
         let groups = &mut scenarios[at].groups;
+        let asked =
+            record.state_asked.as_ref().map(|state| Workload { state: state.clone(), ..record.workload.clone() });
         let at = position(
             groups,
-            |known| *known.workload == record.workload,
+            |known| *known.workload == record.workload || Some(known.workload) == asked.as_ref(),
             || Group { workload: &record.workload, cells: Vec::new() },
         );
-        let cells = &mut groups[at].cells;
+        let Group { workload, cells } = &mut groups[at];
+        let state = workload.state.as_str();
         let same = |known: &Cell<'_>| known.engine == record.engine && known.cap == record.cap_bytes;
-        let at = position(cells, same, || Cell { engine: &record.engine, cap: record.cap_bytes, runs: Vec::new() });
+        let at =
+            position(cells, same, || Cell { engine: &record.engine, cap: record.cap_bytes, state, runs: Vec::new() });
         cells[at].runs.push(record);
     }
     for group in scenarios.iter_mut().flat_map(|scenario| &mut scenario.groups) {
@@ -249,9 +277,9 @@ fn series_of<'a>(run: &'a Record, op: &str, over: &str) -> Option<&'a Series> {
 }
 
 fn mean(series: &Series) -> f64 {
-    let count: u64 = series.samples.iter().map(|sample| sample.count).sum();
+    let count: f64 = series.samples.iter().map(|sample| sample.count as f64).sum();
     let total: f64 = series.samples.iter().map(|sample| sample.mean_ns * sample.count as f64).sum();
-    total / count.max(1) as f64
+    total / count.max(1.0)
 }
 
 fn position<T>(known: &mut Vec<T>, same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {

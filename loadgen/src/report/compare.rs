@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::cells::{Cell, Sample, Scenario, Spread, distinct, engines as engines_of, scenarios};
 use super::figures::{Better, OPENING, STATS, THROUGHPUT};
 use super::judge::{Family, RULE, Row, Test, Verdict};
+use super::notes::mixed;
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
 
@@ -23,13 +24,20 @@ The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule
 repeats a side find smaller differences than three. Engines of one file are compared repeat by repeat, because their runs \
 took turns. Two files are compared as a whole, because their runs were made at different times.
 
-Exit codes: 0 done; 1 with --fail-above, B is behind by more than that or more of its runs were killed, or an error.
+Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, has too few repeats to deny it, lacks a cell of A or had \
+more runs killed; or an error.
 
 Examples:
   solkv-loadgen compare before.jsonl after.jsonl
   solkv-loadgen compare before.jsonl after.jsonl --fail-above 5
   solkv-loadgen compare results.jsonl --engines lmdb,redb --changed
   solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"behind\")'";
+
+/// Words before a cell that the second side lacks.
+const ONLY_IN_A: &str = "only in A";
+
+/// Number of cells that are named if none is on both sides.
+const NAMED_MAX: usize = 4;
 
 /// Change of the device between the sides, as a share, above which a warning is printed.
 const DEVICE_DRIFT: f64 = 0.1;
@@ -52,7 +60,7 @@ pub struct CompareArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Exit with 1 when B is behind in a figure by more than this, or more of its runs were killed
+    /// Exit with 1 when B is behind in a figure by more than this, lacks a cell of A, or more of its runs were killed
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub fail_above: Option<f64>,
 }
@@ -119,17 +127,20 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let comparison = compare(&first, second, engines);
     ensure!(
         !comparison.rows.is_empty() || !comparison.killed.is_empty(),
-        "nothing to compare: no cell is on both sides: {}",
-        comparison.unmatched.join("; ")
+        "nothing to compare: no cell is on both sides, of {} cells: {}",
+        comparison.unmatched.len(),
+        comparison.unmatched.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join("; ")
     );
     let text =
         if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison, args.changed) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
     if let Some(limit) = args.fail_above {
-        let failed = comparison.rows.iter().filter(|row| row.verdict == Verdict::Behind && row.worse_percent > limit);
-        match (failed.count(), comparison.killed.len()) {
-            (0, 0) => {}
-            (count, killed) => bail!("behind by more than {limit} %: figures={count} cells_killed={killed}"),
+        let is_behind = |row: &&Difference| row.verdict == Verdict::Behind || row.ratio_interval.is_none();
+        let failed = comparison.rows.iter().filter(is_behind).filter(|row| row.worse_percent > limit).count();
+        let missing = comparison.unmatched.iter().filter(|line| line.starts_with(ONLY_IN_A)).count();
+        let killed = comparison.killed.len();
+        if failed + missing + killed > 0 {
+            bail!("behind by more than {limit} %: figures={failed} cells_missing={missing} cells_killed={killed}");
         }
     }
     Ok(())
@@ -166,7 +177,7 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
     };
     for one in &first {
         let Some(other) = second.iter().find(|other| same(one, other)) else {
-            unmatched.push(format!("only in A: {}", one.name()));
+            unmatched.push(format!("{ONLY_IN_A}: {}", one.name()));
             continue;
         };
         rows.extend(differences(one, other, &mut add, &mut unmatched));
@@ -283,7 +294,10 @@ fn differences(
 
 /// Lists other differences between the sides.
 fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let mut warnings = mixed(a);
+    if !std::ptr::eq(a, b) {
+        warnings.extend(mixed(b));
+    }
     let machines = |records: &[Record]| {
         distinct(records.iter().map(|record| Machine { loadavg: String::new(), ..record.machine.clone() }))
     };
@@ -312,7 +326,7 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
 /// Renders the comparison as tables, with the warnings below. `changed` leaves out rows that are level or not decided.
 fn text(comparison: &Comparison, changed: bool) -> String {
     let mut out = String::new();
-    let shown: Vec<&Difference> = comparison.rows.iter().filter(|row| !changed || is_apart(row.verdict)).collect();
+    let shown: Vec<&Difference> = comparison.rows.iter().filter(|row| !changed || row.verdict.is_apart()).collect();
     for at in distinct(shown.iter().map(|row| place(row))) {
         out.push_str(&format!("{at}\n"));
         let head = ["", "A", "A range", "B", "B range", "B / A", "95 %", "B is"].map(str::to_owned).to_vec();
@@ -331,10 +345,6 @@ fn text(comparison: &Comparison, changed: bool) -> String {
         out.push_str(&format!("{line}\n"));
     }
     out
-}
-
-fn is_apart(verdict: Verdict) -> bool {
-    [Verdict::Ahead, Verdict::Behind].contains(&verdict)
 }
 
 fn place(row: &Difference) -> String {

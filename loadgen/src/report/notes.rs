@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cells::{Cell, Group, Scenario, Spread, distinct};
+use super::cells::{Cell, Group, Scenario, Spread, distinct, scenarios};
 use super::document::{Block, Section};
 use super::figures::{THROUGHPUT, peak};
 use super::format;
@@ -52,6 +52,28 @@ pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
     }
     blocks.extend(folded);
     Section { id: "notes".to_owned(), title: "What to know".to_owned(), blocks }
+}
+
+/// Says for which reasons runs of one side may not be comparable with each other.
+pub(crate) fn mixed(records: &[Record]) -> Vec<String> {
+    let machines = distinct(records.iter().map(|record| Machine { loadavg: String::new(), ..record.machine.clone() }));
+    let mut lines = Vec::new();
+    if machines.len() > 1 {
+        lines.push(format!("the runs are of {} machines or settings of one", machines.len()));
+    }
+    for scenario in scenarios(records) {
+        let groups = || scenario.groups.iter();
+        let programs = distinct(groups().flat_map(Group::runs).map(|run| run.program.as_str()));
+        if programs.len() > 1 {
+            lines.push(format!("{}: the runs are of several programs: {}", scenario.name, programs.join(", ")));
+        }
+        for cell in groups().flat_map(|group| &group.cells) {
+            if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
+                lines.push(format!("{}: repeats of {} had different options", scenario.name, cell.engine));
+            }
+        }
+    }
+    distinct(lines)
 }
 
 /// Whether a repeat of the cell has a note that not every run of the workload has.

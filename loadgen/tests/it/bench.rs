@@ -197,6 +197,7 @@ fn engines_that_differ_in_an_option_are_other_cells_and_older_files_go_on() {
     let lines: Vec<_> = records.iter().map(|record| record.engine_line.clone().unwrap()).collect();
     assert_eq!(lines, two);
     assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 2 of them done before"));
+    assert!(bench(&scenario, &out, &["--list", "--seconds", "9"]).contains("2 runs, 0 of them done before"));
 
     // The files of an earlier version: it wrote no engine line, and no options for a killed run.
     records.iter_mut().for_each(|record| record.engine_line = None);
@@ -214,15 +215,22 @@ fn engines_that_differ_in_an_option_are_other_cells_and_older_files_go_on() {
 }
 
 #[test]
-fn a_scenario_that_is_none_is_named() {
+fn a_scenario_that_is_none_is_named_and_so_is_an_engine() {
     let folder = tempfile::tempdir().unwrap();
     let scenario = folder.path().join("wrong.toml");
     std::fs::write(&scenario, SCENARIO.replace("ENGINES", "['strata']").replace("seconds = 0.2", "secs = 0.2"))
         .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_loadgen"));
-    let output = command.arg("bench").arg(&scenario).args(["--out", "none.jsonl"]).output().unwrap();
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && errors.contains("wrong.toml") && errors.contains("secs"), "{errors}");
+    let refused = |more: &[&str], parts: [&str; 2]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_loadgen"));
+        let output = command.arg("bench").arg(&scenario).args(["--out", "none.jsonl"]).args(more).output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(parts.iter().all(|part| errors.contains(part)), "{parts:?}: {errors}");
+    };
+    refused(&[], ["wrong.toml", "secs"]);
+    std::fs::write(&scenario, SCENARIO.replace("ENGINES", &format!("{:?}", engines()))).unwrap();
+    refused(&["--engine", "nosuch"], ["engine=\"nosuch\"", engines()[0]]);
+    refused(&["--repeats", "0"], ["nothing to run", "repeats=Some(0)"]);
 }
 
 const LIVE: &str = "

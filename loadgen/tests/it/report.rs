@@ -195,6 +195,11 @@ fn a_planted_regression_is_found_and_noise_is_not() {
     let allowed = loadgen(&["compare", &before, &worse, "--fail-above", "30"]);
     assert!(allowed.status.success(), "{}", text(&allowed.stderr));
 
+    let lacks =
+        write(directory.path(), "lacks.jsonl", &[repeats("redb", 10_000.0, 0.03), repeats("lmdb", 9.0, 0.0)].concat());
+    let lacks = loadgen(&["compare", &lacks, &before, "--fail-above", "10"]);
+    assert!(text(&lacks.stderr).contains("cells_missing=1"), "{}", text(&lacks.stderr));
+
     let json = loadgen(&["compare", &worse, &before, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["rows"][0]["figure"], "throughput");
@@ -212,8 +217,10 @@ fn engines_of_one_file_are_compared_and_few_repeats_prove_nothing() {
     assert!(text(&out.stdout).contains("behind: 5"), "{}", text(&out.stdout));
 
     let few = write(directory.path(), "few.jsonl", &records[4..]);
-    let few = loadgen(&["compare", &file, &few, "--engines", "lmdb,redb", "--fail-above", "0"]);
-    assert!(few.status.success() && text(&few.stdout).contains("not decided: 5"), "{}", text(&few.stdout));
+    let compare = |limit| loadgen(&["compare", &file, &few, "--engines", "lmdb,redb", "--fail-above", limit]);
+    assert!(text(&compare("0").stdout).contains("not decided: 5"), "{}", text(&compare("0").stdout));
+    // Two repeats cannot say that 100 % worse is chance, and need not say that it is within 200 %.
+    assert_eq!((compare("0").status.code(), compare("200").status.code()), (Some(1), Some(0)));
 
     for unknown in ["lmdb,strata", "strata,lmdb"] {
         let none = loadgen(&["compare", &file, "--engines", unknown]);
@@ -269,7 +276,8 @@ fn the_best_of_the_others_is_found_in_every_cell_and_losses_are_shown() {
     assert_eq!((lmdb[6].as_str(), lmdb[7].as_str()), ("strata", "2.00"), "{lmdb:?}");
     let redb = avg("redb");
     assert_eq!(redb[4], "0.42 µs (0.40–0.44)", "{redb:?}");
-    assert_eq!(strata[8], "not decided; not about lmdb (1 run), redb (2 runs)", "one run decides nothing: {strata:?}");
+    let said = "not decided; 1 of its own repeats have no figure; not about lmdb (1 run), redb (2 runs)";
+    assert_eq!(strata[8], said, "one run decides nothing");
 }
 
 #[test]
@@ -332,6 +340,75 @@ fn others_without_a_figure_are_named_beside_the_verdict() {
     lucky.push(record("reads", "strata", "read_positive", CAPS[0], 3));
     let said = verdict(&lucky);
     assert!(said.starts_with("not decided; 1 of its own repeats have no figure; not about"), "{said}");
+}
+
+#[test]
+fn nothing_that_is_missing_makes_an_engine_ahead() {
+    let table = |records: &[Record]| solkv_loadgen::report::best::table(records, "strata");
+    let verdict = |records: &[Record]| {
+        let table = table(records);
+        let line = table.lines().find(|line| line.contains(" avg ")).unwrap();
+        line.split('|').nth(8).unwrap().trim().to_owned()
+    };
+    let (own, redb) = (repeats("strata", 5_000.0, 0.01), repeats("redb", 10_000.0, 0.01));
+    assert_eq!(verdict(&[own.clone(), redb.clone()].concat()), "ahead");
+    // A faster one with too few repeats.
+    let fast = repeats("lmdb", 1_000.0, 0.01)[..2].to_vec();
+    let said = verdict(&[own.clone(), redb.clone(), fast].concat());
+    assert_eq!(said, "not decided; not about lmdb (2 runs)");
+    // Repeats of its own that the others have.
+    let mut more = redb.clone();
+    more.extend(redb.iter().cloned().map(|run| Record { repeat: run.repeat + 3, ..run }));
+    let said = verdict(&[own.clone(), more].concat());
+    assert_eq!(said, "not decided; 3 of its own repeats have no figure");
+    // Repeats that did not begin in the state that was asked for.
+    let mut partly = own.clone();
+    partly[1].state_asked = Some(partly[1].workload.state.clone());
+    partly[1].workload.state = "partly cached".to_owned();
+    let partly = [partly, redb.clone()].concat();
+    let said = "not decided; 1 of its own repeats have no figure; not about redb (3 runs)";
+    assert_eq!(verdict(&partly), said);
+    assert!(table(&partly).contains("strata: partly cached at the start of 1 of 3"), "{}", table(&partly));
+    // One that the scenario measures in another cell.
+    let mut elsewhere = repeats("lmdb", 9_000.0, 0.01);
+    elsewhere.iter_mut().for_each(|run| run.cap_bytes = CAPS[1]);
+    assert_eq!(verdict(&[own, redb, elsewhere].concat()), "ahead; not about lmdb (not measured)");
+}
+
+#[test]
+fn a_lead_that_the_device_explains_is_not_decided() {
+    let mut records = [cold("strata", 0.5, 1), cold("lmdb", 0.5, 1)].concat();
+    for run in records.iter_mut().filter(|run| run.engine == "lmdb") {
+        run.curves = vec![curve("read_positive", 90_000.0 * (1.0 + f64::from(run.repeat) / 100.0), 100_000)];
+    }
+    let verdict = |records: &[Record]| {
+        let table = solkv_loadgen::report::best::table(records, "strata");
+        let line = table.lines().find(|line| line.contains("| Positive read p50 |")).unwrap();
+        line.split('|').nth(8).unwrap().trim().to_owned()
+    };
+    assert_eq!(verdict(&records), "ahead");
+    for run in records.iter_mut().filter(|run| run.engine == "lmdb") {
+        let device = run.device_read_ns.as_mut().unwrap();
+        (device.p50, device.p99) = (device.p50 * 3 / 2, device.p99 * 3 / 2);
+    }
+    assert_eq!(verdict(&records), "not decided");
+}
+
+#[test]
+fn runs_that_are_not_alike_are_named() {
+    let mut records = [repeats("strata", 5_000.0, 0.01), repeats("redb", 10_000.0, 0.01)].concat();
+    let warnings = |records: &[Record]| {
+        let table = solkv_loadgen::report::best::table(records, "strata");
+        table.lines().filter(|line| line.starts_with("WARNING")).map(str::to_owned).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(warnings(&records), "");
+    records[1].machine.cpu = "another".to_owned();
+    records[2].program = "0.2.0".to_owned();
+    records[4].engine_options.insert("cache_bytes".to_owned(), "1".to_owned());
+    let said = warnings(&records);
+    for part in ["2 machines", "several programs", "repeats of redb had different options"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]

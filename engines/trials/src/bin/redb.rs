@@ -2,16 +2,20 @@
 //!
 //! Owns: the calls that are measured and when the clock runs. Must not: write to the given store, but only to a copy.
 
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser, Subcommand};
-use redb::{Builder, Database, Durability, ReadableDatabase as _, TableDefinition, WriteTransaction};
+use redb::{
+    Builder, Database, Durability, ReadableDatabase as _, ReadableTable as _, ReadableTableMetadata as _,
+    TableDefinition, WriteTransaction,
+};
 use solkv_engine_trials::{
-    Bytes32, Random, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, timed, warm_cache,
-    written_bytes,
+    Bytes32, Random, Sample, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, time_gets, timed,
+    warm_cache, written_bytes,
 };
 
 const FILE: &str = "pairs.redb";
@@ -29,6 +33,8 @@ struct Cli {
 enum What {
     /// Synced commits of random puts into a copy of a store.
     Commit(Commit),
+    /// Gets of absent and present keys from a copy of a store, one after the other.
+    Get(Get),
     /// How long a copy of a store takes to open, without the file in the page cache, after a writer was killed.
     Open(Commit),
     /// A load of sorted pairs into a new store.
@@ -56,6 +62,24 @@ struct Commit {
     /// Sorts each commit's puts by key first, within the measured time.
     #[arg(long)]
     sorted: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[derive(Args)]
+struct Get {
+    /// A store that `bootstrap --engine redb` made.
+    #[arg(long)]
+    store: PathBuf,
+    /// Directory for the copy, on the device to be measured.
+    #[arg(long)]
+    work: PathBuf,
+    /// Number of gets of each kind, present and absent.
+    #[arg(long, default_value_t = 500_000)]
+    gets: usize,
+    /// Compacts the copy first.
+    #[arg(long)]
+    compact: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -113,6 +137,7 @@ impl Settings {
 fn main() -> Result<()> {
     match Cli::parse().what {
         What::Commit(args) => commit(&args),
+        What::Get(args) => get(&args),
         What::Open(args) => open(&args),
         What::Append(args) => load(&args, true),
         What::Shuffled(args) => load(&args, false),
@@ -182,6 +207,33 @@ fn commit(args: &Commit) -> Result<()> {
     print_figure("batch_puts_ms", median(&mut puts_ms));
     print_figure("batch_commit_ms", median(&mut commits_ms));
     print_figure("batch_written_kib", written / 1024.0 / f64::from(args.commits));
+    Ok(())
+}
+
+/// Gets from a copy that redb's cache holds.
+fn get(args: &Get) -> Result<()> {
+    copy_store(&file(&args.store), &args.work)?;
+    let copy = args.work.join(FILE);
+    let mut db = args.settings.builder().open(&copy)?;
+    if args.compact {
+        let (_, took) = timed(|| Ok(db.compact()?))?;
+        print_figure("compact_s", took.as_secs_f64());
+    }
+    let txn = db.begin_read()?;
+    let pairs = txn.open_table(PAIRS)?;
+    print_figure("bytes_a_pair", copy.metadata()?.len() as f64 / pairs.len()? as f64);
+    let mut random = Random::new(args.settings.seed);
+    let mut sample = Sample::new(args.gets);
+    for pair in pairs.iter()? {
+        sample.add(*pair?.0.value(), &mut random);
+    }
+    let present = sample.shuffled(&mut random)?;
+    let absent = random.keys(args.gets, false);
+    let find = |key: &Bytes32| Ok(pairs.get(key)?.is_some_and(|value| black_box(value.value()).len() == 32));
+    // Once before the clock runs, so that redb's cache has the pages.
+    time_gets(&present, true, find)?;
+    print_figure("present_ns", time_gets(&present, true, find)?);
+    print_figure("absent_ns", time_gets(&absent, false, find)?);
     Ok(())
 }
 

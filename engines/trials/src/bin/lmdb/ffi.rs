@@ -29,18 +29,54 @@ pub(crate) const NORDAHEAD: c_uint = 0x80_0000;
 pub(crate) const NOMEMINIT: c_uint = 0x100_0000;
 /// Flag of `mdb_dbi_open`: creates the table if it is missing.
 const CREATE: c_uint = 0x4_0000;
+/// Flags of `mdb_dbi_open`: a key has many values, all of one size.
+const DUPSORT: c_uint = 0x04;
+const DUPFIXED: c_uint = 0x10;
 /// Flags of `mdb_put` and `mdb_cursor_put`.
 const RESERVE: c_uint = 0x1_0000;
 const APPEND: c_uint = 0x2_0000;
+const APPENDDUP: c_uint = 0x4_0000;
 const NOTFOUND: c_int = -30798;
 /// Operations of `mdb_cursor_get`, by the numbers of LMDB's `MDB_cursor_op`.
 const FIRST: c_uint = 0;
+const GET_BOTH_RANGE: c_uint = 3;
 const NEXT: c_uint = 8;
+/// Bytes of a key that are the key of its duplicates.
+const PREFIX: usize = 2;
 
 #[repr(C)]
 struct Val {
     size: usize,
     data: *mut c_void,
+}
+
+/// An environment's figures (`MDB_envinfo`).
+#[repr(C)]
+struct Info {
+    address: *mut c_void,
+    map_bytes: usize,
+    last_page: usize,
+    last_txn: usize,
+    readers_max: c_uint,
+    readers: c_uint,
+}
+
+impl Default for Info {
+    fn default() -> Self {
+        Self { address: ptr::null_mut(), map_bytes: 0, last_page: 0, last_txn: 0, readers_max: 0, readers: 0 }
+    }
+}
+
+/// A table's figures (`MDB_stat`).
+#[repr(C)]
+#[derive(Default)]
+struct Stat {
+    page_bytes: c_uint,
+    depth: c_uint,
+    branch_pages: usize,
+    leaf_pages: usize,
+    overflow_pages: usize,
+    entries: usize,
 }
 
 #[repr(C)]
@@ -57,12 +93,19 @@ unsafe extern "C" {
     fn mdb_env_open(env: *mut RawEnv, path: *const c_char, flags: c_uint, mode: libc::mode_t) -> c_int;
     fn mdb_env_sync(env: *mut RawEnv, force: c_int) -> c_int;
     fn mdb_env_close(env: *mut RawEnv);
+    fn mdb_env_info(env: *mut RawEnv, info: *mut Info) -> c_int;
     fn mdb_env_set_mapsize(env: *mut RawEnv, bytes: usize) -> c_int;
     fn mdb_env_set_maxdbs(env: *mut RawEnv, tables: c_uint) -> c_int;
     fn mdb_txn_begin(env: *mut RawEnv, parent: *mut RawTxn, flags: c_uint, txn: *mut *mut RawTxn) -> c_int;
     fn mdb_txn_commit(txn: *mut RawTxn) -> c_int;
     fn mdb_txn_abort(txn: *mut RawTxn);
     fn mdb_dbi_open(txn: *mut RawTxn, name: *const c_char, flags: c_uint, table: *mut c_uint) -> c_int;
+    fn mdb_stat(txn: *mut RawTxn, table: c_uint, stat: *mut Stat) -> c_int;
+    fn mdb_set_compare(
+        txn: *mut RawTxn,
+        table: c_uint,
+        compare: unsafe extern "C" fn(*const Val, *const Val) -> c_int,
+    ) -> c_int;
     fn mdb_get(txn: *mut RawTxn, table: c_uint, key: *mut Val, value: *mut Val) -> c_int;
     fn mdb_put(txn: *mut RawTxn, table: c_uint, key: *mut Val, value: *mut Val, flags: c_uint) -> c_int;
     fn mdb_cursor_open(txn: *mut RawTxn, table: c_uint, cursor: *mut *mut RawCursor) -> c_int;
@@ -78,6 +121,18 @@ fn check(code: c_int) -> Result<()> {
     // SAFETY: LMDB returns a C string that is never freed, whatever the code.
     let text = unsafe { CStr::from_ptr(mdb_strerror(code)) };
     bail!("LMDB failed: {}", text.to_string_lossy())
+}
+
+/// Compares two keys by words in place of bytes. A key of another length, such as the name of a table, is compared as
+/// LMDB does.
+unsafe extern "C" fn compare_words(left: *const Val, right: *const Val) -> c_int {
+    // SAFETY: LMDB gives two values whose bytes are there for the call.
+    let (left, right) = unsafe {
+        let bytes = |of: *const Val| std::slice::from_raw_parts((*of).data.cast::<u8>(), (*of).size);
+        (bytes(left), bytes(right))
+    };
+    let word = |of: &[u8]| of.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
+    (word(left).cmp(&word(right)).then_with(|| left.cmp(right))) as c_int
 }
 
 fn val(bytes: &[u8]) -> Val {
@@ -113,6 +168,15 @@ pub(crate) struct Env {
 
 impl Env {
     pub(crate) fn open(dir: &Path, flags: c_uint, map_bytes: usize) -> Result<Self> {
+        Self::open_table(dir, flags, map_bytes, 0)
+    }
+
+    /// Opens an environment whose table has the pairs as duplicates of [`PREFIX`].
+    pub(crate) fn open_dups(dir: &Path, flags: c_uint, map_bytes: usize) -> Result<Self> {
+        Self::open_table(dir, flags, map_bytes, DUPSORT | DUPFIXED)
+    }
+
+    fn open_table(dir: &Path, flags: c_uint, map_bytes: usize, table: c_uint) -> Result<Self> {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let mut env = ptr::null_mut();
         // SAFETY: a place for the new environment.
@@ -129,7 +193,7 @@ impl Env {
         let create = if read_only == 0 { CREATE } else { 0 };
         let mut pairs = 0;
         // SAFETY: the transaction is open, and the only one.
-        check(unsafe { mdb_dbi_open(txn.txn, c"pairs".as_ptr(), create, &raw mut pairs) })?;
+        check(unsafe { mdb_dbi_open(txn.txn, c"pairs".as_ptr(), create | table, &raw mut pairs) })?;
         txn.commit()?;
         opened.pairs = pairs;
         Ok(opened)
@@ -187,6 +251,50 @@ impl Txn<'_> {
         }
     }
 
+    /// Whether the pair is there, in a table of duplicates.
+    pub(crate) fn get_dup(&self, key: &Bytes32) -> Result<bool> {
+        let cursor = self.cursor()?;
+        let (prefix, rest) = key.split_at(PREFIX);
+        let (mut name, mut value) = (val(prefix), val(rest));
+        // SAFETY: the cursor is open; LMDB only reads the bytes it is given.
+        match unsafe { mdb_cursor_get(cursor.cursor, &raw mut name, &raw mut value, GET_BOTH_RANGE) } {
+            NOTFOUND => Ok(false),
+            code => {
+                check(code)?;
+                // SAFETY: LMDB says that so many bytes are there, until the transaction ends.
+                let bytes = unsafe { std::slice::from_raw_parts(value.data.cast::<u8>(), value.size) };
+                std::hint::black_box(bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte)));
+                Ok(bytes.starts_with(rest))
+            }
+        }
+    }
+
+    /// Appends a pair to a table of duplicates.
+    pub(crate) fn append_dup(&self, key: &Bytes32, value: &Bytes32) -> Result<()> {
+        let (prefix, rest) = key.split_at(PREFIX);
+        let pair = [rest, value].concat();
+        let (mut name, mut value) = (val(prefix), val(&pair));
+        // SAFETY: the transaction is open, and both values outlive the call.
+        check(unsafe { mdb_put(self.txn, self.env.pairs, &raw mut name, &raw mut value, APPENDDUP) })
+    }
+
+    /// Gives LMDB a comparison that is made for keys of 32 bytes.
+    pub(crate) fn compare_words(&self) -> Result<()> {
+        // SAFETY: the transaction is open, and its table was not read before. The comparison has the order of LMDB's own.
+        check(unsafe { mdb_set_compare(self.txn, self.env.pairs, compare_words) })
+    }
+
+    /// Returns the bytes of the file that are in use for each pair.
+    pub(crate) fn bytes_a_pair(&self) -> Result<f64> {
+        let mut stat = Stat::default();
+        // SAFETY: the transaction is open; a place for the figures.
+        check(unsafe { mdb_stat(self.txn, self.env.pairs, &raw mut stat) })?;
+        let mut info = Info::default();
+        // SAFETY: the environment is open; a place for the figures.
+        check(unsafe { mdb_env_info(self.env.env, &raw mut info) })?;
+        Ok((info.last_page + 1) as f64 * f64::from(stat.page_bytes) / stat.entries as f64)
+    }
+
     /// Puts each key, with itself as the value.
     pub(crate) fn put_all(&mut self, keys: &[Bytes32], how: How) -> Result<()> {
         let cursor = match how {
@@ -215,8 +323,8 @@ impl Txn<'_> {
         Ok(())
     }
 
-    /// Visits every pair's key in order.
-    pub(crate) fn scan(&self, mut visit: impl FnMut(&[u8])) -> Result<()> {
+    /// Visits every pair in key order.
+    pub(crate) fn scan(&self, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
         let cursor = self.cursor()?;
         let mut step = FIRST;
         loop {
@@ -227,7 +335,8 @@ impl Txn<'_> {
                 code => check(code)?,
             }
             // SAFETY: LMDB says that so many bytes are there, until the transaction ends.
-            visit(unsafe { std::slice::from_raw_parts(key.data.cast::<u8>(), key.size) });
+            let bytes = |of: &Val| unsafe { std::slice::from_raw_parts(of.data.cast::<u8>(), of.size) };
+            visit(bytes(&key), bytes(&value));
             step = NEXT;
         }
     }

@@ -10,19 +10,17 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use solkv_engine_trials::{
-    Bytes32, Random, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, timed, warm_cache,
-    written_bytes,
+    Bytes32, Random, Sample, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, time_gets, timed,
+    warm_cache, written_bytes,
 };
 
-use ffi::{Env, How, Txn};
+use ffi::{Env, How};
 
 const FILE: &str = "data.mdb";
 /// Bytes of the map for each pair of a load. In random order a pair takes up to 132 bytes, and the rest is for pages
 /// that are not reusable yet.
 const MAP_BYTES_A_PAIR: u64 = 400;
 const MAP_BYTES_MIN: u64 = 1 << 30;
-/// Number of gets in a block. The result is the median of the blocks' means.
-const BLOCK_GETS: usize = 1000;
 
 /// Measures one setting of LMDB once.
 #[derive(Parser)]
@@ -53,6 +51,12 @@ struct Get {
     /// Number of gets of each kind, present and absent.
     #[arg(long, default_value_t = 500_000)]
     gets: usize,
+    /// Gives LMDB a comparison that is made for keys of 32 bytes.
+    #[arg(long)]
+    words: bool,
+    /// Measures a copy whose pairs are duplicates of the first two bytes of their keys.
+    #[arg(long, conflicts_with_all = ["cold", "words"])]
+    dups: Option<PathBuf>,
     /// Begins without the file's pages in the page cache, and scans the store at the end of the turn as well.
     #[arg(long)]
     cold: bool,
@@ -153,7 +157,6 @@ fn data(store: &Path) -> PathBuf {
 }
 
 fn get(args: &Get) -> Result<()> {
-    ensure!(args.gets >= BLOCK_GETS, "gets={} is less than a block: ask for {BLOCK_GETS} or more", args.gets);
     let file = data(&args.store).join(FILE);
     let map_bytes = file.metadata()?.len().next_multiple_of(1 << 20) as usize;
     let mut random = Random::new(args.seed);
@@ -165,14 +168,23 @@ fn get(args: &Get) -> Result<()> {
     } else {
         warm_cache(&file)?;
     }
-    let env = open(&args.flags)?;
+    let source = open(&args.flags)?;
+    let env = match &args.dups {
+        Some(work) => as_dups(&source, work, map_bytes)?,
+        None => source,
+    };
     let txn = env.read()?;
+    if args.words {
+        txn.compare_words()?;
+    }
+    let find = |key: &Bytes32| if args.dups.is_some() { txn.get_dup(key) } else { txn.get(key) };
     if !args.cold {
         // Get each key once before the clock runs, because pages in the page cache have to be mapped as well.
-        gets(&txn, &present, true)?;
+        time_gets(&present, true, find)?;
+        print_figure("bytes_a_pair", txn.bytes_a_pair()?);
     }
-    print_figure("present_ns", gets(&txn, &present, true)?);
-    print_figure("absent_ns", gets(&txn, &absent, false)?);
+    print_figure("present_ns", time_gets(&present, true, find)?);
+    print_figure("absent_ns", time_gets(&absent, false, find)?);
     if args.cold {
         drop(txn);
         drop(env);
@@ -180,7 +192,7 @@ fn get(args: &Get) -> Result<()> {
         let env = open(&args.flags)?;
         let (pairs, took) = timed(|| {
             let mut pairs = 0u64;
-            env.read()?.scan(|_| pairs += 1)?;
+            env.read()?.scan(|_, _| pairs += 1)?;
             Ok(pairs)
         })?;
         print_figure("scan_pairs_per_s", pairs as f64 / took.as_secs_f64());
@@ -190,36 +202,30 @@ fn get(args: &Get) -> Result<()> {
 
 /// Returns random keys of the store, evenly from all of it, in random order.
 fn some_present(env: &Env, count: usize, random: &mut Random) -> Result<Vec<Bytes32>> {
-    let mut kept: Vec<Bytes32> = Vec::with_capacity(count);
-    let mut seen = 0u64;
-    env.read()?.scan(|key| {
-        seen += 1;
-        let Ok(key) = Bytes32::try_from(key) else { return };
-        if kept.len() < count {
-            kept.push(key);
-        } else if let Some(place) = kept.get_mut((random.number() % seen) as usize) {
-            *place = key;
+    let mut sample = Sample::new(count);
+    env.read()?.scan(|key, _| {
+        if let Ok(key) = Bytes32::try_from(key) {
+            sample.add(key, random);
         }
     })?;
-    ensure!(!kept.is_empty(), "store is empty: load some pairs first");
-    for at in (1..kept.len()).rev() {
-        kept.swap(at, (random.number() % (at as u64 + 1)) as usize);
-    }
-    Ok(kept)
+    sample.shuffled(random)
 }
 
-/// The median of the blocks' means in nanoseconds.
-fn gets(txn: &Txn<'_>, keys: &[Bytes32], expected: bool) -> Result<f64> {
-    let mut means = Vec::with_capacity(keys.len() / BLOCK_GETS);
-    for block in keys.chunks_exact(BLOCK_GETS) {
-        let begun = Instant::now();
-        for key in block {
-            ensure!(txn.get(key)? == expected, "a get is wrong: expected={expected} key={key:?}");
+/// Copies the pairs of `source` into a table of duplicates of a fixed size in `work`, in key order.
+fn as_dups(source: &Env, work: &Path, map_bytes: usize) -> Result<Env> {
+    empty_dir(work)?;
+    let env = Env::open_dups(work, flags(&[]) | ffi::NOSYNC, 2 * map_bytes)?;
+    let txn = env.write()?;
+    let mut failed = Ok(());
+    source.read()?.scan(|key, value| {
+        if let (Ok(()), Ok(key), Ok(value)) = (&failed, key.try_into(), value.try_into()) {
+            failed = txn.append_dup(key, value);
         }
-        means.push(begun.elapsed().as_nanos() as f64 / BLOCK_GETS as f64);
-    }
-    ensure!(!means.is_empty(), "the store has fewer than {BLOCK_GETS} pairs: load more");
-    Ok(median(&mut means))
+    })?;
+    failed?;
+    txn.commit()?;
+    env.sync()?;
+    Ok(env)
 }
 
 /// Synced commits into a copy whose pages are in memory.
