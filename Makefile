@@ -194,6 +194,9 @@ bench-full: build ## Measures every engine at the scenarios' own sizes (hours) a
 bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live one-by-one large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
 
+bench-strata: build ## Measures strata in the states that users get, and says which targets are met (five hours, 60 GB; PIECES="memory cold ...").
+	@BIN="$(BIN)" OUT="$(RESULTS)/strata" loadgen/scripts/bench-strata.sh $(PIECES)
+
 bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (two hours, 25 GB).
 	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
 

@@ -7,7 +7,8 @@ set -eu
 cd "$(dirname "$0")/../.."
 target="$SOLKV_CACHE/codecs"
 env -u ROCKSDB_LIB_DIR -u ROCKSDB_STATIC CARGO_TARGET_DIR="$target" CARGO_PROFILE_RELEASE_DEBUG=false \
-    cargo build --locked --release -p solkv-loadgen -p solkv-engine-rocksdb --features librocksdb-sys/lz4,librocksdb-sys/zstd
+    cargo build --locked --release -p solkv-loadgen -p solkv-bootstrap -p solkv-engine-rocksdb \
+    --features librocksdb-sys/lz4,librocksdb-sys/zstd
 mkdir -p "$OUT"
 for values in unique owners; do
     "$target/release/loadgen" bench "loadgen/scenarios/codecs/$values.toml" --out "$OUT/codecs-$values.jsonl" --work "$OUT/work"

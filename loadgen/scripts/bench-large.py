@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads a map of mainnet's size under a memory cap, and follows a stream with it at once.
 
-  loadgen/scripts/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--hours H] [--out FILE] ENGINE...
+  loadgen/scripts/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--settle] [--hours H] [--out FILE] ENGINE...
 
 ENGINE is an engine with its options, in one word for the shell: "rocksdb --bloom 20". For each one `bootstrap` loads --pairs
 pairs of a seed, whose keys come in random order. The load runs in a cgroup of --cap bytes; --order is the engine's default
@@ -64,6 +64,7 @@ def load(args, engine, store):
     command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", *shlex.split(engine), "--dir", store]
     command += ["--pairs", str(args.pairs), "--seed", SEED, "--report", report]
     command += ["--order", args.order] if args.order else []
+    command += ["--settle"] if args.settle else []
     group = Group(args.cap)
     started = time.monotonic()
     try:
@@ -89,6 +90,7 @@ def load(args, engine, store):
     return {
         "is_complete": child.returncode == 0,
         "order": told["order"],
+        "is_settled": told["settled"],
         "load_s": round(seconds, 1),
         "loaded_pairs": told["pairs"],
         "store_bytes": used_bytes(store),
@@ -137,6 +139,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=700_000_000)
     parser.add_argument("--cap", type=int, default=4 << 30, help="memory of the load and of the service, in bytes")
     parser.add_argument("--order", help="order of the load: sorted or shuffled")
+    parser.add_argument("--settle", action="store_true", help="a load ends when the engine has settled")
     parser.add_argument("--hours", type=float, default=3, help="hours after which a load is stopped")
     parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()

@@ -19,7 +19,7 @@ use crate::machine::{device_name, machine};
 const FILE_BYTES: u64 = 1 << 30;
 /// Bytes of one sequential read or write.
 const CHUNK_BYTES: usize = 4 << 20;
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// Largest number of random reads. They end earlier after [`RANDOM_READS_TIME`].
 const RANDOM_READS: u32 = 20_000;
 const RANDOM_READS_TIME: Duration = Duration::from_secs(5);
@@ -147,7 +147,7 @@ pub fn random_reads_at_depth(dir: &Path, depth: u32, time: Duration) -> Result<O
 
 /// Opens every file of 1 MiB or more below `dir` for direct reads, and notes its allocated bytes. Returns false if the
 /// file system has no direct reads.
-fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
+pub(crate) fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
@@ -172,16 +172,34 @@ fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
 
 /// Returns the seed of the random offsets, another one each time: a host that caches earlier reads would answer the
 /// same offsets from its memory. It is never 0, a state that xorshift does not leave.
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);
     nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Reads random pages of `files`, which are given with their lengths in bytes and count as one long file. Ends after
-/// `most` reads or after `time`, whichever comes first.
+/// A page of one of several files.
+pub(crate) struct Place<'a> {
+    pub(crate) file: &'a File,
+    pub(crate) offset: u64,
+}
+
+impl<'a> Place<'a> {
+    /// Returns page `number` of `files`, which are given with their lengths in bytes and count as one long file that repeats.
+    /// `None` if they have no page.
+    pub(crate) fn at(files: &'a [(File, u64)], number: u64) -> Option<Self> {
+        let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
+        let mut page = number.checked_rem(files.iter().map(|(_, bytes)| pages(*bytes)).sum())?;
+        let (file, _) = files.iter().find(|(_, bytes)| {
+            let here = page < pages(*bytes);
+            page -= if here { 0 } else { pages(*bytes) };
+            here
+        })?;
+        Some(Self { file, offset: page * PAGE_BYTES as u64 })
+    }
+}
+
+/// Reads random pages of `files`. Ends after `most` reads or after `time`, whichever comes first.
 fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Histogram<u64>> {
-    let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
-    let all: u64 = files.iter().map(|(_, bytes)| pages(*bytes)).sum();
     let mut buffer = Aligned::new(PAGE_BYTES);
     let mut histogram = histogram();
     let (started, mut state) = (Instant::now(), seed());
@@ -190,15 +208,9 @@ fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Hi
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        let mut page = state % all;
-        let holder = files.iter().find(|(_, bytes)| {
-            let here = page < pages(*bytes);
-            page -= if here { 0 } else { pages(*bytes) };
-            here
-        });
-        let Some((file, _)) = holder else { break };
+        let Some(Place { file, offset }) = Place::at(files, state) else { break };
         let start = Instant::now();
-        file.read_exact_at(buffer.bytes(), page * PAGE_BYTES as u64)?;
+        file.read_exact_at(buffer.bytes(), offset)?;
         histogram.saturating_record(start.elapsed().as_nanos() as u64);
         if started.elapsed() > time {
             break;
@@ -245,25 +257,25 @@ fn open_direct(path: &Path) -> Result<(File, bool)> {
     }
 }
 
-fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are constants that are valid")
 }
 
 /// A buffer that starts at a page boundary, as direct reads demand.
-struct Aligned {
+pub(crate) struct Aligned {
     bytes: Vec<u8>,
     start: usize,
     length: usize,
 }
 
 impl Aligned {
-    fn new(length: usize) -> Self {
+    pub(crate) fn new(length: usize) -> Self {
         let bytes = vec![0; length + PAGE_BYTES];
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);
         Self { bytes, start, length }
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + self.length]
     }
 }

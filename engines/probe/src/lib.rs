@@ -7,6 +7,7 @@
 
 mod cap;
 mod device;
+mod floor;
 mod heap;
 mod limit;
 mod machine;
@@ -17,6 +18,7 @@ mod store;
 
 pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads, random_reads_at_depth};
+pub use floor::Floor;
 pub use heap::limit_arenas;
 pub use limit::{MemoryLimit, available_bytes, memory_limit};
 pub use machine::{Machine, machine};

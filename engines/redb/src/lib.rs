@@ -51,6 +51,7 @@
 //! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | issue 643 | no | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09). Commits are not decided |
 //! | a cursor for sorted loads (`insert_before`) | release 4.2 and 4.4 | yes | redb says three times the rate of `insert` |
 //! | keys and values of a fixed width | `TableDefinition` | yes | a leaf holds 63 pairs |
+//! | the checkpoint in the table of pairs, as RocksDB has it here | nowhere | open | it has a table of its own, whose page each commit writes in addition. It would matter in commits of few puts |
 //! | `insert_reserve` | `Table` | no | for values without a fixed width |
 //! | several tables that are written by several threads | release 4.2 | no | the puts that it would share out are 12 of 55 ms of a commit (`batch_puts_ms` in `trials.md`), so two threads could save a tenth |
 //! | size of the cache | `set_cache_size`, issue 643 | a quarter of the limit | zipfian gets of 50M pairs under a cap of 18%, mean: a half 1.03 (1.01 to 1.08), five eighths 1.04 (1.03 to 1.40), three quarters 1.11 (1.05 to 1.12) |

@@ -115,8 +115,8 @@
 //! | memtables of 8 MiB, six | Tuning | no | 0.57 (0.42 to 0.71), bytes written twice |
 //! | memtables of 256 MiB | Tuning | no | 0.97 (0.86 to 1.09) |
 //! | the memory profile's memtables for ten seconds, three repeats | Tuning | yes | against the default profile with 20 bits: commit mean 0.70 (0.60 to 0.89), p50 0.65 (0.48 to 0.92), p99 1.15 (0.83 to 1.43), bytes written 1.3 times: not decided by the rule of `loadgen compare`, with three repeats |
-//! | on top of them, one by one, the same: no adaptive yield; sixteen memtables of 8 MiB, of which eight are flushed as one file; no filters in memtables; huge pages for memtables; twenty files of level 0 before they are compacted; flushes of the log and of files as they grow; flushes and compactions past the page cache | Tuning, Stalls, Direct | no | commit mean 1.10, 1.03, 0.99, 1.02, 1.10, 1.15, 1.18: none is decided, and none gains |
-//! | a memtable's Bloom filter | Tuning | memory, tuned | commit mean without it 0.99, and a get searches up to eight memtables |
+//! | on top of them, one by one, the same: no adaptive yield; sixteen memtables of 8 MiB, of which eight are flushed as one file; no filters in memtables; huge pages for memtables; twenty files of level 0 before they are compacted; flushes of the log and of files as they grow; flushes and compactions past the page cache | Tuning, Stalls, Direct | no | commit mean 1.03 (0.84 to 1.25); 0.91 (0.70 to 1.19); 0.97 (0.63 to 1.49); 1.00 (0.60 to 1.67); 1.06 (0.74 to 1.54); 1.04 (0.64 to 1.71); 1.12 (0.81 to 1.56). None is decided: three repeats of ten seconds, of which one was much slower for all |
+//! | a memtable's Bloom filter | Tuning | memory, tuned | commit mean without it 0.97 (0.63 to 1.49), and a get searches up to eight memtables |
 //! | batches in key order (`sort_batches`), and a hint of the place for each prefix | FAQ, MemTable | no | in the profile for memory for ten seconds, three repeats, here and in the next row, mean of a commit: 1.00 (0.68 to 1.26); with a hint 0.93 (0.75 to 1.07); a hint for each first byte, unsorted 1.02 (0.68 to 1.28). None is decided |
 //! | memtables of hash tables (`hash_linkedlist`, `prefix_hash`) | Tuning, MemTable | no | the first: mean 0.98 (0.61 to 1.34), p50 0.66 (0.37 to 0.97), p99 1.18 (0.98 to 1.32); the second: 1.04 (0.66 to 1.38), 0.82 (0.47 to 1.15), 1.22 (0.88 to 1.64). They are sorted when they are flushed and at each scan, so commits wait then. The targets of writes measure the first beside the profiles |
 //! | memtables of vectors | MemTable, FAQ | refused | each get copies and sorts the memtable that is written to |
@@ -140,9 +140,13 @@
 //! | levels of dynamic size, `kMinOverlappingRatio` | Setup | default | RocksDB has made them its defaults since that page was written |
 //! | other multipliers and numbers of levels | Tuning | no | the guide advises against it |
 //! | read-ahead of compactions | Tuning, Direct | default | 2 MiB, less in tuned under a small limit |
+//! | rates and debts at which writes are delayed | Stalls | default | they matter while compactions lag. A shuffled load without any stalls has the same rate (row of subcompactions) |
+//! | compactions by age (`ttl`, `periodic_compaction_seconds`) | source | default | they are for compaction filters and old formats, and here there is neither |
 //! | files removed slowly (`SstFileManager`) | Setup | no | for file systems that are mounted with `discard` |
 //! | **Reads of many pairs, loads, opening** | | | |
 //! | `MultiGet` | MultiGet | yes | batches of gets |
+//! | pinned results of gets (`PinnableSlice`) | source | yes | a get copies 32 bytes out of the block and no more |
+//! | `optimize_multiget_for_io` | MultiGet | default | only `async_io` asks for it |
 //! | `async_io`, `io_uring` | blog | no | the first needs coroutines, which the crate does not build. Open: the crate compiles the second in where liburing is installed, and RocksDB asks the program whether to use it |
 //! | scans that read ahead and fill no cache | source | yes | 2 MiB at once; not measured against less |
 //! | files written by the loader and ingested | FAQ | yes | sorted loads. Open: files that are flushed while they are written |
@@ -154,7 +158,8 @@
 //! | jemalloc (`LD_PRELOAD`), profile for memory, 10M pairs in memory, three repeats, here and in the next row (`allocators-*.jsonl`) | FAQ | no | present p50 1.06 (0.75 to 1.50), p99 1.02 (0.76 to 1.37): not decided. The crate's feature would replace the allocator of the whole process |
 //! | huge pages | Huge pages | no | for all that is allocated, cached blocks with it (`GLIBC_TUNABLES=glibc.malloc.hugetlb=1`): present p50 0.98 (0.89 to 1.09), not decided. For memtables: commit mean 1.02. For PlainTable's index: see there |
 //! | the instructions of the processor at hand | installation | open | the build is for x86-64-v2 with carry-less multiplication, so CRC32C is the hardware's |
-//! | statistics | Tuning | no | 5 to 10% by RocksDB's own account |
+//! | statistics | Tuning | no | 5 to 10% by RocksDB's own account. Its log gets its own counters every ten minutes (`stats_dump_period_sec`), which is the default |
+//! | advice to the kernel that reads are random (`advise_random_on_open`) | source | default | it is on |
 //!
 //! # A manifest that is cut or damaged
 //!

@@ -8,8 +8,10 @@
 //! 0.72 updates a pair, other random updates would have changed only half of the pairs, some of them more than once.
 
 use anyhow::{Context, Result};
+use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineOptions, OpenMode};
+use probe::MemoryLimit;
 
 use super::child::ChildArgs;
 use super::run::Run;
@@ -43,9 +45,7 @@ impl Versions {
 pub fn run(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(args.run()).context("not a run")?;
     let (pairs, versions) = (run.generator()?, run.versions());
-    // A run's memory belongs to its cap. The store is aged with the memory of its load.
-    let engine = EngineOptions { memory: None, ..run.engine.clone() };
-    let engine = engines::open(args.dir(), &engine, OpenMode::Existing)?;
+    let engine = engines::open(args.dir(), &as_under_cap(&run), OpenMode::Existing)?;
     let mut done = 0;
     while done < versions.updates {
         let end = (done + BATCH).min(versions.updates);
@@ -60,6 +60,15 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     }
     engine.close()?;
     Ok(())
+}
+
+/// Returns the engine's options with the cache that it has by default under the run's cap, as a service has it that was under
+/// this cap all along. The cap itself is not in force, because some engines would take hours under it. So the memory that an
+/// engine takes in addition to its cache, as RocksDB's profile tuned does for compactions, is that of the machine.
+fn as_under_cap(run: &Run) -> EngineOptions {
+    let limit = run.cap_bytes.map(|bytes| MemoryLimit { bytes, ..probe::memory_limit() });
+    let share = limit.map(|limit| run.engine.division_of(limit).cache_bytes).filter(|bytes| *bytes > 0);
+    EngineOptions { memory: run.engine.memory.or(share.map(ByteSize::b)), ..run.engine.clone() }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use engine_api::{Checkpoint, Durability, Engine, Reader};
 use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
+use probe::Floor;
 use serde::{Deserialize, Serialize};
 use workload::Rng;
 
@@ -43,11 +44,27 @@ pub(crate) struct Answer {
     pub(crate) io: Io,
     #[serde(default)]
     pub(crate) open: Option<Opening>,
+    /// Latency of the least that a get could cost, where it was measured after each of them.
+    #[serde(default)]
+    pub(crate) floor_ns: Option<Quantiles>,
     pub(crate) pairs: u64,
     /// State of the store at the start as the run itself has seen it. `None` where the parent has looked.
     #[serde(default)]
     pub(crate) state: Option<String>,
     pub(crate) notes: Vec<String>,
+}
+
+impl Answer {
+    /// Takes the accesses of `floor` out of the figures, and adds their latency.
+    fn leave_out(&mut self, floor: &Floor) {
+        let less = |count: Option<u64>, of: u64| count.map(|count| count.saturating_sub(of));
+        self.elapsed_s -= floor.elapsed_s();
+        self.io.device_read_bytes = less(self.io.device_read_bytes, floor.device_read_bytes());
+        if floor.device_read_bytes() > 0 {
+            self.io.device_reads = less(self.io.device_reads, floor.count());
+        }
+        self.floor_ns = Some(floor.quantiles());
+    }
 }
 
 /// Arguments of the hidden command `bench-run RUN-AS-JSON DIR`.
@@ -138,15 +155,19 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
         State::Cold => {}
         State::Warm => {
             warm(run, &engine)?;
-            std::thread::sleep(WARM_REST);
-            work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0), Part::Before)?;
+            // A store right after its load is measured without a rest.
+            if !run.load.is_fresh() {
+                std::thread::sleep(WARM_REST);
+            }
+            work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0), Part::Before, None)?;
         }
         State::Steady => {
-            work(run, &engine, Duration::from_secs_f64(run.before_seconds), Part::Before)?;
+            work(run, &engine, Duration::from_secs_f64(run.before_seconds), Part::Before, None)?;
         }
     }
+    let mut floor = if run.floor { floor_of(run, dir)? } else { None };
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
-    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured)?;
+    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured, floor.as_mut())?;
     let process = probe::process_counts(std::process::id())?.since(&process);
     if changes_store(run) {
         // Pages that the run has left dirty in the page cache count as its writes, too.
@@ -166,6 +187,9 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     };
     let mut answer = answer(run, &engine, &driven)?;
     (answer.io, answer.open) = (io, Some(opening));
+    if let Some(floor) = &floor {
+        answer.leave_out(floor);
+    }
     Box::new(engine).close()?;
     Ok(answer)
 }
@@ -190,7 +214,12 @@ fn warm(run: &Run, engine: &Measured) -> Result<()> {
     })
 }
 
-fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driven> {
+/// Prepares the least that a get of this run could cost.
+fn floor_of(run: &Run, dir: &Path) -> Result<Option<Floor>> {
+    if run.state == State::Warm { Floor::of_memory().map(Some) } else { Floor::of_device(dir) }
+}
+
+fn work(run: &Run, engine: &Measured, time: Duration, part: Part, floor: Option<&mut Floor>) -> Result<Driven> {
     let (keys, pairs) = (parse_keys(&run.keys)?, run.generator()?);
     let reads = |what| Reads {
         pairs,
@@ -205,13 +234,18 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driv
     };
     let none = Reads { threads: 0, ..reads(What::Positive) };
     match run.kind {
-        Kind::ReadNegative => read(engine, &reads(What::Negative), time, |_| Ok(Done::default())),
-        Kind::ReadPositive => read(engine, &reads(What::Positive), time, |_| Ok(Done::default())),
-        Kind::GetMany => read(engine, &reads(What::Many(run.batch as usize)), time, |_| Ok(Done::default())),
-        Kind::Write => read(engine, &none, time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
-        Kind::Mix => read(engine, &none, time, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
-        Kind::Beside => read(engine, &reads(What::Positive), time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
-        Kind::Scan => read(engine, &none, time, |stop| scan(run, engine, stop)),
+        Kind::ReadNegative => read(engine, &reads(What::Negative), time, floor, |_| Ok(Done::default())),
+        Kind::ReadPositive => read(engine, &reads(What::Positive), time, floor, |_| Ok(Done::default())),
+        Kind::GetMany | Kind::GetManyAbsent => {
+            let many = What::Many { keys: run.batch as usize, present: run.kind == Kind::GetMany };
+            read(engine, &reads(many), time, floor, |_| Ok(Done::default()))
+        }
+        Kind::Write => read(engine, &none, time, None, |stop| writes(run, 1.0, part)?.run(engine, stop)),
+        Kind::Mix => read(engine, &none, time, None, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
+        Kind::Beside => {
+            read(engine, &reads(What::Positive), time, None, |stop| writes(run, 1.0, part)?.run(engine, stop))
+        }
+        Kind::Scan => read(engine, &none, time, None, |stop| scan(run, engine, stop)),
         Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.kind),
     }
 }
@@ -283,6 +317,7 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         series: series(&driven.seconds),
         io: Io::default(),
         open: None,
+        floor_ns: None,
         pairs: stats.pairs_estimate,
         state: None,
         notes: [note_of_overdue(driven.overdue, driven.ops), note_of_writer(driven.overdue_puts)]

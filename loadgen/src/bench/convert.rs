@@ -37,6 +37,7 @@ impl Answer {
             series: Vec::new(),
             io: Io::default(),
             open: None,
+            floor_ns: None,
             pairs: run.pairs,
             state: None,
             notes: Vec::new(),
@@ -71,6 +72,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
         series,
         io: Io { user_write_bytes: pairs * 64, ..io },
         open: None,
+        floor_ns: None,
         pairs,
         state: None,
         notes: vec![format!(
@@ -106,6 +108,7 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         series: Vec::new(),
         io: Io { user_write_bytes: writes * 64, ..report.get("usage").map(io_of).unwrap_or_default() },
         open: report.get("opening").map(Option::<Opening>::deserialize).transpose()?.flatten(),
+        floor_ns: None,
         pairs: run.pairs,
         state: Some(start.state().to_owned()),
         notes,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use engine_api::{Checkpoint, Durability, Engine, Key, Reader, Value};
 use engine_latency::{Measured, Op, Recorder, Snapshot};
+use probe::Floor;
 use workload::{Pairs, Picker, Rng};
 
 use super::age::Versions;
@@ -44,7 +45,17 @@ pub(crate) struct Reads {
 pub(crate) enum What {
     Negative,
     Positive,
-    Many(usize),
+    /// So many keys at once, which are present or absent.
+    Many {
+        keys: usize,
+        present: bool,
+    },
+}
+
+impl What {
+    fn is_present(self) -> bool {
+        matches!(self, Self::Positive | Self::Many { present: true, .. })
+    }
 }
 
 /// Figures of one timed loop.
@@ -70,11 +81,12 @@ pub(crate) struct Done {
 }
 
 /// Reads for `time` on `reads.threads` threads. Meanwhile runs `beside` on this thread and passes it the flag that ends
-/// it.
+/// it. The first reader makes an access of `floor` after each read, whose time is none of the reads'.
 pub(crate) fn read(
     engine: &Measured,
     reads: &Reads,
     time: Duration,
+    mut floor: Option<&mut Floor>,
     beside: impl FnOnce(&AtomicBool) -> Result<Done>,
 ) -> Result<Driven> {
     let latency = engine.latency();
@@ -89,9 +101,10 @@ pub(crate) fn read(
         for n in 0..reads.threads {
             let (stop, ops, overdue) = (&stop, &ops, &overdue);
             let (elapsed_ns, mut recorder) = (&elapsed_ns, latency.recorder(SOURCE));
+            let floor = floor.take();
             let run = move || {
                 let mut reader = engine.inner().reader()?;
-                let (read, pace) = reads.on(&mut *reader, &mut recorder, n, stop)?;
+                let (read, pace) = reads.on(&mut *reader, &mut recorder, n, stop, floor)?;
                 let end = Instant::now();
                 // ORDERING: Relaxed: read after the threads have ended.
                 ops.fetch_add(read, Ordering::Relaxed);
@@ -134,17 +147,24 @@ impl Reads {
         match self.what {
             What::Negative => Op::ReadNegative,
             What::Positive => Op::ReadPositive,
-            What::Many(_) => Op::GetMany,
+            What::Many { .. } => Op::GetMany,
         }
     }
 
     /// Runs the loop of one thread. Returns the number of operations, and the pace with the time at which the next one
     /// would have been due.
-    fn on(&self, reader: &mut dyn Reader, recorder: &mut Recorder, n: u32, stop: &AtomicBool) -> Result<(u64, Pace)> {
+    fn on(
+        &self,
+        reader: &mut dyn Reader,
+        recorder: &mut Recorder,
+        n: u32,
+        stop: &AtomicBool,
+        mut floor: Option<&mut Floor>,
+    ) -> Result<(u64, Pace)> {
         let mut rng = Rng::new(self.seed ^ (u64::from(n) << 40));
         let mut next = Next::new(self.keys, self.count, u64::from(n));
         let mut pace = Pace::new(self.rate);
-        let many = if let What::Many(keys) = self.what { keys } else { 1 };
+        let many = if let What::Many { keys, .. } = self.what { keys } else { 1 };
         let (mut keys, mut values): (Vec<Key>, Vec<Option<Value>>) = (vec![[0; 32]; many], vec![None; many]);
         let mut indexes = vec![0; many];
         let (op, mut ops) = (self.op(), 0);
@@ -152,15 +172,16 @@ impl Reads {
         while !stop.load(Ordering::Relaxed) {
             for (index, key) in indexes.iter_mut().zip(&mut keys) {
                 *index = next.index(&mut rng);
-                *key = match self.what {
+                *key = if self.what.is_present() {
+                    self.pairs.key(*index)
+                } else {
                     // Absent keys have no ranks, so no skew applies: each comes once, as on the chain.
-                    What::Negative => self.pairs.absent_key(rng.next_u64() >> 1),
-                    _ => self.pairs.key(*index),
+                    self.pairs.absent_key(rng.next_u64() >> 1)
                 };
             }
             let due = pace.next();
             match self.what {
-                What::Many(_) => reader.get_many(&keys, &mut values)?,
+                What::Many { .. } => reader.get_many(&keys, &mut values)?,
                 What::Negative | What::Positive => values[0] = reader.get(&keys[0])?,
             }
             recorder.record(op, due.elapsed().as_nanos() as u64);
@@ -171,15 +192,18 @@ impl Reads {
             if !self.unchanged {
                 reader.refresh()?;
             }
+            if let Some(floor) = floor.as_deref_mut() {
+                floor.access()?;
+            }
         }
         Ok((ops, pace))
     }
 
     /// Fails on a wrong value, because a fast wrong answer is worth nothing.
     fn check(&self, index: u64, value: Option<&Value>) -> Result<()> {
-        match (self.what, value) {
-            (What::Negative, None) => Ok(()),
-            (What::Negative, Some(_)) => Err(anyhow!("a key that was never loaded has a value: the store is damaged")),
+        match (self.what.is_present(), value) {
+            (false, None) => Ok(()),
+            (false, Some(_)) => Err(anyhow!("a key that was never loaded has a value: the store is damaged")),
             (_, Some(value)) => {
                 let expected = || self.pairs.value(index, self.versions.of(index));
                 ensure!(!self.unchanged || *value == expected(), "wrong value: index={index}");
@@ -396,7 +420,7 @@ mod tests {
             rate,
             unchanged: true,
         };
-        read(&engine, &reads, Duration::from_secs(1), |_| Ok(Done::default())).unwrap()
+        read(&engine, &reads, Duration::from_secs(1), None, |_| Ok(Done::default())).unwrap()
     }
 
     /// Returns the p99 of negative reads in a second with a stall of 300 ms.

@@ -233,7 +233,8 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         disk_bytes: probe::disk_bytes(&dir),
         pairs: answer.pairs,
         baseline,
-        device_read_ns,
+        device_read_ns: answer.floor_ns.filter(|_| is_cold).or(device_read_ns),
+        memory_read_ns: answer.floor_ns.filter(|_| !is_cold),
         device_reads_per_s,
         open: answer.open,
         machine,
@@ -256,7 +257,7 @@ fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
 /// flight where it runs.
 fn device(run: &Run, dir: &Path) -> Result<(Option<Quantiles>, Option<f64>)> {
     let is_live = run.kind == Kind::Live;
-    let reads = is_live || matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany | Kind::Beside);
+    let reads = is_live || run.kind.is_read() || run.kind == Kind::Beside;
     let one = if reads { probe::random_reads(dir, DEVICE_READS_TIME)? } else { None };
     let many = if is_live { probe::random_reads_at_depth(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
     Ok((one, many))

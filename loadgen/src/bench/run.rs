@@ -74,6 +74,12 @@ pub(crate) struct Run {
     /// Order of a `bootstrap`: shuffled or sorted.
     #[serde(default = "super::scenario::shuffled")]
     pub(crate) order: String,
+    /// Whether a `bootstrap` ends when the engine has settled.
+    #[serde(default)]
+    pub(crate) settle: bool,
+    /// Whether each get is followed by the least that it could cost.
+    #[serde(default)]
+    pub(crate) floor: bool,
     /// Number of the repeat, counted from 0.
     pub(crate) repeat: u32,
 }
@@ -115,7 +121,7 @@ impl Run {
             more.insert("values".to_owned(), self.values.clone());
         }
         // The service decides on the batches of `live`.
-        if (writes && self.kind != Kind::Live) || self.kind == Kind::GetMany {
+        if (writes && self.kind != Kind::Live) || self.kind.is_batch() {
             let most = self.batch_max.map_or_else(String::new, |most| format!("-{most}"));
             more.insert("batch".to_owned(), format!("{}{most}", self.batch));
         }
@@ -134,7 +140,13 @@ impl Run {
         if self.kind == Kind::Bootstrap && self.order != shuffled() {
             more.insert("order".to_owned(), self.order.clone());
         }
-        let has_end = matches!(self.kind, Kind::Bootstrap | Kind::Live | Kind::Recover);
+        if self.settle {
+            more.insert("settle".to_owned(), "yes".to_owned());
+        }
+        if self.floor {
+            more.insert("floor".to_owned(), "after each get".to_owned());
+        }
+        let has_end = matches!(self.kind, Kind::Bootstrap | Kind::Live | Kind::Recover | Kind::Scan);
         if !has_end {
             more.insert("seconds".to_owned(), self.seconds.to_string());
         }

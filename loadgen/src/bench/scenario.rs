@@ -59,7 +59,10 @@ pub(crate) enum Load {
     Shuffled,
     /// In random order and measured at once, with all the background work that the engine still has to do.
     Fresh,
-    /// As sorted, then changed at random places, and not settled after that: the state of a store that is written to.
+    /// Through the engine's bulk path and measured at once, with all the background work that the engine still has to do.
+    SortedFresh,
+    /// As sorted, then changed at random places by an engine with the cache that it has under the cell's cap, and not settled after that:
+    /// the state of a store that is written to.
     Aged,
 }
 
@@ -118,6 +121,13 @@ pub(crate) struct Cell {
     /// Order of a `bootstrap`: shuffled or sorted.
     #[serde(default = "shuffled")]
     pub(crate) order: String,
+    /// Whether a `bootstrap` ends when the engine has settled.
+    #[serde(default)]
+    pub(crate) settle: bool,
+    /// Whether each get is followed by the least that it could cost, which is measured as well: a random read of the device,
+    /// or in a warm state a miss of the processor's caches.
+    #[serde(default)]
+    pub(crate) floor: bool,
 }
 
 /// Kind of work that a run measures.
@@ -132,6 +142,8 @@ pub(crate) enum Kind {
     ReadPositive,
     /// Gets keys that are present, in batches.
     GetMany,
+    /// Gets keys that are absent, in batches.
+    GetManyAbsent,
     /// Puts in batches, without reads.
     Write,
     /// Reads and writes in random turns on one thread.
@@ -160,6 +172,25 @@ pub(crate) enum State {
     /// No page of the store is in it when the store is opened. Then the same work is done unmeasured for
     /// `before_seconds`.
     Steady,
+}
+
+impl Kind {
+    /// Whether it gets keys, one by one or in batches, and nothing else.
+    pub(crate) fn is_read(self) -> bool {
+        matches!(self, Self::ReadNegative | Self::ReadPositive | Self::GetMany | Self::GetManyAbsent)
+    }
+
+    /// Whether an operation is a batch of keys.
+    pub(crate) fn is_batch(self) -> bool {
+        matches!(self, Self::GetMany | Self::GetManyAbsent)
+    }
+}
+
+impl Load {
+    /// Whether the engine still has background work to do when the store is measured.
+    pub(crate) fn is_fresh(self) -> bool {
+        matches!(self, Self::Fresh | Self::SortedFresh)
+    }
 }
 
 impl Scenario {
@@ -208,6 +239,21 @@ impl Scenario {
             ensure!(cell.batch > 0, "batch=0: give 1 or more");
             ensure!(cell.threads.iter().all(|threads| (1..=256).contains(threads)), "threads: give 1 to 256");
             ensure!(cell.caps.iter().all(|cap| *cap > 0.0), "caps={:?}: give shares above 0", cell.caps);
+            let is_one_reader = cell.threads == one_thread() && cell.rate.is_none();
+            ensure!(
+                !cell.floor || (is_one_reader && cell.workload.is_read()),
+                "floor=true is for one thread of gets in a closed loop, not for {}",
+                name_of(cell.workload)
+            );
+            ensure!(
+                !cell.floor || cell.state != State::Warm || cell.caps.is_empty(),
+                "floor=true of a warm state takes 1 GiB of memory: give no caps"
+            );
+            ensure!(
+                !cell.settle || cell.workload == Kind::Bootstrap,
+                "settle=true is for bootstrap, not for {}: stores are settled unless load says otherwise",
+                name_of(cell.workload)
+            );
             for share in [cell.write_share, cell.delete_share] {
                 ensure!((0.0..=1.0).contains(&share), "share={share}: give 0 to 1");
             }
@@ -287,6 +333,8 @@ impl Scenario {
             ingest_depth: None,
             events: cell.events,
             order: cell.order.clone(),
+            settle: cell.settle,
+            floor: cell.floor,
             repeat,
         }
     }
@@ -434,8 +482,8 @@ mod tests {
     #[test]
     fn the_shipped_scenarios_are_valid() {
         let mut seen = 0;
-        for folder in ["scenarios", "scenarios/settings", "scenarios/targets"] {
-            for entry in std::fs::read_dir(folder).unwrap() {
+        for folder in ["", "codecs", "environments", "settings", "strata", "targets"] {
+            for entry in std::fs::read_dir(Path::new("scenarios").join(folder)).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_file() {
                     assert!(!Scenario::read(&path).unwrap().cells.is_empty(), "{}", path.display());

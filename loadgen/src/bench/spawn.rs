@@ -99,6 +99,9 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
                     command.arg("--synced");
                 }
             }
+            if run.settle {
+                command.arg("--settle");
+            }
             command.arg("--report").arg(answer);
             command
         }

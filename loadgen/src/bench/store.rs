@@ -37,7 +37,7 @@ impl Stores {
             fs::create_dir_all(&own).with_context(|| format!("cannot make dir={}", own.display()))?;
             return Ok(own);
         }
-        if run.load == Load::Fresh {
+        if run.load.is_fresh() {
             load(run, &own)?;
             return Ok(own);
         }
@@ -72,7 +72,7 @@ impl Stores {
 
     /// Removes the store after the run, if it is a copy or the run's own.
     pub(crate) fn release(&mut self, run: &Run, dir: &Path) -> Result<()> {
-        if run.kind == Kind::Bootstrap || run.load == Load::Fresh || changes_store(run) {
+        if run.kind == Kind::Bootstrap || run.load.is_fresh() || changes_store(run) {
             fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))?;
         }
         Ok(())
@@ -83,7 +83,9 @@ impl Stores {
 fn name(run: &Run) -> String {
     let mut name = format!("{}-{}-{}-{}", engine::store_name(&run.engine), run.pairs, run.seed, name_of(run.load));
     if run.load == Load::Aged {
-        name.push_str(&format!("-{}", run.age_updates));
+        let cap = run.cap_bytes.map_or_else(|| "no_cap".to_owned(), |bytes| bytes.to_string());
+        let memory = run.engine.memory.map_or(0, |memory| memory.as_u64());
+        name.push_str(&format!("-{}-{cap}-{memory}", run.age_updates));
     }
     if run.values != unique() {
         name.push_str(&format!("-{}", run.values.replace(':', "_")));
@@ -95,14 +97,14 @@ fn load(run: &Run, dir: &Path) -> Result<()> {
     eprintln!("        loading {} pairs into {}", run.pairs, dir.display());
     let mut command = Command::new(sibling("bootstrap")?);
     command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]).arg("--dir").arg(dir);
-    let is_sorted = matches!(run.load, Load::Sorted | Load::Aged);
+    let is_sorted = matches!(run.load, Load::Sorted | Load::SortedFresh | Load::Aged);
     command.args(["--order", if is_sorted { "sorted" } else { "shuffled" }]);
     if run.values != unique() {
         command.args(["--values", &run.values]);
     }
     // One slot before the first slot of `loadgen stream`, so that the service follows without a gap.
     command.args(["--slot", "999"]);
-    if run.load != Load::Fresh {
+    if !run.load.is_fresh() {
         command.arg("--settle");
     }
     engine::args(&mut command, &run.engine);

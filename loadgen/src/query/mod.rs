@@ -245,6 +245,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         pairs: load.pairs,
         baseline: None,
         device_read_ns: None,
+        memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
         machine: probe::machine(std::path::Path::new("/")),

@@ -85,12 +85,14 @@ pub fn table(records: &[Record], engine: &str) -> String {
     for ((at, row), judged) in rows.iter().zip(&judged) {
         out.push_str(&format!("{at} {} |\n", row.text(judged.as_ref())));
     }
-    out.push_str(&format!("\n{RULE}\n"));
+    out.push_str(&format!("\n{COLUMNS}\n\n{RULE}\n"));
     for (figure, note) in NOTES {
         if rows.iter().any(|(_, row)| row.name == figure.name) {
             out.push_str(&format!("\n{note}\n"));
         }
     }
+    let runs: Vec<String> = scenarios.iter().map(about).collect();
+    out.push_str(&format!("\nThe runs, and what all workloads of a scenario have in common:\n\n{}", runs.concat()));
     for warning in mixed(records) {
         out.push_str(&format!("\nWARNING: {warning}\n"));
     }
@@ -103,13 +105,18 @@ pub fn table(records: &[Record], engine: &str) -> String {
 /// Judges the rows of a table; `None` for a row without anything to judge. A latency that waits for the device is told apart
 /// only if it is as well as a multiple of the device's own, because the device may have been slower when one side had it.
 fn judged(rows: &[(String, Row)]) -> Vec<Option<Judged>> {
-    let mut family = Family::default();
-    let mut add = |row: &Row| row.judge_in(&mut family);
-    let added: Vec<(bool, bool)> =
-        rows.iter().map(|(_, row)| (add(row), row.of_device.as_ref().is_some_and(|row| add(row)))).collect();
-    let mut verdicts = family.judge().into_iter();
-    let mut next = |is_added: bool| if is_added { verdicts.next() } else { None };
-    let both = added.into_iter().map(|(row, of_device)| (next(row), next(of_device)));
+    // Two families, because the second one can only take a verdict back.
+    let (mut family, mut devices) = (Family::default(), Family::default());
+    let mut added = Vec::new();
+    for (_, row) in rows {
+        let of_device = row.of_device.as_ref().is_some_and(|row| row.judge_in(&mut devices));
+        added.push((row.judge_in(&mut family), of_device));
+    }
+    let (mut own, mut of_devices) = (family.judge().into_iter(), devices.judge().into_iter());
+    let mut next = |(row, of_device): (bool, bool)| {
+        (row.then(|| own.next()).flatten(), of_device.then(|| of_devices.next()).flatten())
+    };
+    let both = added.into_iter().map(&mut next);
     both.map(|(row, of_device)| match (row, of_device) {
         (Some(row), Some(of_device)) if row.verdict.is_apart() && row.verdict != of_device.verdict => {
             Some(Judged { verdict: Verdict::NotDecided, ..row })
@@ -118,6 +125,22 @@ fn judged(rows: &[(String, Row)]) -> Vec<Option<Judged>> {
     })
     .collect()
 }
+
+/// Says when a scenario was run, and lists the settings that its workloads share, in one line.
+fn about(scenario: &Scenario<'_>) -> String {
+    let runs = || scenario.groups.iter().flat_map(Group::runs);
+    let start = |of: Option<u64>| format::utc(of.unwrap_or_default());
+    let (first, last) = (runs().map(|run| run.start_unix_ms).min(), runs().map(|run| run.start_unix_ms).max());
+    let mut common = scenario.groups.first().map(|group| format::facts(group.workload)).unwrap_or_default();
+    common.retain(|fact| scenario.groups.iter().all(|group| format::facts(group.workload).contains(fact)));
+    let common: Vec<String> = common.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let (count, name) = (runs().count(), scenario.name);
+    format!("- {name}: {count} runs, {} to {} UTC; {}\n", start(first), start(last), common.join(", "))
+}
+
+const COLUMNS: &str = "\
+A figure is the median of the repeats, with the lowest and the highest. Times better is the geometric mean of the turns, which need \
+not be the ratio of two medians, with its 95 % interval.";
 
 /// Notes below the table about figures that cannot be read without them.
 const NOTES: [(Figure, &str); 2] = [(PEAK_RSS, RSS), (LOAD_TIME, LOAD)];
@@ -234,10 +257,9 @@ impl Beside<'_> {
 
 /// Returns the engine and those that are not the same one with other options, or all if there are no others.
 fn rivals<'a>(records: &'a [Record], engine: &str) -> Vec<&'a str> {
-    let kind_of = |name: &str| {
-        let record = records.iter().find(|record| record.engine == name);
-        record.and_then(|record| record.engine_options.get("engine"))
-    };
+    // A run that was killed has no options, and older ones have no line.
+    let kind = |record: &Record| Some(record.engine_asked_for()?.split(' ').next()?.to_owned());
+    let kind_of = |name: &str| records.iter().filter(|record| record.engine == name).find_map(kind);
     let own = kind_of(engine);
     let is_rival = |name: &&str| *name == engine || own.is_none() || kind_of(name) != own;
     let all = engines(records);
@@ -259,7 +281,7 @@ type OfDevice = fn(&Quantiles) -> u64;
 /// Quantiles that are also given as multiples of the device's.
 const DEVICE: [(&str, OfDevice); 2] = [("p50", |device| device.p50), ("p99", |device| device.p99)];
 
-/// Returns a latency as a multiple of the device's own, measured right before on the same store.
+/// Returns a latency as a multiple of the device's own, measured on the same store right before or in between.
 fn times_the_device(run: &Record, op: &str, stat: &Stat, device: OfDevice) -> Option<f64> {
     let device = device(run.device_read_ns.as_ref()?);
     Some((stat.of)(curve(run, op)?)? / device.max(1) as f64)
@@ -274,7 +296,7 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
             BOOTSTRAP.iter().filter(|figure| rows.contains(&figure.name)).copied().collect()
         }
         "recover" => [FIRST_READ].into_iter().chain(OPENING).collect(),
-        "read_positive" | "read_negative" | "get_many" if from_cold => {
+        "read_positive" | "read_negative" | "get_many" | "get_many_absent" if from_cold => {
             [READS_PER_OP].into_iter().chain(OPENING).collect()
         }
         "live" | "query" => vec![THROUGHPUT, THROUGHPUT_OF_DEVICE],

@@ -3,6 +3,7 @@
 //! Owns: which runs are repeats of each other, which of them were made by turns, and the median with its spread. Must not:
 //! format.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::Serialize;
@@ -25,6 +26,8 @@ pub(crate) struct Cell<'a> {
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
     pub(crate) workload: &'a Workload,
+    /// Whether the runs began in the state that was asked for.
+    is_as_asked: bool,
     /// Cells in order of cap, then of first appearance.
     pub(crate) cells: Vec<Cell<'a>>,
 }
@@ -166,6 +169,11 @@ impl<'a> Cell<'a> {
         self.runs.iter().filter_map(note).collect()
     }
 
+    /// Returns the distinct options of the runs. A run that was killed has none.
+    pub(crate) fn options(&self) -> Vec<&'a BTreeMap<String, String>> {
+        distinct(self.runs.iter().map(|run| &run.engine_options).filter(|options| !options.is_empty()))
+    }
+
     /// Returns the states of the runs that began in another one than the group's.
     pub(crate) fn other_states(&self) -> Vec<&'a str> {
         let states = self.runs.iter().map(|run| run.workload.state.as_str());
@@ -225,7 +233,8 @@ pub(crate) fn engines(records: &[Record]) -> Vec<&str> {
 }
 
 /// Groups the records by scenario, workload, cap and engine. A run that began in another state than the one asked for is a
-/// repeat of the cell that asked for it, if another run of the workload began in that state.
+/// repeat of the cell that asked for it, if another run of the workload began in that state. Otherwise such runs are a group of
+/// their own.
 pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
     let mut scenarios: Vec<Scenario<'_>> = Vec::new();
     let (as_asked, otherwise): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.state_asked.is_none());
@@ -238,12 +247,16 @@ pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
         let groups = &mut scenarios[at].groups;
         let asked =
             record.state_asked.as_ref().map(|state| Workload { state: state.clone(), ..record.workload.clone() });
-        let at = position(
-            groups,
-            |known| *known.workload == record.workload || Some(known.workload) == asked.as_ref(),
-            || Group { workload: &record.workload, cells: Vec::new() },
-        );
-        let Group { workload, cells } = &mut groups[at];
+        let found = groups.iter().position(|known| known.is_as_asked && Some(known.workload) == asked.as_ref());
+        let is_as_asked = asked.is_none();
+        let at = found.unwrap_or_else(|| {
+            position(
+                groups,
+                |known| known.is_as_asked == is_as_asked && *known.workload == record.workload,
+                || Group { workload: &record.workload, is_as_asked, cells: Vec::new() },
+            )
+        });
+        let Group { workload, cells, .. } = &mut groups[at];
         let state = workload.state.as_str();
         let same = |known: &Cell<'_>| known.engine == record.engine && known.cap == record.cap_bytes;
         let at =

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::cells::{Cell, Sample, Scenario, Spread, distinct, engines as engines_of, scenarios};
 use super::figures::{Better, OPENING, STATS, THROUGHPUT};
-use super::judge::{Family, RULE, Row, Test, Verdict};
+use super::judge::{Family, RULE, RUNS_MIN, Row, Test, Verdict};
 use super::notes::mixed;
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
@@ -24,8 +24,8 @@ The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule
 repeats a side find smaller differences than three. Engines of one file are compared repeat by repeat, because their runs \
 took turns. Two files are compared as a whole, because their runs were made at different times.
 
-Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, has too few repeats to deny it, lacks a cell of A or had \
-more runs killed; or an error.
+Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, has too few repeats to deny it, lacks a cell or a figure of \
+A or had more runs killed; or an error.
 
 Examples:
   solkv-loadgen compare before.jsonl after.jsonl
@@ -33,8 +33,9 @@ Examples:
   solkv-loadgen compare results.jsonl --engines lmdb,redb --changed
   solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"behind\")'";
 
-/// Words before a cell that the second side lacks.
+/// Words before a cell, and before a figure, that the second side lacks.
 const ONLY_IN_A: &str = "only in A";
+const ONLY_A_HAS: &str = "only A has a figure";
 
 /// Number of cells that are named if none is on both sides.
 const NAMED_MAX: usize = 4;
@@ -60,7 +61,8 @@ pub struct CompareArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Exit with 1 when B is behind in a figure by more than this, lacks a cell of A, or more of its runs were killed
+    /// Exit with 1 when B is behind in a figure by more than this or has too few repeats to deny it, lacks a cell or a figure of
+    /// A, or more of its runs were killed
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub fail_above: Option<f64>,
 }
@@ -135,12 +137,14 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison, args.changed) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
     if let Some(limit) = args.fail_above {
-        let is_behind = |row: &&Difference| row.verdict == Verdict::Behind || row.ratio_interval.is_none();
+        let has_few = |row: &Difference| row.a.runs.min(row.b.runs) < RUNS_MIN;
+        let is_behind = |row: &&Difference| row.verdict == Verdict::Behind || has_few(row);
         let failed = comparison.rows.iter().filter(is_behind).filter(|row| row.worse_percent > limit).count();
-        let missing = comparison.unmatched.iter().filter(|line| line.starts_with(ONLY_IN_A)).count();
+        let is_missing = |line: &&String| line.starts_with(ONLY_IN_A) || line.starts_with(ONLY_A_HAS);
+        let missing = comparison.unmatched.iter().filter(is_missing).count();
         let killed = comparison.killed.len();
         if failed + missing + killed > 0 {
-            bail!("behind by more than {limit} %: figures={failed} cells_missing={missing} cells_killed={killed}");
+            bail!("behind by more than {limit} %: figures={failed} missing={missing} cells_killed={killed}");
         }
     }
     Ok(())
@@ -247,9 +251,9 @@ fn differences(
             (Some(a), Some(b)) => (a, b),
             (None, None) => return,
             (a, _) => {
-                let (side, place) = if a.is_some() { ("A", one) } else { ("B", other) };
+                let (whose, place) = if a.is_some() { (ONLY_A_HAS, one) } else { ("only B has a figure", other) };
                 let what = op.map_or_else(String::new, |op| format!("{} ", format::op(op)));
-                return unmatched.push(format!("only {side} has a figure: {what}{figure}: {}", place.name()));
+                return unmatched.push(format!("{whose}: {what}{figure}: {}", place.name()));
             }
         };
         let (a, b) = (one_sample.spread(), other_sample.spread());

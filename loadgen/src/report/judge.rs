@@ -10,9 +10,9 @@
 //! A row compares one side with several others, and claims one thing. That it is ahead of all of them is as likely by
 //! chance as the least certain of the comparisons. That it is behind one of them is as likely as the most certain of the
 //! comparisons, times the number of others that came out better, be it by chance. Those that came out worse are evidence of
-//! nothing, and are not counted: on the condition that a comparison came out one way, its two-sided p is what its one-sided p
-//! was before (conditional Bonferroni; Zhao, Small and Su, JASA 2019). So being ahead and being behind by as much are equally
-//! likely to be found.
+//! nothing, and are not counted: the p of a comparison has two sides, and equals the p of one side on the condition that it
+//! came out that way (conditional Bonferroni; Zhao, Small and Su, JASA 2019). So an engine that is better by some factor is
+//! found as often as one that is worse by it.
 //!
 //! A table of 200 rows has ten rows with p below 0.05 when nothing differs. So the rows of a table are judged together,
 //! by the procedure of Benjamini and Hochberg (1995). Among the rows of a table that claim a difference, at most one in

@@ -68,7 +68,7 @@ pub(crate) fn mixed(records: &[Record]) -> Vec<String> {
             lines.push(format!("{}: the runs are of several programs: {}", scenario.name, programs.join(", ")));
         }
         for cell in groups().flat_map(|group| &group.cells) {
-            if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
+            if cell.options().len() > 1 {
                 lines.push(format!("{}: repeats of {} had different options", scenario.name, cell.engine));
             }
         }
@@ -122,7 +122,7 @@ fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
         if distinct(cell.runs.iter().map(machine)).len() > 1 {
             say("the repeats ran on different machines or settings of one", cell.engine, cell.cap);
         }
-        if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
+        if cell.options().len() > 1 {
             say("the repeats ran with different engine options", cell.engine, cell.cap);
         }
         if distinct(cell.runs.iter().map(|run| run.program.as_str())).len() > 1 {

@@ -62,9 +62,13 @@ pub struct Record {
     pub pairs: u64,
     /// Baseline of the device, measured in the same session before the first run.
     pub baseline: Option<Baseline>,
-    /// Latency of the device's 4 KiB random read on this store right before the run. Only for runs from a cold start.
+    /// Latency of the device's 4 KiB random read on this store. Only for runs from a cold start: right before the run, or with
+    /// `floor` in [`Workload::more`] one after each get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_ns: Option<Quantiles>,
+    /// Latency of a load from a random place of 1 GiB of memory after each get. Only for warm runs with `floor`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_read_ns: Option<Quantiles>,
     /// Random 4 KiB reads a second of the device on this store with 64 at once, right before the run. Only for `live`
     /// from a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -312,6 +312,7 @@ fn record(
         pairs: load.pairs,
         baseline: None,
         device_read_ns: None,
+        memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
         machine: probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),

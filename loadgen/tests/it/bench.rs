@@ -119,6 +119,51 @@ fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
     assert_eq!(read(&out).unwrap().len(), runs);
 }
 
+const FRESH: &str = "
+name = 'fresh'
+about = 'for a test'
+engines = ENGINES
+pairs = 30000
+load = 'sorted-fresh'
+
+[[cell]]
+workload = 'read_positive'
+floor = true
+seconds = 0.3
+
+[[cell]]
+workload = 'get_many_absent'
+state = 'warm'
+batch = 10
+floor = true
+seconds = 0.3
+
+[[cell]]
+workload = 'bootstrap'
+order = 'sorted'
+settle = true
+";
+
+#[test]
+fn the_least_that_a_get_could_cost_is_measured_beside_it() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("fresh.toml"), folder.path().join("results.jsonl"));
+    std::fs::write(&scenario, FRESH.replace("ENGINES", &format!("{:?}", engines()))).unwrap();
+    bench(&scenario, &out, &[]);
+    let records = read(&out).unwrap();
+    assert_eq!(records.len(), 3 * engines().len());
+    for record in of(&records, "read_positive") {
+        assert_eq!((record.workload.more["load"].as_str(), record.memory_read_ns), ("sorted-fresh", None));
+        assert!(record.device_read_ns.unwrap().p50 > 0);
+        assert!(record.elapsed_s < 0.3, "the time of the device's reads is none of the gets': {record:?}");
+    }
+    for record in of(&records, "get_many_absent") {
+        assert!(record.memory_read_ns.unwrap().p50 > 0 && record.device_read_ns.is_none());
+        assert_eq!(record.ops, record.curves[0].count * 10);
+    }
+    assert!(of(&records, "bootstrap").iter().all(|record| record.workload.more["settle"] == "yes"));
+}
+
 const CHANGED: &str = "
 name = 'changed'
 about = 'for a test'
@@ -174,7 +219,8 @@ fn an_aged_store_a_writer_at_a_rate_and_commits_of_many_sizes() {
     }
     // The kept store is as it was aged, because the runs changed only copies.
     let kept: Vec<String> = std::fs::read_dir(out.with_extension("jsonl.work")).unwrap().map(name).collect();
-    let ready = kept.iter().filter(|name| name.ends_with(".ready") && name.contains("aged-1.3-zipfian_0.99_2000"));
+    let ready =
+        kept.iter().filter(|name| name.ends_with(".ready") && name.contains("aged-1.3-no_cap-0-zipfian_0.99_2000"));
     assert_eq!(ready.count(), engines().len(), "{kept:?}");
 }
 

@@ -198,7 +198,7 @@ fn a_planted_regression_is_found_and_noise_is_not() {
     let lacks =
         write(directory.path(), "lacks.jsonl", &[repeats("redb", 10_000.0, 0.03), repeats("lmdb", 9.0, 0.0)].concat());
     let lacks = loadgen(&["compare", &lacks, &before, "--fail-above", "10"]);
-    assert!(text(&lacks.stderr).contains("cells_missing=1"), "{}", text(&lacks.stderr));
+    assert!(text(&lacks.stderr).contains("missing=1"), "{}", text(&lacks.stderr));
 
     let json = loadgen(&["compare", &worse, &before, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();

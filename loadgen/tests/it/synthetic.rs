@@ -64,6 +64,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         pairs: PAIRS,
         baseline: Some(baseline()),
         device_read_ns: None,
+        memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
         machine: machine(),

@@ -77,7 +77,7 @@ struct Get {
     /// Number of gets of each kind, present and absent.
     #[arg(long, default_value_t = 500_000)]
     gets: usize,
-    /// Compacts the copy first.
+    /// Compacts the copy before the gets.
     #[arg(long)]
     compact: bool,
     #[command(flatten)]

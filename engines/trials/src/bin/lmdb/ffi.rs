@@ -50,7 +50,7 @@ struct Val {
     data: *mut c_void,
 }
 
-/// An environment's figures (`MDB_envinfo`).
+/// The figures of an environment, which LMDB calls `MDB_envinfo`.
 #[repr(C)]
 struct Info {
     address: *mut c_void,
@@ -67,7 +67,7 @@ impl Default for Info {
     }
 }
 
-/// A table's figures (`MDB_stat`).
+/// The figures of a table, which LMDB calls `MDB_stat`.
 #[repr(C)]
 #[derive(Default)]
 struct Stat {

@@ -1,0 +1,40 @@
+#!/bin/sh
+# Measures strata in the states that users get, and says which of its targets are met. `make bench-strata` runs it; a second run completes the
+# missing parts. With names of pieces it runs only these:
+#   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 3 minutes
+#   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 4 minutes
+#   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
+#   loads     loads of 50M pairs until they have settled, all engines                 15 GB, half an hour
+#   inserts   300M pairs in shuffled order with lookups in between, 1 and 4 GiB       60 GB, 20 minutes
+#   load-300m the default load of 300M pairs under 1 GiB, then a live stream          25 GB, 5 minutes
+#   updates   reads of 100M pairs beside 10,000 updates a second                      15 GB, half an hour
+#   zipfian   popular keys after ten minutes of them, all engines                     20 GB, three hours
+# BEFORE=FOLDER names the results of another build of strata, which those of `memory` are compared with.
+set -eu
+: "${BIN:?folder of the built binaries; run this through make bench-strata}" "${OUT:?folder of the results}"
+scripts=$(cd "$(dirname "$0")" && pwd)
+work="$OUT/work"
+mkdir -p "$OUT"
+bench() { # FILE SCENARIO...
+    file=$1
+    shift
+    for scenario in "$@"; do
+        "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep
+    done
+}
+[ $# -gt 0 ] || set -- memory cold fresh loads inserts load-300m updates zipfian
+for piece in "$@"; do
+    case $piece in
+        memory | cold | inserts | updates | zipfian) bench "$piece" "$piece" ;;
+        fresh) bench fresh settled fresh ;;
+        loads) bench loads loads-sorted loads-shuffled ;;
+        load-300m)
+            [ -s "$OUT/load-300m.jsonl" ] || "$scripts/bench-large.py" --bin "$BIN" --work "$work-300m" --pairs 300000000 \
+                --cap 1073741824 --settle --out "$OUT/load-300m.jsonl" strata
+            ;;
+        *) echo "no such piece: $piece: see the beginning of $0" >&2; exit 2 ;;
+    esac
+    # The next piece cannot use the stores of this one.
+    rm -rf "$work"
+done
+"$scripts/strata-targets.py" "$OUT" ${BEFORE:+"$BEFORE"} | tee "$OUT/targets.md"
