@@ -105,25 +105,23 @@ pub fn table(records: &[Record], engine: &str) -> String {
 /// Judges the rows of a table; `None` for a row without anything to judge. A latency that waits for the device is told apart
 /// only if it is as well as a multiple of the device's own, because the device may have been slower when one side had it.
 fn judged(rows: &[(String, Row)]) -> Vec<Option<Judged>> {
-    // Two families, because the second one can only take a verdict back.
-    let (mut family, mut devices) = (Family::default(), Family::default());
-    let mut added = Vec::new();
-    for (_, row) in rows {
-        let of_device = row.of_device.as_ref().is_some_and(|row| row.judge_in(&mut devices));
-        added.push((row.judge_in(&mut family), of_device));
+    let mut family = Family::default();
+    let claims: Vec<Option<judge::Row>> = rows.iter().map(|(_, row)| row.claim()).collect();
+    let is_judged: Vec<bool> = claims.iter().map(Option::is_some).collect();
+    claims.into_iter().flatten().for_each(|claim| family.add(claim));
+    let mut verdicts = family.judge().into_iter();
+    let mut judged = Vec::new();
+    for ((_, row), is_judged) in rows.iter().zip(is_judged) {
+        let own = if is_judged { verdicts.next() } else { None };
+        let of_device = row.of_device.as_ref().and_then(|row| row.claim()).map(|claim| claim.alone());
+        judged.push(own.map(|own| match of_device {
+            Some(of_device) if own.verdict.is_apart() && own.verdict != of_device.verdict => {
+                Judged { verdict: Verdict::NotDecided, ..own }
+            }
+            _ => own,
+        }));
     }
-    let (mut own, mut of_devices) = (family.judge().into_iter(), devices.judge().into_iter());
-    let mut next = |(row, of_device): (bool, bool)| {
-        (row.then(|| own.next()).flatten(), of_device.then(|| of_devices.next()).flatten())
-    };
-    let both = added.into_iter().map(&mut next);
-    both.map(|(row, of_device)| match (row, of_device) {
-        (Some(row), Some(of_device)) if row.verdict.is_apart() && row.verdict != of_device.verdict => {
-            Some(Judged { verdict: Verdict::NotDecided, ..row })
-        }
-        (row, _) => row,
-    })
-    .collect()
+    judged
 }
 
 /// Says when a scenario was run, and lists the settings that its workloads share, in one line.
@@ -341,9 +339,9 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
 }
 
 impl Row {
-    /// Adds the row to a table, if there is something to judge. Returns whether there is.
-    fn judge_in(&self, family: &mut Family) -> bool {
-        let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) else { return false };
+    /// Returns the row as it is judged; `None` if there is nothing to judge.
+    fn claim(&self) -> Option<judge::Row> {
+        let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) else { return None };
         let mut row = judge::Row::of(own);
         for (_, other) in &self.others {
             let test = Test::by_turns(own, other, better);
@@ -354,8 +352,7 @@ impl Row {
             }
             row.add(test);
         }
-        family.add(row);
-        true
+        Some(row)
     }
 
     /// Renders the row's columns, with its judgement, if there was something to judge.

@@ -146,6 +146,11 @@ impl Row {
         self.is_whole = false;
     }
 
+    /// Judges the row by itself, without an allowance for others. For a condition that can only take a verdict back.
+    pub(crate) fn alone(&self) -> Judged {
+        self.judged(Some(CHANCE))
+    }
+
     fn known(&self) -> impl Iterator<Item = &Test> {
         self.tests.iter().flatten()
     }
