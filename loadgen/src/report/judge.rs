@@ -430,9 +430,10 @@ mod tests {
 
     #[test]
     fn runs_of_one_turn_are_not_repeats_that_took_turns() {
-        let of =
-            |factor: f64| Sample::new((0..5).map(|at| (Turn::of_test(0, 0), factor * 1.5f64.powi(at))).collect(), 5);
-        assert_eq!(alone(&of(100.0), &[&of(120.0)], Better::Lower).verdict, Verdict::NotDecided);
+        let of = |values: [f64; 5]| Sample::new(values.map(|value| (Turn::of_test(0, 0), value)).to_vec(), 5);
+        let (one, other) = (of([100.0, 101.0, 99.0, 100.5, 99.5]), of([120.0, 40.0, 300.0, 60.0, 200.0]));
+        // Each of the one's would be compared with the first of the other's.
+        assert_eq!(alone(&one, &[&other], Better::Lower).verdict, Verdict::NotDecided);
     }
 
     #[test]
