@@ -194,10 +194,10 @@ bench-full: build ## Measures every engine at the scenarios' own sizes (hours) a
 bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live one-by-one large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
 
-bench-strata: build ## Measures strata in the states that users get, and says which targets are met (five hours, 60 GB; PIECES="memory cold ...").
+bench-strata: build ## Measures strata in the states that users get, and says which targets are met (some five hours, 60 GB; PIECES="memory cold ...").
 	@BIN="$(BIN)" OUT="$(RESULTS)/strata" loadgen/scripts/bench-strata.sh $(PIECES)
 
-bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (two hours, 25 GB).
+bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (an hour, 25 GB).
 	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
 
 bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (four to five hours, 30 GB).
@@ -210,7 +210,7 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 	@BOOTSTRAP="$(BIN)/bootstrap" engines/trials/run.sh "$(RESULTS)/settings/trials" | tee "$(RESULTS)/settings/trials.md"
 	@rm -rf "$(RESULTS)/settings/trials"
 
-bench-codecs: setup ## Measures RocksDB with LZ4 and zstd, of which no other build has any (compiles RocksDB anew; then 30 minutes, 8 GB).
+bench-codecs: setup ## Measures RocksDB with LZ4 and zstd, of which no other build has any (compiles RocksDB anew; then 20 minutes, 8 GB).
 	@OUT="$(RESULTS)/settings" loadgen/scripts/bench-codecs.sh
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).

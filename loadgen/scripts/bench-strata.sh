@@ -1,8 +1,8 @@
 #!/bin/sh
 # Measures strata in the states that users get, and says which of its targets are met. `make bench-strata` runs it; a second run completes the
-# missing parts. With names of pieces it runs only these:
-#   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 3 minutes
-#   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 4 minutes
+# missing parts. With names of pieces it runs only these (the times of all but memory and cold are estimates):
+#   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 12 minutes
+#   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 3 minutes
 #   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
 #   loads     loads of 50M pairs until they have settled, all engines                 15 GB, half an hour
 #   inserts   300M pairs in shuffled order with lookups in between, 1 and 4 GiB       60 GB, 20 minutes

@@ -177,6 +177,15 @@ pub(crate) fn seed() -> u64 {
     nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
+/// Returns the next number of xorshift64 (Marsaglia 2003): places that it picks have no pattern that a device or a processor
+/// could predict.
+pub(crate) fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
 /// A page of one of several files.
 pub(crate) struct Place<'a> {
     pub(crate) file: &'a File,
@@ -204,11 +213,7 @@ fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Hi
     let mut histogram = histogram();
     let (started, mut state) = (Instant::now(), seed());
     for _ in 0..most {
-        // xorshift64 (Marsaglia 2003): the offsets have no pattern that a device could predict.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let Some(Place { file, offset }) = Place::at(files, state) else { break };
+        let Some(Place { file, offset }) = Place::at(files, random(&mut state)) else { break };
         let start = Instant::now();
         file.read_exact_at(buffer.bytes(), offset)?;
         histogram.saturating_record(start.elapsed().as_nanos() as u64);

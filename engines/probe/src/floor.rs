@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use memmap2::{Advice, MmapMut};
 
-use crate::device::{Aligned, PAGE_BYTES, Place, Quantiles, histogram, open_large_files, seed};
+use crate::device::{Aligned, PAGE_BYTES, Place, Quantiles, histogram, open_large_files, random, seed};
 
 /// Size of the memory whose lines are read: many times a processor's last cache, so nearly every line is a miss.
 const MEMORY_BYTES: usize = 1 << 30;
@@ -73,19 +73,16 @@ impl Floor {
     /// I/O errors of reading.
     pub fn access(&mut self) -> Result<()> {
         let entered = Instant::now();
-        // xorshift64 (Marsaglia 2003): the places have no pattern that a device or a processor could predict.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
+        let number = random(&mut self.state);
         let taken = match &mut self.of {
             Of::Device { files, buffer } => {
-                let Some(Place { file, offset }) = Place::at(files, self.state) else { return Ok(()) };
+                let Some(Place { file, offset }) = Place::at(files, number) else { return Ok(()) };
                 let started = Instant::now();
                 file.read_exact_at(buffer.bytes(), offset)?;
                 started.elapsed()
             }
             Of::Memory(memory) => {
-                let line = (self.state % (MEMORY_BYTES / LINE_BYTES) as u64) as usize;
+                let line = (number % (MEMORY_BYTES / LINE_BYTES) as u64) as usize;
                 let started = Instant::now();
                 // The second reading waits for the load, because the kernel's clock begins with a fence for loads.
                 black_box(memory[black_box(line * LINE_BYTES)]);

@@ -165,7 +165,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
             work(run, &engine, Duration::from_secs_f64(run.before_seconds), Part::Before, None)?;
         }
     }
-    let mut floor = if run.floor { floor_of(run, dir)? } else { None };
+    let mut floor = if run.floor { Some(floor_of(run, dir)?) } else { None };
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
     let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured, floor.as_mut())?;
     let process = probe::process_counts(std::process::id())?.since(&process);
@@ -215,8 +215,12 @@ fn warm(run: &Run, engine: &Measured) -> Result<()> {
 }
 
 /// Prepares the least that a get of this run could cost.
-fn floor_of(run: &Run, dir: &Path) -> Result<Option<Floor>> {
-    if run.state == State::Warm { Floor::of_memory().map(Some) } else { Floor::of_device(dir) }
+fn floor_of(run: &Run, dir: &Path) -> Result<Floor> {
+    if run.state == State::Warm {
+        return Floor::of_memory();
+    }
+    let floor = Floor::of_device(dir)?;
+    floor.with_context(|| format!("floor=true needs direct reads and a file of 1 MiB: dir={}", dir.display()))
 }
 
 fn work(run: &Run, engine: &Measured, time: Duration, part: Part, floor: Option<&mut Floor>) -> Result<Driven> {

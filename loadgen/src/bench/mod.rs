@@ -304,8 +304,8 @@ fn title(run: &Run) -> String {
 }
 
 fn summary(record: &Record) -> String {
-    if let Some(killed) = record.notes.iter().find(|note| note.starts_with("killed")) {
-        return killed.clone();
+    if let Some(killed) = record.killed() {
+        return killed.to_owned();
     }
     let rate = record.ops as f64 / record.elapsed_s.max(1e-9);
     let mut line = format!("{} ops in {:.1} s, {rate:.0}/s", record.ops, record.elapsed_s);

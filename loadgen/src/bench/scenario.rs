@@ -61,8 +61,8 @@ pub(crate) enum Load {
     Fresh,
     /// Through the engine's bulk path and measured at once, with all the background work that the engine still has to do.
     SortedFresh,
-    /// As sorted, then changed at random places by an engine with the cache that it has under the cell's cap, and not settled after that:
-    /// the state of a store that is written to.
+    /// As sorted, then changed at random places by an engine with the cache that it has under the cell's cap, and not settled
+    /// after that: the state of a store that is written to.
     Aged,
 }
 

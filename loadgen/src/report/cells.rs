@@ -165,8 +165,7 @@ impl<'a> Cell<'a> {
 
     /// Returns the notes of the runs that were killed, one a run.
     pub(crate) fn killed(&self) -> Vec<&'a str> {
-        let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
-        self.runs.iter().filter_map(note).collect()
+        self.runs.iter().filter_map(|run| run.killed()).collect()
     }
 
     /// Returns the distinct options of the runs. A run that was killed has none.

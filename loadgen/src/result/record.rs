@@ -83,6 +83,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Returns the note of a run that was killed; `None` for any other.
+    pub fn killed(&self) -> Option<&str> {
+        self.notes.iter().map(String::as_str).find(|note| note.starts_with("killed"))
+    }
+
     /// Returns the key that tells this run from all others of a file.
     pub fn run_key(&self) -> String {
         let engine = self.engine_asked_for().unwrap_or_else(|| self.engine.clone());
