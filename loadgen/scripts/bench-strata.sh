@@ -2,6 +2,7 @@
 # Measures strata in the states that users get, and says which of its targets are met. `make bench-strata` runs it; a second run completes the
 # missing parts. With names of pieces it runs only these (the times of all but memory and cold are estimates):
 #   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 12 minutes
+#   before    the same, beside an earlier commit of strata, which is built for it     5 GB, a quarter of an hour
 #   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 3 minutes
 #   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
 #   loads     loads of 50M pairs until they have settled, all engines                 15 GB, half an hour
@@ -9,7 +10,6 @@
 #   load-300m the default load of 300M pairs under 1 GiB, then a live stream          25 GB, 5 minutes
 #   updates   reads of 100M pairs beside 10,000 updates a second                      15 GB, half an hour
 #   zipfian   popular keys after ten minutes of them, all engines                     20 GB, three hours
-# BEFORE=FOLDER names the results of another build of strata, which those of `memory` are compared with.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-strata}" "${OUT:?folder of the results}"
 scripts=$(cd "$(dirname "$0")" && pwd)
@@ -22,10 +22,14 @@ bench() { # FILE SCENARIO...
         "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep
     done
 }
-[ $# -gt 0 ] || set -- memory cold fresh loads inserts load-300m updates zipfian
+[ $# -gt 0 ] || set -- memory before cold fresh loads inserts load-300m updates zipfian
 for piece in "$@"; do
     case $piece in
         memory | cold | inserts | updates | zipfian) bench "$piece" "$piece" ;;
+        before)
+            [ -s "$OUT/before.jsonl" ] || "$scripts/bench-before.py" --work "$work-before" --out "$OUT/before.jsonl"
+            rm -rf "$work-before"
+            ;;
         fresh) bench fresh settled fresh ;;
         loads) bench loads loads-sorted loads-shuffled ;;
         load-300m)
@@ -37,4 +41,4 @@ for piece in "$@"; do
     # The next piece cannot use the stores of this one.
     rm -rf "$work"
 done
-"$scripts/strata-targets.py" "$OUT" ${BEFORE:+"$BEFORE"} | tee "$OUT/targets.md"
+"$scripts/strata-targets.py" "$OUT" | tee "$OUT/targets.md"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Says which of strata's targets the results of bench-strata.sh meet, as a table.
 
-  loadgen/scripts/strata-targets.py FOLDER [BEFORE]
+  loadgen/scripts/strata-targets.py FOLDER
 
-FOLDER has the results, and BEFORE those of another build of strata on the same machine. A figure is the median of the repeats, with the
-lowest and the highest. Ratios are of the same repeat where two things took turns. A target without results is `not measured`.
+FOLDER has the results. A figure is the median of the repeats, with the lowest and the highest. Ratios are of the same repeat where two
+things took turns. A target without results is `not measured`.
 """
 
 import json
@@ -13,15 +13,20 @@ import statistics
 import sys
 
 
+def lines(folder, name):
+    """Returns the lines of one result file; none if it is missing."""
+    path = os.path.join(folder, f"{name}.jsonl")
+    if not os.path.exists(path):
+        return []
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
 class Runs:
     """The runs of one result file."""
 
     def __init__(self, folder, name):
-        path = folder and os.path.join(folder, f"{name}.jsonl")
-        self.runs = []
-        if path and os.path.exists(path):
-            with open(path) as file:
-                self.runs = [json.loads(line) for line in file]
+        self.runs = lines(folder, name)
 
     def of(self, of, engine="strata", **wanted):
         """Returns the figure of each repeat of a cell, by its number."""
@@ -104,10 +109,12 @@ def shown(values, unit):
     return f"{middle(values):.3g}{ends} {unit}".strip()
 
 
-def row(cell, target, values, limit, is_least=False, unit=""):
-    """Prints a row; the target is met if the median is within the limit."""
+def row(cell, target, values, limit=None, is_least=False, unit=""):
+    """Prints a row; the target is met if the median is within the limit. Without a limit the row has no verdict."""
     verdict = "not measured"
-    if values:
+    if limit is None:
+        verdict = ""
+    elif values:
         held = middle(values) >= limit if is_least else middle(values) <= limit
         verdict = "met" if held else "**missed**"
     print(f"| {cell} | {target} | {shown(values, unit)} | {verdict} |")
@@ -129,11 +136,7 @@ def loads(folder):
         row(f"50M pairs, shuffled input, settled, beside the best load {name}: {engine}", f"{limit} times faster", ratio(others, own), limit, True)
     row("the same, write amplification", "at most 2.2", runs.of(write_amplification, order="sorted"), 2.2)
     own_pair = middle(own)
-    large = []
-    path = os.path.join(folder, "load-300m.jsonl")
-    if os.path.exists(path):
-        with open(path) as file:
-            large = [one for one in map(json.loads, file) if one["is_complete"]]
+    large = [one for one in lines(folder, "load-300m") if one["is_complete"]]
     times = {at: one["load_s"] / one["loaded_pairs"] * 50e6 / own_pair for at, one in enumerate(large)} if own_pair else {}
     row("300M pairs, cap of 1 GiB: time a pair, beside that of 50M pairs without a cap", "at most 1.3", times, 1.3)
     disk = {at: one["peak_disk_bytes"] / one["store_bytes"] for at, one in enumerate(large)}
@@ -159,20 +162,32 @@ def fresh(folder):
                     row(f"{name}, {state}, right after a load, beside the settled store, {quantile}", "within 10%", values, 1.1)
 
 
-def memory(folder, before):
-    runs, earlier = Runs(folder, "memory"), Runs(before, "memory")
+def memory(folder):
+    runs = Runs(folder, "memory")
     warm = {"state": "warm", "floor": None}
-    for name, wanted in (("get_many_absent", 5), ("get_many", 2.5)):
-        values = {k: v / 1e6 for k, v in runs.of(rate, name=name, **warm).items()}
-        print(f"| {name} of 100 keys, 50M pairs in memory | {wanted} times the keys of before | {shown(values, 'M keys a second')} | see below |")
-        row("the same, beside BEFORE", f"{wanted} times", ratio(runs.of(rate, name=name, **warm), earlier.of(rate, name=name, **warm)), wanted, True)
-        single = name.replace("get_many_absent", "read_negative").replace("get_many", "read_positive")
+    for name, single in (("get_many_absent", "read_negative"), ("get_many", "read_positive")):
         values = ratio(runs.of(rate, name=name, **warm), runs.of(rate, name=single, **warm))
-        print(f"| the same, beside gets one by one | | {shown(values, 'times')} | |")
+        row(f"{name} of 100 keys, 50M pairs in memory: keys a second, beside gets one by one", "", values)
     p50 = {k: v / 1e3 for k, v in runs.of(latency("p50"), name="read_positive", **warm).items()}
-    row("present key, 50M pairs in memory, p50", "0.55 us where it was 0.78", p50, 0.55, unit="us")
-    row("the same, beside BEFORE", "0.71 times", ratio(runs.of(latency("p50"), name="read_positive", **warm), earlier.of(latency("p50"), name="read_positive", **warm)), 0.71)
+    row("present key, 50M pairs in memory, p50", "", p50, unit="us")
     row("absent key in memory, beside a miss of the caches, p50", "at most 1.25", runs.of(of_floor("p50"), name="read_negative", floor="after each get"), 1.25)
+
+
+def before(folder):
+    """Prints the figures of this build beside those of the earlier commit."""
+    rows = lines(folder, "before")
+
+    def of(get, figure, is_this):
+        return {row["repeat"]: row[figure] for row in rows if row["get"] == get and (row["build"] == "this") == is_this}
+
+    def beside(get, figure):
+        return ratio(of(get, figure, True), of(get, figure, False))
+
+    for get, wanted in (("get_many absent", 5), ("get_many present", 2.5)):
+        row(f"{get}, 100 of 50M pairs in memory: keys a second, beside the earlier commit", f"{wanted} times", beside(get, "keys_per_s"), wanted, True)
+    row("get present, 50M pairs in memory, p50, beside the earlier commit", "0.71 times (0.55 us where it was 0.78)", beside("get present", "p50_ns"), 0.71)
+    miss = ratio(of("get absent", "p50_ns", True), of("one miss", "p50_ns", True))
+    row("get absent, 50M pairs in memory, p50, beside a miss in as much memory as the first plane", "at most 1.25", miss, 1.25)
 
 
 def cold(folder):
@@ -198,14 +213,15 @@ def updates(folder):
 
 
 def main():
-    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
-    folder, before = sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None
+    folder = sys.argv[1]
     print("| cell | target | measured | |\n|---|---|---|---|")
     loads(folder)
     inserts(folder)
     fresh(folder)
-    memory(folder, before)
+    memory(folder)
+    before(folder)
     cold(folder)
     zipfian(folder)
     updates(folder)

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Compares gets in memory of this strata with those of an earlier commit, in turns.
+
+  loadgen/scripts/bench-before.py [--work DIR] [--commit COMMIT] [--pairs N] [--repeats N] [--out FILE]
+
+Checks --commit out beside this tree, builds strata's example `gets` in both, and runs the two by turns. Both load --pairs pairs in
+key order and bring them into memory. Prints a JSON line for each kind of get of each run, which --out appends to a file: `build` is
+the commit, or "this". The default commit is the last one before gets fetched the memory of all runs and of many keys at once.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+# Percentiles of a get, and keys a second, as the example prints them.
+FIGURES = ("p50_ns", "p99_ns", "keys_per_s")
+COMMIT = "0865469f3895c22b881e1dbc7e18e3b4a1292c6e"
+KINDS = ("get absent", "get present", "get_many absent", "get_many present", "one miss")
+
+
+def build(tree, target, package):
+    """Builds the example in a tree and returns its path."""
+    command = ["cargo", "build", "--quiet", "--locked", "--release", "-p", package, "--example", "gets"]
+    if subprocess.run(command, cwd=tree, env={**os.environ, "CARGO_TARGET_DIR": target}).returncode != 0:
+        sys.exit(f"cannot build the example of {tree}")
+    return os.path.join(target, "release", "examples", "gets")
+
+
+def run(name, example, args, repeat, out):
+    """Runs an example once and writes its figures."""
+    command = [example, "--pairs", str(args.pairs), "--runs", "0", "--dir", os.path.join(args.work, "store")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"the example of {name} failed: code={done.returncode}\n{done.stderr}")
+    for kind in KINDS:
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"  {kind} "))
+        figures = dict(word.split("=") for word in line.split() if "=" in word)
+        row = {"build": name, "repeat": repeat, "pairs": args.pairs, "get": kind}
+        text = json.dumps(row | {figure: float(figures[figure]) for figure in FIGURES})
+        print(text, flush=True)
+        if out:
+            out.write(text + "\n")
+            out.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", default="/tmp/solkv-before", help="directory for the checkout, its build, and the stores")
+    parser.add_argument("--commit", default=COMMIT)
+    parser.add_argument("--pairs", type=int, default=50_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", help="file that the lines are appended to")
+    args = parser.parse_args()
+    args.work = os.path.abspath(args.work)
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+    tree = os.path.join(args.work, "tree")
+    os.makedirs(args.work, exist_ok=True)
+    if not os.path.isdir(tree):
+        subprocess.run(["git", "clone", "--quiet", here, tree], check=True)
+    subprocess.run(["git", "checkout", "--quiet", args.commit], cwd=tree, check=True)
+    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(here, "target"))
+    examples = {
+        args.commit[:12]: build(tree, os.path.join(args.work, "target"), "engine-strata"),
+        "this": build(here, target, "solkv-engine-strata"),
+    }
+    out = open(args.out, "a") if args.out else None
+    for repeat in range(args.repeats):
+        for name, example in examples.items():
+            run(name, example, args, repeat, out)
+
+
+if __name__ == "__main__":
+    main()
