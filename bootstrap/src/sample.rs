@@ -17,13 +17,14 @@ const READS: u64 = 1000;
 /// Seed of the absent keys. They have a seed of their own, so that no loaded key is read.
 const ABSENT_SEED: u64 = 0x7061_6972_6c65_7373;
 
-/// Average and percentiles of one operation over an interval, in ns.
+/// Mean, percentiles and maximum of one operation over an interval, in ns.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) count: u64,
-    pub(crate) avg_ns: f64,
+    pub(crate) mean_ns: f64,
     pub(crate) p50_ns: u64,
     pub(crate) p99_ns: u64,
+    pub(crate) max_ns: u64,
 }
 
 /// One sample: the sizes and latencies at a number of pairs.
@@ -98,8 +99,9 @@ fn latency(interval: &Snapshot, op: Op) -> Option<Latency> {
     let series = interval.series.iter().find(|series| series.op == op)?;
     Some(Latency {
         count: series.histogram.len(),
-        avg_ns: series.mean_ns(),
+        mean_ns: series.mean_ns(),
         p50_ns: series.histogram.value_at_quantile(0.5),
         p99_ns: series.histogram.value_at_quantile(0.99),
+        max_ns: series.histogram.max(),
     })
 }

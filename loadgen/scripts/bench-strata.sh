@@ -15,12 +15,10 @@ set -eu
 scripts=$(cd "$(dirname "$0")" && pwd)
 work="$OUT/work"
 mkdir -p "$OUT"
-bench() { # FILE SCENARIO...
-    file=$1
-    shift
-    for scenario in "$@"; do
-        "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep
-    done
+bench() { # FILE SCENARIO OPTION...
+    file=$1 scenario=$2
+    shift 2
+    "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep "$@"
 }
 [ $# -gt 0 ] || set -- memory before cold fresh loads inserts load-300m updates zipfian
 for piece in "$@"; do
@@ -30,8 +28,17 @@ for piece in "$@"; do
             [ -s "$OUT/before.jsonl" ] || "$scripts/bench-before.py" --work "$work-before" --out "$OUT/before.jsonl"
             rm -rf "$work-before"
             ;;
-        fresh) bench fresh settled fresh ;;
-        loads) bench loads loads-sorted loads-shuffled ;;
+        fresh)
+            # The two by turns, because the machine changes within minutes.
+            for repeats in 1 2 3 4 5; do
+                bench fresh settled --repeats "$repeats"
+                bench fresh fresh --repeats "$repeats"
+            done
+            ;;
+        loads)
+            bench loads loads-sorted
+            bench loads loads-shuffled
+            ;;
         load-300m)
             [ -s "$OUT/load-300m.jsonl" ] || "$scripts/bench-large.py" --bin "$BIN" --work "$work-300m" --pairs 300000000 \
                 --cap 1073741824 --settle --out "$OUT/load-300m.jsonl" strata

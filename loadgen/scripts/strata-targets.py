@@ -79,6 +79,11 @@ def of_floor(quantile):
     return pick
 
 
+def of_device(run):
+    """Returns the median of a run's reads as a multiple of a read of the device right before the run."""
+    return latency("p50")(run) / run["device_read_ns"]["p50"]
+
+
 def reads_per_get(run):
     reads = run["io"].get("device_reads")
     return reads / run["ops"] if reads is not None and run["ops"] else None
@@ -160,6 +165,9 @@ def fresh(folder):
                 values = ratio(runs.of(of, scenario="strata-fresh", name=name, state=state), settled)
                 if (name, state) != ("get_many", "warm"):
                     row(f"{name}, {state}, right after a load, beside the settled store, {quantile}", "within 10%", values, 1.1)
+            if state == "cold" and name != "read_negative":
+                one, other = (runs.of(of_device, scenario=f"strata-{which}", name=name, state=state) for which in ("fresh", "settled"))
+                row("the same, p50, both as multiples of the device's read before the run", "", ratio(one, other))
 
 
 def memory(folder):

@@ -20,9 +20,10 @@ use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
 #[derive(Clone, Debug, Deserialize)]
 struct Interval {
     count: u64,
-    avg_ns: f64,
+    mean_ns: f64,
     p50_ns: u64,
     p99_ns: u64,
+    max_ns: u64,
 }
 
 impl Answer {
@@ -57,8 +58,8 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
         for sample in samples {
             let at = sample.get("pairs").and_then(Value::as_u64).context("a sample without pairs")?;
             let Some(interval) = sample.get(op).filter(|value| !value.is_null()) else { continue };
-            let Interval { count, avg_ns, p50_ns, p99_ns } = Interval::deserialize(interval)?;
-            of_op.push(Sample { at: at as f64, count, mean_ns: avg_ns, p50_ns, p99_ns, max_ns: p99_ns });
+            let Interval { count, mean_ns, p50_ns, p99_ns, max_ns } = Interval::deserialize(interval)?;
+            of_op.push(Sample { at: at as f64, count, mean_ns, p50_ns, p99_ns, max_ns });
         }
         series.push(Series { op: op.to_owned(), over: "pairs".to_owned(), samples: of_op });
     }
