@@ -3,9 +3,10 @@
 
   loadgen/scripts/bench-before.py [--work DIR] [--commit COMMIT] [--pairs N] [--repeats N] [--out FILE]
 
-Checks --commit out beside this tree, builds strata's example `gets` in both, and runs the two by turns. Both load --pairs pairs in
-key order and bring them into memory. Prints a JSON line for each kind of get of each run, which --out appends to a file: `build` is
-the commit, or "this". The default commit is the last one before gets fetched the memory of all runs and of many keys at once.
+Checks --commit out beside this tree, builds strata's example `gets` in both, and runs the two by turns, each first in every second
+repeat. Both load --pairs pairs in key order and bring them into memory. Prints a JSON line for each kind of get of each run: `build` is
+the commit, or "this". --out is written once all repeats are done. The default commit is the last one before gets fetched the memory of
+all runs and of many keys at once.
 """
 
 import argparse
@@ -28,21 +29,20 @@ def build(tree, target, package):
     return os.path.join(target, "release", "examples", "gets")
 
 
-def run(name, example, args, repeat, out):
-    """Runs an example once and writes its figures."""
+def run(name, example, args, repeat):
+    """Runs an example once and returns its figures as lines."""
     command = [example, "--pairs", str(args.pairs), "--runs", "0", "--dir", os.path.join(args.work, "store")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"the example of {name} failed: code={done.returncode}\n{done.stderr}")
+    texts = []
     for kind in KINDS:
         line = next(line for line in done.stdout.splitlines() if line.startswith(f"  {kind} "))
         figures = dict(word.split("=") for word in line.split() if "=" in word)
         row = {"build": name, "repeat": repeat, "pairs": args.pairs, "get": kind}
-        text = json.dumps(row | {figure: float(figures[figure]) for figure in FIGURES})
-        print(text, flush=True)
-        if out:
-            out.write(text + "\n")
-            out.flush()
+        texts.append(json.dumps(row | {figure: float(figures[figure]) for figure in FIGURES}))
+        print(texts[-1], flush=True)
+    return texts
 
 
 def main():
@@ -51,7 +51,7 @@ def main():
     parser.add_argument("--commit", default=COMMIT)
     parser.add_argument("--pairs", type=int, default=50_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="file that the lines are appended to")
+    parser.add_argument("--out", help="file for the lines")
     args = parser.parse_args()
     args.work = os.path.abspath(args.work)
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
@@ -61,14 +61,17 @@ def main():
         subprocess.run(["git", "clone", "--quiet", here, tree], check=True)
     subprocess.run(["git", "checkout", "--quiet", args.commit], cwd=tree, check=True)
     target = os.environ.get("CARGO_TARGET_DIR", os.path.join(here, "target"))
-    examples = {
-        args.commit[:12]: build(tree, os.path.join(args.work, "target"), "engine-strata"),
-        "this": build(here, target, "solkv-engine-strata"),
-    }
-    out = open(args.out, "a") if args.out else None
+    examples = [
+        (args.commit[:12], build(tree, os.path.join(args.work, "target"), "engine-strata")),
+        ("this", build(here, target, "solkv-engine-strata")),
+    ]
+    texts = []
     for repeat in range(args.repeats):
-        for name, example in examples.items():
-            run(name, example, args, repeat, out)
+        for name, example in examples if repeat % 2 == 0 else reversed(examples):
+            texts += run(name, example, args, repeat)
+    if args.out:
+        with open(args.out, "w") as out:
+            out.writelines(text + "\n" for text in texts)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Loads a map of mainnet's size under a memory cap, and follows a stream with it at once.
 
-  loadgen/scripts/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--settle] [--hours H] [--out FILE] ENGINE...
+  loadgen/scripts/bench-large.py [--bin DIR] [--work DIR] [--pairs N] [--cap BYTES] [--order ORDER] [--settle] [--hours H]
+      [--sorted-input] [--out FILE] ENGINE...
 
 ENGINE is an engine with its options, in one word for the shell: "rocksdb --bloom 20". For each one `bootstrap` loads --pairs
 pairs of a seed, whose keys come in random order. The load runs in a cgroup of --cap bytes; --order is the engine's default
-unless it is given. After --hours the load is stopped, and the line says how far it came. As soon as it ends, `loadgen live`
+unless it is given. After --hours the load is stopped, and the line says how far it came. With --sorted-input the pairs are then
+loaded from that store, in the order of its keys, into a second one, which is removed. As soon as a load ends, `loadgen live`
 plays two streams at full speed into a service under the same cap: one as the service comes, and one that looks up one key
 after another (`--ingest-depth 1`), whose latencies are those of single gets.
 
@@ -65,6 +67,38 @@ def load(args, engine, store):
     command += ["--pairs", str(args.pairs), "--seed", SEED, "--report", report]
     command += ["--order", args.order] if args.order else []
     command += ["--settle"] if args.settle else []
+    child, peaks, seconds = capped(args, command, store)
+    if not os.path.exists(report):
+        sys.exit(f"the load failed: code={child.returncode}: see {args.work}/load.log")
+    with open(report) as file:
+        told = json.load(file)
+    return {
+        "is_complete": child.returncode == 0,
+        "order": told["order"],
+        "is_settled": told["settled"],
+        "load_s": round(seconds, 1),
+        "loaded_pairs": told["pairs"],
+        "store_bytes": used_bytes(store),
+        "peak_disk_bytes": peaks.disk_bytes,
+        "peak_anonymous_bytes": peaks.anonymous_bytes,
+        "written_bytes": peaks.written_bytes,
+        "latency": series(told["latencies"]),
+    }
+
+
+def load_in_key_order(args, engine, store):
+    """Loads the pairs of a store into another one, and returns the seconds that it takes."""
+    other = f"{store}-again"
+    command = [os.path.join(args.bin, "bootstrap"), "--from-store", store, "--engine", *shlex.split(engine), "--dir", other]
+    child, _, seconds = capped(args, command + (["--settle"] if args.settle else []), other)
+    if child.returncode != 0:
+        sys.exit(f"the load in key order failed: code={child.returncode}: see {args.work}/load.log")
+    shutil.rmtree(other)
+    return round(seconds, 1)
+
+
+def capped(args, command, store):
+    """Runs a load under the cap. Returns its process, its peaks and the seconds that it took."""
     group = Group(args.cap)
     started = time.monotonic()
     try:
@@ -83,22 +117,7 @@ def load(args, engine, store):
         seconds = time.monotonic() - started
     finally:
         group.remove()
-    if not os.path.exists(report):
-        sys.exit(f"the load failed: code={child.returncode}: see {args.work}/load.log")
-    with open(report) as file:
-        told = json.load(file)
-    return {
-        "is_complete": child.returncode == 0,
-        "order": told["order"],
-        "is_settled": told["settled"],
-        "load_s": round(seconds, 1),
-        "loaded_pairs": told["pairs"],
-        "store_bytes": used_bytes(store),
-        "peak_disk_bytes": peaks.disk_bytes,
-        "peak_anonymous_bytes": peaks.anonymous_bytes,
-        "written_bytes": peaks.written_bytes,
-        "latency": series(told["latencies"]),
-    }
+    return child, peaks, seconds
 
 
 def live(args, store, events, more):
@@ -128,6 +147,8 @@ def measure(args, engine):
     os.makedirs(args.work)
     store = os.path.join(args.work, "store")
     row = {"engine": engine, "pairs": args.pairs, "cap_bytes": args.cap, **load(args, engine, store)}
+    if row["is_complete"] and args.sorted_input:
+        row["sorted_input_s"] = load_in_key_order(args, engine, store)
     if row["is_complete"]:
         row["live"] = {name: live(args, store, events, more) for name, (events, more) in STREAMS.items()}
     return row
@@ -140,6 +161,7 @@ def main():
     parser.add_argument("--cap", type=int, default=4 << 30, help="memory of the load and of the service, in bytes")
     parser.add_argument("--order", help="order of the load: sorted or shuffled")
     parser.add_argument("--settle", action="store_true", help="a load ends when the engine has settled")
+    parser.add_argument("--sorted-input", action="store_true", help="measure a load of the same pairs in key order as well")
     parser.add_argument("--hours", type=float, default=3, help="hours after which a load is stopped")
     parser.add_argument("--out", help="file that the lines are appended to")
     args = parser.parse_args()

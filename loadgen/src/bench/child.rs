@@ -21,7 +21,7 @@ use super::drive::{Done, Driven, Reads, SOURCE, What, Writes, read};
 use super::pace::{note_of_overdue, note_of_writer};
 use super::run::{Run, parse_keys};
 use super::scenario::{Kind, Load, State};
-use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
+use crate::result::{Curve, Io, Opening, Quantiles, Series};
 
 /// Shares at which a percentile curve is sampled, with more of them near 1.
 const SHARES: [f64; 21] = [
@@ -47,6 +47,9 @@ pub(crate) struct Answer {
     /// Latency of the least that a get could cost, where it was measured after each of them.
     #[serde(default)]
     pub(crate) floor_ns: Option<Quantiles>,
+    /// The engine's own statistics at the end, by name.
+    #[serde(default)]
+    pub(crate) engine_stats: BTreeMap<String, u64>,
     pub(crate) pairs: u64,
     /// State of the store at the start as the run itself has seen it. `None` where the parent has looked.
     #[serde(default)]
@@ -301,7 +304,7 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     drop(reader);
     let total = engine.latency().snapshot();
     let checkpoint: Checkpoint = engine.checkpoint()?;
-    let driven = Driven { ops: 1, overdue: 0, overdue_puts: 0, elapsed, total, seconds: Vec::new() };
+    let driven = Driven { ops: 1, overdue: 0, overdue_puts: 0, elapsed, total, series: Vec::new() };
     let mut answer = answer(run, &engine, &driven)?;
     answer.notes.push(format!("open_ms={:.1} seq={}", opening.elapsed_s * 1e3, checkpoint.seq));
     answer.open = Some(opening);
@@ -318,10 +321,11 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         elapsed_s: driven.elapsed.as_secs_f64(),
         ops: driven.ops,
         curves: curves(&driven.total),
-        series: series(&driven.seconds),
+        series: driven.series.clone(),
         io: Io::default(),
         open: None,
         floor_ns: None,
+        engine_stats: stats.details.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         pairs: stats.pairs_estimate,
         state: None,
         notes: [note_of_overdue(driven.overdue, driven.ops), note_of_writer(driven.overdue_puts)]
@@ -343,25 +347,6 @@ pub(crate) fn curves(total: &Snapshot) -> Vec<Curve> {
         }
     };
     total.series.iter().map(curve).collect()
-}
-
-pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
-    let mut all: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
-    for (at, snapshot) in seconds {
-        for series in &snapshot.series {
-            let histogram = &series.histogram;
-            all.entry(series.op.as_str()).or_default().push(Sample {
-                at: *at,
-                count: histogram.len(),
-                mean_ns: series.mean_ns(),
-                p50_ns: histogram.value_at_quantile(0.5),
-                p99_ns: histogram.value_at_quantile(0.99),
-                max_ns: histogram.max(),
-            });
-        }
-    }
-    let named = |(op, samples): (&str, _)| Series { op: op.to_owned(), over: "elapsed_s".to_owned(), samples };
-    all.into_iter().map(named).collect()
 }
 
 /// Whether a run changes its store, so that it gets a copy. An aged store changes by being opened: the engine would

@@ -39,6 +39,7 @@ impl Answer {
             io: Io::default(),
             open: None,
             floor_ns: None,
+            engine_stats: BTreeMap::new(),
             pairs: run.pairs,
             state: None,
             notes: Vec::new(),
@@ -74,6 +75,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
         io: Io { user_write_bytes: pairs * 64, ..io },
         open: None,
         floor_ns: None,
+        engine_stats: BTreeMap::new(),
         pairs,
         state: None,
         notes: vec![format!(
@@ -110,6 +112,7 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         io: Io { user_write_bytes: writes * 64, ..report.get("usage").map(io_of).unwrap_or_default() },
         open: report.get("opening").map(Option::<Opening>::deserialize).transpose()?.flatten(),
         floor_ns: None,
+        engine_stats: BTreeMap::new(),
         pairs: run.pairs,
         state: Some(start.state().to_owned()),
         notes,

@@ -19,6 +19,7 @@ use workload::{Pairs, Picker, Rng};
 use super::age::Versions;
 use super::pace::{Pace, sample};
 use super::run::Keys;
+use crate::result::Series;
 
 /// Source label of everything recorded here.
 pub(crate) const SOURCE: &str = "bench";
@@ -68,8 +69,8 @@ pub(crate) struct Driven {
     pub(crate) overdue_puts: u64,
     pub(crate) elapsed: Duration,
     pub(crate) total: Snapshot,
-    /// For each second: the time of its end in seconds since the start, and the histograms recorded in it.
-    pub(crate) seconds: Vec<(f64, Snapshot)>,
+    /// The figures of each second.
+    pub(crate) series: Vec<Series>,
 }
 
 /// Outcome of the work that runs while the readers read.
@@ -95,7 +96,7 @@ pub(crate) fn read(
     let (ops, overdue) = (AtomicU64::new(0), AtomicU64::new(0));
     // Time at which the last work was done, because the sampling continues to the end of its second.
     let elapsed_ns = AtomicU64::new(0);
-    let mut seconds = Vec::new();
+    let mut series = Vec::new();
     let overdue_puts = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for n in 0..reads.threads {
@@ -117,9 +118,9 @@ pub(crate) fn read(
             };
             threads.push(std::thread::Builder::new().name(format!("read-{n}")).spawn_scoped(scope, run)?);
         }
-        let (stop, seconds) = (&stop, &mut seconds);
+        let (stop, series) = (&stop, &mut series);
         let sampler = std::thread::Builder::new().name("sample".to_owned()).spawn_scoped(scope, move || {
-            *seconds = sample(latency, started, time, stop);
+            *series = sample(latency, started, time, stop);
             // ORDERING: Relaxed: the flag carries no other data.
             stop.store(true, Ordering::Relaxed);
         })?;
@@ -138,7 +139,7 @@ pub(crate) fn read(
     let total = latency.snapshot().since(&before);
     let elapsed = Duration::from_nanos(elapsed_ns.into_inner());
     let (ops, overdue) = (ops.into_inner(), overdue.into_inner());
-    Ok(Driven { ops, overdue, overdue_puts, elapsed, total, seconds })
+    Ok(Driven { ops, overdue, overdue_puts, elapsed, total, series })
 }
 
 impl Reads {

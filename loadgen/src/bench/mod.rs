@@ -237,6 +237,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         memory_read_ns: answer.floor_ns.filter(|_| !is_cold),
         device_reads_per_s,
         open: answer.open,
+        engine_stats: answer.engine_stats,
         machine,
         notes,
     };

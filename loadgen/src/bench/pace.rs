@@ -1,12 +1,15 @@
-//! The due times of operations, and a snapshot of their latencies each second.
+//! The due times of operations, and the figures of their latencies in each second.
 //!
 //! Owns: the clock of closed and open loops. Must not: know which operations it paces.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_latency::{Latency, Snapshot};
+
+use crate::result::{Sample, Series};
 
 /// Longest wait that is spun through, because the scheduler would oversleep it.
 const SPIN_BELOW: Duration = Duration::from_micros(100);
@@ -76,21 +79,34 @@ pub(crate) fn note_of_writer(overdue_puts: u64) -> Option<String> {
         .then(|| format!("the writer fell behind its rate: {overdue_puts} puts were due and not begun at the end"))
 }
 
-/// Takes a snapshot each second until `time` is over or `stop` is set.
-pub(crate) fn sample(
-    latency: &Arc<Latency>,
-    started: Instant,
-    time: Duration,
-    stop: &AtomicBool,
-) -> Vec<(f64, Snapshot)> {
+/// Takes a sample of each operation each second until `time` is over or `stop` is set.
+///
+/// Keeps only the figures of a second: its histograms take a megabyte, which would fill a memory cap within minutes.
+pub(crate) fn sample(latency: &Arc<Latency>, started: Instant, time: Duration, stop: &AtomicBool) -> Vec<Series> {
     let mut last = latency.snapshot();
-    let mut seconds = Vec::new();
+    let mut all = BTreeMap::new();
     // ORDERING: Relaxed: the flag carries no other data.
     while started.elapsed() < time && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(SAMPLE_EVERY.min(time.saturating_sub(started.elapsed())));
         let now = latency.snapshot();
-        seconds.push((started.elapsed().as_secs_f64(), now.since(&last)));
+        add(&mut all, started.elapsed().as_secs_f64(), &now.since(&last));
         last = now;
     }
-    seconds
+    let named = |(op, samples): (&str, _)| Series { op: op.to_owned(), over: "elapsed_s".to_owned(), samples };
+    all.into_iter().map(named).collect()
+}
+
+/// Adds a sample of each operation that was recorded in a second to `all`, by the operation's name.
+fn add(all: &mut BTreeMap<&'static str, Vec<Sample>>, at: f64, second: &Snapshot) {
+    for series in &second.series {
+        let histogram = &series.histogram;
+        all.entry(series.op.as_str()).or_default().push(Sample {
+            at,
+            count: histogram.len(),
+            mean_ns: series.mean_ns(),
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+            max_ns: histogram.max(),
+        });
+    }
 }

@@ -18,6 +18,7 @@ use workload::{Pairs, Picker, Rng, Skew};
 
 use super::op_of;
 use crate::bench::pace::Pace;
+use crate::result::Series;
 
 /// Source label of everything recorded here: latencies as a client sees them.
 pub(super) const SOURCE: &str = "client";
@@ -61,7 +62,7 @@ pub(super) struct Driven {
     pub(super) overdue: u64,
     pub(super) elapsed: Duration,
     pub(super) total: Snapshot,
-    pub(super) seconds: Vec<(f64, Snapshot)>,
+    pub(super) series: Vec<Series>,
 }
 
 impl Target {
@@ -96,7 +97,7 @@ pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &A
     let started = Instant::now();
     let pacer = load.rate.map(|rate| spawn_pacer(rate, due, Arc::clone(&stop))).transpose()?;
     let (mut recorder, mut overdue) = (latency.recorder(SOURCE), 0);
-    let seconds = crate::bench::pace::sample(latency, started, load.time, &stop);
+    let series = crate::bench::pace::sample(latency, started, load.time, &stop);
     // ORDERING: Relaxed: the flag carries no other data.
     stop.store(true, Ordering::Relaxed);
     let end = Instant::now();
@@ -113,7 +114,7 @@ pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &A
     for task in tasks {
         requests += runtime.block_on(task).map_err(|_| anyhow!("a connection's task panicked"))??;
     }
-    Ok(Driven { requests, overdue, elapsed: started.elapsed(), total: latency.snapshot(), seconds })
+    Ok(Driven { requests, overdue, elapsed: started.elapsed(), total: latency.snapshot(), series })
 }
 
 fn spawn_pacer(

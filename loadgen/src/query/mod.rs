@@ -14,7 +14,7 @@ use engine_latency::table::{aligned, grouped, micros};
 use engine_latency::{Latency, Op};
 
 use crate::access::Access;
-use crate::bench::child::{curves, series};
+use crate::bench::child::curves;
 use crate::bench::pace::note_of_overdue;
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use crate::stream::{Rate, SkewArg};
@@ -238,7 +238,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         elapsed_s: driven.elapsed.as_secs_f64(),
         ops: driven.requests * load.batch as u64,
         curves: curves(&driven.total),
-        series: series(&driven.seconds),
+        series: driven.series.clone(),
         memory: Vec::new(),
         io: Io::default(),
         disk_bytes: 0,
@@ -248,6 +248,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
+        engine_stats: BTreeMap::new(),
         machine: probe::machine(std::path::Path::new("/")),
         notes: driven.notes(load),
     }

@@ -77,6 +77,10 @@ pub struct Record {
     /// older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<Opening>,
+    /// The engine's own statistics at the end of the run, by name. Only for runs whose own process opens a store; empty in
+    /// older files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub engine_stats: BTreeMap<String, u64>,
     pub machine: Machine,
     /// Notes for the reader: noise, a cap exceeded, pages that were not cold. Empty for a clean run.
     pub notes: Vec<String>,

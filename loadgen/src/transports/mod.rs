@@ -315,6 +315,7 @@ fn record(
         memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
+        engine_stats: BTreeMap::new(),
         machine: probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         notes,
     }

@@ -67,6 +67,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         memory_read_ns: None,
         device_reads_per_s: None,
         open: None,
+        engine_stats: std::collections::BTreeMap::new(),
         machine: machine(),
         notes: Vec::new(),
     }

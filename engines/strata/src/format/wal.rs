@@ -143,8 +143,9 @@ impl Wal {
         };
         // Nothing is changed yet, so a temporary shortage may be retried.
         let file = opened.map_err(|e| io_error(message(&e), e))?;
-        let named = spare.map_or(Ok(()), |spare| storage.rename(spare, &own)).and_then(|()| storage.sync_dir());
-        named.map_err(|e| Error::io(message(&e), e))?;
+        spare.map_or(Ok(()), |spare| storage.rename(spare, &own)).map_err(|e| Error::io(message(&e), e))?;
+        // The name may or may not be durable, whatever the reason, and a flush is not tried again.
+        storage.sync_dir().map_err(|e| Error::with_source(ErrorKind::Reopen, message(&e), e))?;
         Ok(Self {
             file,
             shown,

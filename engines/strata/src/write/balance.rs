@@ -6,7 +6,7 @@
 //! Memory that a reader holds cannot be taken from it. A segment that gives memory away is therefore replaced, in a new
 //! version, by one that shares the rest with it. The memory comes back once no reader holds the old segment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -52,13 +52,32 @@ impl Shared {
         self.give(&division, needed_bytes);
     }
 
-    /// Computes the shares of all holders for the present version.
+    /// Computes the shares of all holders for the present version. Segments of versions that readers still hold keep what
+    /// they have, because nothing would come back if they gave it away.
     fn divide_now(&self, version: &Version, needed_bytes: u64) -> Division {
-        let parts: Vec<Part> = version.segments().map(|one| one.memory_part()).collect();
-        let held: u64 = version.segments().map(|one| one.given_bytes()).sum();
+        let pinned = self.pinned();
+        let is_pinned = |one: &Segment| pinned.contains(&one.info.id);
+        let part = |one: &Arc<Segment>| if is_pinned(one) { Part::default() } else { one.memory_part() };
+        let parts: Vec<Part> = version.segments().map(part).collect();
+        let held: u64 = version.segments().filter(|one| !is_pinned(one)).map(|one| one.given_bytes()).sum();
         let fixed = needed_bytes + self.work_left_bytes();
         let room = self.budget.left() + (held + self.reads.cache.bytes()) as i64 - fixed as i64;
-        divide(room.max(0) as u64, self.least_cache_bytes, &parts)
+        let mut division = divide(room.max(0) as u64, self.least_cache_bytes, &parts);
+        for (at, one) in version.segments().enumerate().filter(|(_, one)| is_pinned(one)) {
+            (division.planes[at], division.pages[at]) = (one.planes_loaded(), one.resident().is_some());
+        }
+        division
+    }
+
+    /// Returns the numbers of the segments in replaced versions that readers still hold.
+    fn pinned(&self) -> BTreeSet<u64> {
+        let mut pinned = BTreeSet::new();
+        self.garbage.each(|held| {
+            if let Some(version) = held.downcast_ref::<Version>() {
+                pinned.extend(version.segments().map(|one| one.info.id));
+            }
+        });
+        pinned
     }
 
     /// Takes at least `short` bytes, if possible, from holders that have more than their share.

@@ -35,6 +35,7 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
     }
     // No batch has a record in a loaded segment, so its origin is batch 0.
     let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
+    shared.counters.loaded(pairs.len());
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));

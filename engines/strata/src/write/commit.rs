@@ -9,9 +9,14 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use engine_kit::check_space;
 use parking_lot::MutexGuard;
 
+use crate::format::page::RECORD_BYTES;
 use crate::format::wal;
 use crate::read::visible::Visible;
 use crate::write::shared::{Shared, Writer};
+
+/// Disk space for each change of a batch that is larger than a memtable: its record in the WAL, and the run that is written of
+/// it, with its filters.
+const LARGE_BATCH_BYTES: u64 = 2 * RECORD_BYTES as u64 + 8;
 
 impl Shared {
     /// Takes the writer lock, unless writing is refused.
@@ -41,6 +46,11 @@ impl Shared {
     ) -> Result<()> {
         checkpoint.check()?;
         wal::refuse_too_large(ops.len())?;
+        // The reserve has room for memtables, and not for a batch that is larger than one.
+        if ops.len() > self.sizes.mem_records {
+            let bytes = LARGE_BATCH_BYTES * ops.len() as u64;
+            check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes + bytes)?;
+        }
         self.slow_down(writer, ops.len());
         let now = self.visible.load_full();
         if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > self.sizes.wal_bytes {

@@ -10,6 +10,7 @@ use engine_api::PAIR_BYTES;
 /// Sums since the store was opened.
 #[derive(Default)]
 pub(crate) struct Counters {
+    /// Bytes of pairs and deletions that were committed, and of pairs that were loaded.
     committed_bytes: AtomicU64,
     wal_bytes: AtomicU64,
     segment_bytes: AtomicU64,
@@ -39,6 +40,11 @@ impl Counters {
     pub(crate) fn committed(&self, ops: usize, wal_bytes: u64) {
         self.committed_bytes.fetch_add(ops as u64 * PAIR_BYTES, Ordering::Relaxed);
         self.wal_bytes.fetch_add(wal_bytes, Ordering::Relaxed);
+    }
+
+    /// Counts pairs that were loaded into the base without a batch.
+    pub(crate) fn loaded(&self, pairs: usize) {
+        self.committed_bytes.fetch_add(pairs as u64 * PAIR_BYTES, Ordering::Relaxed);
     }
 
     /// Counts a segment of `bytes` that was written.

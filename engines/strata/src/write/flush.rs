@@ -34,7 +34,6 @@ pub(crate) fn run(shared: &Shared) {
             continue;
         }
         let flushed = flush_oldest(shared);
-        shared.balance(0);
         let mut work = shared.work.lock();
         pause.after(flushed.is_err());
         work.flush_failed = flushed.err().map(|error| shared.told(error));
@@ -43,6 +42,9 @@ pub(crate) fn run(shared: &Shared) {
         shared.done.notify_all();
         // There may now be enough runs for a merge.
         shared.wake.notify_all();
+        drop(work);
+        // Commits no longer wait for this thread.
+        shared.balance(0);
     }
 }
 

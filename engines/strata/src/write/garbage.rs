@@ -40,6 +40,11 @@ impl Garbage {
         self.dropped.fetch_add(free.len() as u64, Ordering::Relaxed);
     }
 
+    /// Shows each object that is held.
+    pub(crate) fn each(&self, mut show: impl FnMut(&(dyn Any + Send + Sync))) {
+        self.held.lock().iter().for_each(|held| show(&*held.what));
+    }
+
     /// Number of objects that readers still held at the last sweep, and of those added since.
     pub(crate) fn held(&self) -> u64 {
         self.held.lock().len() as u64

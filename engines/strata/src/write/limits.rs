@@ -15,8 +15,10 @@ use crate::read::visible::Visible;
 use crate::write::plan::{can_shrink, debt};
 use crate::write::shared::{Shared, Work, Writer};
 
-/// Number of delta runs from which commits are slowed. Twelve runs are usual: three of each of four sizes. As many
-/// again may wait while a merge into the base holds the others. RocksDB's triggers have the same values.
+/// Number of delta runs that is usual: three of each of four sizes.
+pub(crate) const RUNS_USUAL: usize = 12;
+/// Number of delta runs from which commits are slowed. About as many as usual may wait while a merge into the base holds the
+/// others. RocksDB's triggers have the same values.
 pub(crate) const RUNS_SLOW: usize = 20;
 /// Number of delta runs at which a commit that needs a new memtable is held. The number is bounded because a get of an
 /// absent key looks at all runs, and a merge of all of them has a buffer for each.

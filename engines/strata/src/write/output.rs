@@ -12,7 +12,7 @@ use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
 use crate::read::segment::Segment;
 use crate::write::fill::THREADS;
-use crate::write::limits::{DEBT_SLOW, RUNS_SLOW};
+use crate::write::limits::{DEBT_SLOW, RUNS_SLOW, RUNS_USUAL};
 use crate::write::plan::debt;
 use crate::write::shared::Shared;
 use crate::write::writer::{Room, SegmentWriter};
@@ -149,10 +149,10 @@ fn look(shared: &Shared) -> Result<()> {
     shared.require_space(0, shared.reserve_bytes, "a merge")
 }
 
-/// Whether merges must run at full speed: half way to the point where commits are slowed.
+/// Whether merges must run at full speed: half way from the usual state to the point where commits are slowed.
 fn is_late(shared: &Shared) -> bool {
     let now = shared.visible.load();
-    now.version.deltas.len() >= RUNS_SLOW / 2 || debt(&now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
+    now.version.deltas.len() >= (RUNS_USUAL + RUNS_SLOW) / 2 || debt(&now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
 }
 
 /// Limits the rate of a merge.

@@ -76,6 +76,8 @@ impl DeltaMerge {
             self.from = from;
             return Ok(false);
         }
+        // If the run cannot be installed, its segments are removed, so the merge begins anew.
+        self.from = [0; 32];
         replace_deltas(shared, &self.runs, Run::new(std::mem::take(&mut self.written)))?;
         Ok(true)
     }
@@ -176,6 +178,8 @@ impl Merging {
             (true, true) => self.older_next = newer_first,
             _ => {}
         }
+        // A step takes seconds, and memory of a version that is held does not come back.
+        drop(now);
         if newer && (newer_first || !older) {
             self.step_deltas(shared, 0)?;
         } else if self.base.is_some() {
@@ -219,8 +223,8 @@ impl Merging {
         let runs = deltas[range].to_vec();
         let needed = runs.iter().map(|run| run.file_bytes()).sum();
         match shared.require_space(needed, shared.reserve_bytes, "a merge") {
-            // A merge into the base needs less space at a time, and frees some in the end.
-            Err(_) if self.base.is_some() => return Ok(false),
+            // A merge in progress has the space that it needs, and frees some in the end.
+            Err(_) if self.base.is_some() || !self.deltas.is_empty() => return Ok(false),
             asked => asked?,
         }
         self.deltas.insert(0, DeltaMerge { runs, written: Vec::new(), from: [0; 32] });

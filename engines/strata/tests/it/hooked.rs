@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use solkv_engine_strata::storage::{Storage, StorageFile};
@@ -14,6 +15,12 @@ pub(crate) struct Hooks {
     pub(crate) disk_bytes: AtomicU64,
     /// Whether every opening and creation fails, as in a process without free descriptors.
     pub(crate) no_descriptors: AtomicBool,
+    /// Whether the next manifest of `strata-merge` cannot be created, as without free descriptors.
+    pub(crate) no_manifest: AtomicBool,
+    /// Whether the next flush of the directory fails, as on a full disk.
+    pub(crate) dir_full: AtomicBool,
+    /// Number of segments that `strata-merge` may still begin. It waits while there are none.
+    pub(crate) merge_segments_left: AtomicU64,
     /// Name of the file whose reads fail with EIO.
     pub(crate) unreadable: Mutex<Option<String>>,
     /// Names that were removed, each with the thread that removed it.
@@ -33,6 +40,9 @@ impl Default for Hooks {
         Self {
             disk_bytes: AtomicU64::new(u64::MAX),
             no_descriptors: AtomicBool::default(),
+            no_manifest: AtomicBool::default(),
+            dir_full: AtomicBool::default(),
+            merge_segments_left: AtomicU64::new(u64::MAX),
             unreadable: Mutex::default(),
             removed: Mutex::default(),
             wals: Mutex::default(),
@@ -67,6 +77,21 @@ impl Hooked {
         }
     }
 
+    /// Waits until `strata-merge` may create this file, and fails if it may not.
+    fn begin_of_merge(&self, name: &str) -> io::Result<()> {
+        if name.ends_with(".seg") {
+            let left = &self.hooks.merge_segments_left;
+            while left.load(Ordering::Relaxed) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            left.fetch_sub(1, Ordering::Relaxed);
+        }
+        if name.starts_with("MANIFEST") && self.hooks.no_manifest.swap(false, Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        Ok(())
+    }
+
     fn file(
         &self,
         name: &str,
@@ -83,6 +108,9 @@ impl Hooked {
 impl Storage for Hooked {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         self.made(name);
+        if thread() == "strata-merge" {
+            self.begin_of_merge(name)?;
+        }
         self.file(name, || self.inner.create(name))
     }
 
@@ -109,6 +137,9 @@ impl Storage for Hooked {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
+        if self.hooks.dir_full.swap(false, Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.inner.sync_dir()
     }
 

@@ -11,6 +11,7 @@ use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::support::{at, key, stat, try_commit, value};
+use crate::wait_for;
 use solkv_engine_strata::faulty::FaultyStorage;
 
 /// Sizes of the small stores.
@@ -104,6 +105,27 @@ fn pages_give_way_to_filters_and_come_back_with_memory() {
     }
     assert_eq!((stat(&engine, "memory_page_bytes"), stat(&engine, "filter_planes_least")), (0, 3));
     assert!(stat(&engine, "memory_record_cache_bytes") > 2 << 20);
+}
+
+#[test]
+fn an_old_reader_does_not_make_the_store_give_away_memory_that_the_reader_holds() {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage, 5 << 20);
+    let pairs: BTreeSet<(Key, Value)> = (0..50_000).map(|n| (key(n), value(n))).collect();
+    engine.load_sorted(&pairs.into_iter().collect::<Vec<_>>(), &at(1)).unwrap();
+    wait_for("room for all pages", || stat(&engine, "memory_page_bytes") > 3 << 20);
+    let pages = stat(&engine, "memory_page_bytes");
+    let mut reader = engine.reader().unwrap();
+    reader.scan(&mut |_, _| ControlFlow::Continue(())).unwrap();
+    // The deltas need more memory than is left, and the base is not merged yet.
+    (0..24).for_each(|n| commit(&engine, 50_000 + n * 1000..50_000 + (n + 1) * 1000, n + 2));
+    for _ in 0..200 {
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(stat(&engine, "memory_page_bytes") >= pages, "pages that the reader holds stay");
+        assert!(stat(&engine, "filter_planes_least") >= 1);
+    }
+    assert_eq!(stat(&engine, "base_merges_begun"), 0);
+    assert_eq!(reader.get(&key(1)).unwrap(), Some(value(1)));
 }
 
 const MEMORY: &str = "STRATA_TEST_MEMORY_MIB";

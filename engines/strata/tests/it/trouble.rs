@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
-use solkv_engine_strata::{StrataEngine, StrataOptions};
+use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::groups::SIZES;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, key, try_commit, value};
 use solkv_engine_strata::faulty::FaultyStorage;
@@ -29,9 +30,13 @@ impl Store {
     }
 
     fn with(options: StrataOptions) -> Self {
+        Self::sized(options, Sizes::of(&options))
+    }
+
+    fn sized(options: StrataOptions, sizes: Sizes) -> Self {
         let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
         let storage = Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) };
-        let engine = StrataEngine::open_on(Arc::new(storage), &options).unwrap();
+        let engine = StrataEngine::open_sized(Arc::new(storage), &options, sizes).unwrap();
         Self { engine, disk, hooks, map: Map::new(), seq: 0 }
     }
 
@@ -122,6 +127,76 @@ fn a_merge_without_room_writes_nothing_and_keeps_the_reserve() {
     assert_eq!(store.stat("merge_short_of_disk_bytes"), 0);
     store.assert_holds();
     store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_merge_of_several_segments_that_cannot_be_installed_begins_anew_and_loses_nothing() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.hooks.no_manifest.store(true, Ordering::Relaxed);
+    for n in 0..5 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    store.wait_until("the merge", |store| store.stat("merges") == 1);
+    assert!(!store.hooks.no_manifest.load(Ordering::Relaxed) && store.stat("merge_failures") == 1);
+    assert!(store.stat("segments") >= 3, "the merge wrote several segments");
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_merge_without_room_does_not_keep_an_older_one_from_ending() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    // The first merge waits at its second segment.
+    store.hooks.merge_segments_left.store(1, Ordering::Relaxed);
+    for n in 0..5 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    store.wait_until("the first segment", |store| store.hooks.merge_segments_left.load(Ordering::Relaxed) == 0);
+    for n in 5..11 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    store.wait_until("the flushes", |store| store.stat("flushes") == 10);
+    // Room for the rest of the first merge, and none for a merge of the six newer runs.
+    let (used, reserve_bytes) = (store.engine.stats().unwrap().disk_bytes, 3 * 256 * 64);
+    store.hooks.disk_bytes.store(used + reserve_bytes + (100 << 10), Ordering::Relaxed);
+    store.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+    store.wait_until("the first merge", |store| store.stat("merges") >= 1);
+    store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
+    store.engine.settle().unwrap();
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_batch_larger_than_the_reserve_is_refused_before_anything_of_it_is_written() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.put(0..10);
+    let (used, reserve_bytes) = (store.engine.stats().unwrap().disk_bytes, 3 * 256 * 64);
+    // Room for its record, and not for the run that is written of it.
+    store.hooks.disk_bytes.store(used + reserve_bytes + 3000 * 72, Ordering::Relaxed);
+    let refused = store.try_put(0..3000).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::FreeSpace, "{refused}");
+    assert_eq!(store.engine.stats().unwrap().disk_bytes, used);
+    store.put(0..20);
+    store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
+    store.put(0..3000);
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_name_of_a_wal_file_that_is_not_durable_ends_writing_whatever_the_reason() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.put(0..10);
+    store.hooks.dir_full.store(true, Ordering::Relaxed);
+    // The batch needs a new file, or the one that is made ahead fails.
+    let refused = (1..4).find_map(|n| store.try_put(n * 250..(n + 1) * 250).err()).unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Reopen, "{refused}");
+    let Store { engine, disk, map, .. } = store;
+    // It cannot be closed in order.
+    drop(engine);
+    let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
+    assert!(all(&engine).unwrap() == map, "content differs");
 }
 
 #[test]
