@@ -62,8 +62,10 @@
 //!
 //! `begin` checks the free space and returns [`ErrorKind::FreeSpace`] below [`StrataOptions::disk_reserve_bytes`]. If a
 //! record of the WAL does not fit, the commit reports `FreeSpace` and applies nothing. The cut record fails its
-//! checksum, so recovery ignores it. Reads continue, and writes continue once there is space; no restart is needed. A
-//! merge checks the space that it will need before it writes, and leaves the reserve alone.
+//! checksum, so recovery ignores it. A batch that is larger than a memtable is refused before anything of it is written,
+//! unless there is room for its record and its run beside the reserve. Reads continue, and writes continue once there is
+//! space; no restart is needed. A merge checks the space that it will need before it writes, and leaves the reserve
+//! alone.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
