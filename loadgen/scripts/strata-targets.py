@@ -268,10 +268,13 @@ def zipfian(folder):
 
 def updates(folder):
     runs = Runs(folder, "updates")
-    cell = {"name": "beside", "state": "cold"}
+    cell = {"name": "beside", "state": "cold", "floor": None}
     beside, alone = runs.of(latency("p99"), **cell), runs.of(latency("p99"), name="read_positive", state="cold")
     name = "present key beside 10,000 updates a second, 100M pairs, cap of 6%, twenty minutes: p99 beside that without"
     row(name, "at most 2", ratio(beside, alone), 2)
+    with_floor = {"name": "beside", "floor": "after each get"}
+    for quantile in ("p50", "p99"):
+        row(f"{quantile} of such reads, beside that of reads of the device between them", "", runs.of(of_floor(quantile), **with_floor))
     row("the same, write amplification", "at most 9", runs.of(write_amplification, **cell), 9)
     row("the same, with the share of the next merge into the base", "at most 9", runs.of(with_base_merges, **cell), 9)
     row("the same, delta runs at most", f"at most {RUNS_MAX}", runs.of(stat("delta_runs_most"), **cell), RUNS_MAX)

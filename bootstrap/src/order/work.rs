@@ -23,6 +23,9 @@ use crate::source::{Format, Place, Told};
 
 const MANIFEST: &str = "manifest.toml";
 const MANIFEST_TEMPORARY: &str = "manifest.tmp";
+/// Limit of the manifest's length: some five million runs of fifty bytes, more than 170 billion records have with the
+/// least memory.
+const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 const LOCK: &str = "LOCK";
 /// Contents of the lock file: in a directory that a load has made, and in one that it has found empty.
 const MADE: &str = "the spill of a load, in a directory that was made for it\n";
@@ -363,7 +366,7 @@ impl Mark {
 /// Reads the manifest in `dir`; `None` if there is none.
 pub(super) fn read_manifest(dir: &Path) -> Result<Option<Manifest>> {
     let path = dir.join(MANIFEST);
-    let text = match checked::read(&path)? {
+    let text = match checked::read_large(&path, MANIFEST_BYTES_MAX)? {
         None => return Ok(None),
         Some(Found::Whole(text)) => text,
         Some(Found::Unchecked(_) | Found::Damaged) => {
@@ -399,7 +402,13 @@ mod tests {
         manifest.runs = vec![Run::whole(0, 9), Run { taken: 5, ..Run::whole(3, 8) }];
         manifest.given_back = Tally { pairs: 3, duplicates: 2, replaced: 1, absent: 4 };
         work.write(&manifest).unwrap();
-        assert_eq!(work.manifest().unwrap(), Some(manifest));
+        assert_eq!(work.manifest().unwrap(), Some(manifest.clone()));
+        // As many as a billion records have with the least memory, before runs are merged with one another.
+        let many =
+            Manifest { runs: (0..30_000).map(|number| Run::whole(number, 35_840)).collect(), ..manifest.clone() };
+        work.write(&many).unwrap();
+        assert_eq!(work.manifest().unwrap(), Some(many));
+        work.write(&manifest).unwrap();
         let path = work.dir().join(MANIFEST);
         let bytes = fs::read(&path).unwrap();
         for at in 0..bytes.len() {

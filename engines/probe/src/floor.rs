@@ -60,6 +60,10 @@ impl Floor {
         memory.advise(Advice::HugePage).ok();
         // Each page is touched, because untouched ones may all be the same page of zeros.
         memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
+        // A kernel that had no huge pages ready has given small ones. It is asked for huge ones once more, as strata does.
+        // SAFETY: the range is this mapping, whose content the kernel keeps. A kernel that does not know the advice, or has
+        // no huge pages, leaves it as it is.
+        unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_COLLAPSE) };
         Ok(Self::new(Of::Memory(memory)))
     }
 

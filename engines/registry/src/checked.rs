@@ -10,7 +10,7 @@ use std::path::Path;
 use engine_api::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::regular::read_small;
+use crate::regular::{read_small, read_up_to};
 
 const NAME: &str = "checksum";
 
@@ -30,7 +30,19 @@ pub enum Found {
 /// # Errors
 /// I/O errors of reading the file, which the message names.
 pub fn read(path: &Path) -> Result<Option<Found>> {
-    let bytes = match read_small(path) {
+    found(path, read_small(path))
+}
+
+/// Reads and checks the file at `path`, as [`read`] does, if it has at most `bytes_max`. [`read`] takes a mebibyte.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_large(path: &Path, bytes_max: u64) -> Result<Option<Found>> {
+    found(path, read_up_to(path, bytes_max))
+}
+
+fn found(path: &Path, read: io::Result<Vec<u8>>) -> Result<Option<Found>> {
+    let bytes = match read {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == Io::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),

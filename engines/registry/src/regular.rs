@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 /// Flag for opening: if a pipe is in the file's place, opening it must not wait.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits() as i32;
 
-/// Limit of a file's length. None of these files has more than a few kilobytes.
+/// Limit of a small file's length. None of these files has more than a few kilobytes.
 const BYTES_MAX: u64 = 1 << 20;
 
 /// Opens the file at `path`, and never waits for a writer.
@@ -34,13 +34,18 @@ pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// # Errors
 /// `InvalidInput` if it is not a regular file or is longer than 1 MiB; otherwise I/O errors of reading it.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, BYTES_MAX)
+}
+
+/// Reads all of the file at `path`, as [`read_small`] does, if it has at most `bytes_max`.
+pub(crate) fn read_up_to(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(Io::InvalidInput, "not a regular file"));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > BYTES_MAX {
-        return Err(io::Error::new(Io::InvalidInput, format!("longer than bytes={BYTES_MAX}")));
+    File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::new(Io::InvalidInput, format!("longer than bytes={bytes_max}")));
     }
     Ok(bytes)
 }

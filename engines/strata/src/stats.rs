@@ -57,22 +57,23 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
     Ok(Stats { pairs_estimate, disk_bytes, details })
 }
 
-/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with the present
-/// division of memory. Filters let some absent keys through, and pages may stay in memory once they were read. The
-/// record cache is left out, because its savings depend on which keys are popular.
+/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with what is in
+/// memory now. Filters let some absent keys through. The record cache is left out, because its savings depend on which
+/// keys are popular.
 fn expected_reads(version: &Version) -> [(&'static str, u64); 2] {
+    let filled = |one: &Segment| one.resident().map_or(0, |pages| pages.filled_bytes());
     let (mut absent, mut pages, mut in_memory) = (0, 0, 0);
     for run in version.runs().filter(|run| run.records() > 0) {
         let through = |one: &Segment| u128::from(errors_per_million(one.planes_loaded()));
         let weighted = |one: &Segment| {
-            let on_device = if one.resident_bytes() > 0 { 0 } else { 1 };
-            u128::from(one.info.records) * through(one) * on_device
+            let on_device = u128::from(one.page_bytes() - filled(one));
+            u128::from(one.info.records) * through(one) * on_device / u128::from(one.page_bytes())
         };
         absent += run.segments().iter().map(|one| weighted(one)).sum::<u128>() / u128::from(run.records());
     }
     for segment in version.segments() {
         pages += segment.page_bytes();
-        in_memory += segment.resident_bytes();
+        in_memory += filled(segment);
     }
     let present = percent((pages - in_memory) * 10_000, pages);
     [("absent_reads_per_million", absent as u64), ("present_reads_per_million", present)]

@@ -58,10 +58,13 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Takes the accesses of `floor` out of the figures, and adds their latency.
-    fn leave_out(&mut self, floor: &Floor) {
+    /// Takes the accesses of `floor` out of the figures, and adds their latency. Their time was nobody else's, unless the run
+    /// also wrote.
+    fn leave_out(&mut self, floor: &Floor, wrote: bool) {
         let less = |count: Option<u64>, of: u64| count.map(|count| count.saturating_sub(of));
-        self.elapsed_s -= floor.elapsed_s();
+        if !wrote {
+            self.elapsed_s -= floor.elapsed_s();
+        }
         self.io.device_read_bytes = less(self.io.device_read_bytes, floor.device_read_bytes());
         if floor.device_read_bytes() > 0 {
             self.io.device_reads = less(self.io.device_reads, floor.count());
@@ -191,7 +194,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     let mut answer = answer(run, &engine, &driven)?;
     (answer.io, answer.open) = (io, Some(opening));
     if let Some(floor) = &floor {
-        answer.leave_out(floor);
+        answer.leave_out(floor, run.kind == Kind::Beside);
     }
     Box::new(engine).close()?;
     Ok(answer)
@@ -250,7 +253,7 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part, floor: Option<
         Kind::Write => read(engine, &none, time, None, |stop| writes(run, 1.0, part)?.run(engine, stop)),
         Kind::Mix => read(engine, &none, time, None, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
         Kind::Beside => {
-            read(engine, &reads(What::Positive), time, None, |stop| writes(run, 1.0, part)?.run(engine, stop))
+            read(engine, &reads(What::Positive), time, floor, |stop| writes(run, 1.0, part)?.run(engine, stop))
         }
         Kind::Scan => read(engine, &none, time, None, |stop| scan(run, engine, stop)),
         Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.kind),

@@ -241,7 +241,7 @@ impl Scenario {
             ensure!(cell.caps.iter().all(|cap| *cap > 0.0), "caps={:?}: give shares above 0", cell.caps);
             let is_one_reader = cell.threads == one_thread() && cell.rate.is_none();
             ensure!(
-                !cell.floor || (is_one_reader && cell.workload.is_read()),
+                !cell.floor || (is_one_reader && (cell.workload.is_read() || cell.workload == Kind::Beside)),
                 "floor=true is for one thread of gets in a closed loop, not for {}",
                 name_of(cell.workload)
             );

@@ -45,6 +45,8 @@ impl Shared {
         synced: bool,
     ) -> Result<()> {
         checkpoint.check()?;
+        // The transaction may be older than the failure.
+        self.poison.check()?;
         wal::refuse_too_large(ops.len())?;
         // The reserve has room for memtables, and not for a batch that is larger than one.
         if ops.len() > self.sizes.mem_records {

@@ -70,6 +70,7 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     // Drop the guard of `visible` at once; the frozen memtable is kept by its own reference.
     let oldest = shared.visible.load().frozen.last().cloned();
     let Some(frozen) = oldest else { return Ok(false) };
+    shared.poison.check()?;
     // The flush may use the disk reserve, which exists for it.
     shared.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
     let _order = shared.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);

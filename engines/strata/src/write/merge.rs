@@ -73,7 +73,7 @@ pub(crate) fn run(shared: &Shared) {
         make_pages_huge(shared);
         let step = (settle.is_some() || pause.is_over()).then(|| {
             let begun = Instant::now();
-            let step = merging.step(shared, settle);
+            let step = shared.poison.check().and_then(|()| merging.step(shared, settle));
             shared.counters.merge_step(begun.elapsed());
             step
         });

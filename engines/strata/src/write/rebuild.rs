@@ -106,10 +106,12 @@ fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, V
     let whole = disjoint(&base);
     let mut obsolete = BTreeSet::new();
     if whole {
-        // A merge into the base takes all deltas up to a batch. Once no part of the base is older than a delta, the
-        // delta is in it.
+        // A merge into the base takes all deltas up to a batch, which were written before it. Once no part of the base
+        // is older than a delta, the delta is in it. A run that was written after the base, such as that of a replay
+        // that was cut within a batch, is not.
         let merged = base.iter().map(|(_, origin)| origin.batch).min().unwrap_or(0);
-        let in_base = |(_, origin): &&Found| !origin.base && origin.batch <= merged;
+        let first = base.iter().map(|(info, _)| info.id).min().unwrap_or(0);
+        let in_base = |(info, origin): &&Found| !origin.base && origin.batch <= merged && info.id < first;
         obsolete.extend(found.iter().filter(in_base).map(|(info, _)| info.id));
         found.retain(|(info, origin)| !origin.base && !obsolete.contains(&info.id));
     } else {
@@ -159,16 +161,19 @@ mod tests {
             found(9, (1, 9), 30, false),
             found(8, (5, 9), 20, false),
             found(7, (1, 4), 20, false),
-            found(6, (1, 9), 12, false),
+            found(3, (1, 9), 12, false),
             found(5, (6, 9), 12, true),
             found(4, (1, 5), 15, true),
         ];
         // A merge of four deltas has the batch of its newest input, 20: both would be of one batch, and the output is
         // the newer.
-        assert_eq!(ids(all), (vec![vec![9], vec![7, 8], vec![4, 5]], vec![6], true));
+        assert_eq!(ids(all), (vec![vec![9], vec![7, 8], vec![4, 5]], vec![3], true));
         // Input and output of one merge have the same newest batch and overlap: the higher number comes first.
         let merged = vec![found(3, (1, 9), 20, false), found(8, (1, 9), 20, false)];
         assert_eq!(ids(merged), (vec![vec![8], vec![3], vec![]], vec![], true));
+        // A replay that was cut within a batch has written a run of the batch before, after the merge of that batch.
+        let cut = vec![found(5, (1, 9), 20, true), found(8, (1, 9), 20, false)];
+        assert_eq!(ids(cut), (vec![vec![8], vec![5]], vec![], true));
         // A loaded segment has no batch, so no delta is taken to be in it.
         let loaded = vec![found(2, (1, 9), 0, true), found(3, (1, 9), 4, false)];
         assert_eq!(ids(loaded), (vec![vec![3], vec![2]], vec![], true));

@@ -175,6 +175,10 @@ impl Repair<'_> {
             }
             self.manifest.runs[run] = kept;
         }
+        // A delta run that has lost all of its segments is no run any more.
+        let base = self.manifest.runs.pop().unwrap_or_default();
+        self.manifest.runs.retain(|run| !run.is_empty());
+        self.manifest.runs.push(base);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{Key, Result};
+use engine_api::{ErrorKind, Key, Result};
 
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::format::footer::{Origin, SegmentInfo};
@@ -49,6 +49,8 @@ pub(crate) fn salvage(
     let shown = shown(&**storage, &name(info.id));
     let file = match ReadFile::open(&**storage, &name(info.id)) {
         Ok(file) => file,
+        // A want of descriptors passes, and permissions can be mended: neither is damage.
+        Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::FixInput) => return Err(error),
         Err(error) => {
             let lost = vec![range(&shown, 0, &info.first, &info.last)];
             return Ok(Some(Salvaged { written: None, lost, why: error.to_string() }));

@@ -21,6 +21,8 @@ pub(crate) struct Hooks {
     pub(crate) dir_full: AtomicBool,
     /// Number of segments that `strata-merge` may still begin. It waits while there are none.
     pub(crate) merge_segments_left: AtomicU64,
+    /// Name of the file whose next opening fails, as without free descriptors.
+    pub(crate) unopened: Mutex<Option<String>>,
     /// Name of the file whose reads fail with EIO.
     pub(crate) unreadable: Mutex<Option<String>>,
     /// Names that were removed, each with the thread that removed it.
@@ -43,6 +45,7 @@ impl Default for Hooks {
             no_manifest: AtomicBool::default(),
             dir_full: AtomicBool::default(),
             merge_segments_left: AtomicU64::new(u64::MAX),
+            unopened: Mutex::default(),
             unreadable: Mutex::default(),
             removed: Mutex::default(),
             wals: Mutex::default(),
@@ -97,7 +100,8 @@ impl Hooked {
         name: &str,
         open: impl FnOnce() -> io::Result<Arc<dyn StorageFile>>,
     ) -> io::Result<Arc<dyn StorageFile>> {
-        if self.hooks.no_descriptors.load(Ordering::Relaxed) {
+        let is_unopened = self.hooks.unopened.lock().take_if(|unopened| unopened == name).is_some();
+        if is_unopened || self.hooks.no_descriptors.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let (storage, hooks) = (Arc::clone(&self.inner), Arc::clone(&self.hooks));

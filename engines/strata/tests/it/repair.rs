@@ -10,7 +10,7 @@ use solkv_engine_strata::storage::{DirStorage, Storage};
 use solkv_engine_strata::{Sizes, StrataEngine};
 
 use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, stat, written};
-use crate::{SMALL, commit, seq};
+use crate::{SMALL, commit, seq, wait_for};
 use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 /// Memtables and segments of few records, so that a small store has runs and a base of many segments.
@@ -478,4 +478,34 @@ fn without_the_manifest_a_wal_that_begins_damaged_is_named_and_the_others_are_sa
     assert_said(&repaired.lost, &["000000000002.wal", "first record is not whole"]);
     assert_said(&repaired.findings, &["000000000001.wal", "cannot be checked"]);
     assert!(!repaired.lost.iter().any(|line| line.contains("000000000001.wal")), "{:?}", repaired.lost);
+}
+
+#[test]
+fn a_delta_that_has_lost_all_of_its_segments_is_no_run_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut map = Map::new();
+    let engine = open(dir.path()).unwrap();
+    for at in 1..=5 {
+        let changes: Vec<_> = (at * 900..(at + 1) * 900).map(|n| (key(n), Some([1; 32]))).collect();
+        commit(&engine, &changes, at, &mut map);
+        wait_for("the flush", || stat(&engine, "flushes") == at - 1);
+        if at == 1 {
+            // The base.
+            engine.settle().unwrap();
+            wait_for("the merge", || stat(&engine, "base_records") == 900);
+        }
+    }
+    Box::new(engine).close().unwrap();
+    let segments = segments(dir.path());
+    assert!(segments.len() >= 4, "{segments:?}");
+    for lost in [&segments[1], &segments[3]] {
+        fs::remove_file(dir.path().join(lost)).unwrap();
+    }
+    let told = StrataEngine::repair(dir.path()).unwrap();
+    assert_eq!(told.lost.len(), 2, "{:?}", told.lost);
+    let engine = open(dir.path()).unwrap();
+    // The runs that are left, and that of the WAL.
+    assert_eq!(stat(&engine, "delta_runs"), segments.len() as u64 - 1 - 2 + 1);
+    engine.settle().unwrap();
+    assert_eq!(stat(&engine, "base_records"), map.len() as u64 - 2 * 900);
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
+use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::groups::SIZES;
@@ -192,6 +193,10 @@ fn a_name_of_a_wal_file_that_is_not_durable_ends_writing_whatever_the_reason() {
     // The batch needs a new file, or the one that is made ahead fails.
     let refused = (1..4).find_map(|n| store.try_put(n * 250..(n + 1) * 250).err()).unwrap();
     assert_eq!(refused.kind(), ErrorKind::Reopen, "{refused}");
+    std::thread::sleep(Duration::from_millis(100));
+    let changes = store.disk.counts().0;
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(store.disk.counts().0, changes, "flushes and merges end as well");
     let Store { engine, disk, map, .. } = store;
     // It cannot be closed in order.
     drop(engine);
@@ -332,4 +337,22 @@ fn what_merges_replace_is_dropped_by_the_store_s_threads_and_never_by_a_reader()
     drop(reader);
     apply(&mut store.map, &changes);
     store.assert_holds();
+}
+
+#[test]
+fn a_want_of_descriptors_is_no_damage_to_a_repair() {
+    let mut store = Store::new();
+    store.put(0..900);
+    store.engine.settle().unwrap();
+    let Store { engine, disk, hooks, map, .. } = store;
+    Box::new(engine).close().unwrap();
+    let names = disk.names();
+    *hooks.unopened.lock() = names.iter().find(|name| name.ends_with(".seg")).cloned();
+    let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks });
+    let refused = StrataEngine::repair_on(&storage).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Retry, "{refused}");
+    assert_eq!(disk.names(), names, "nothing is set aside");
+    assert!(StrataEngine::repair_on(&storage).unwrap().lost.is_empty());
+    let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
+    assert!(all(&engine).unwrap() == map, "content differs");
 }
