@@ -255,7 +255,7 @@ impl Set {
         let taken = (0..passed).map(|step| 1 << shift_of((hand + step) % WAYS)).sum::<u32>();
         self.marks.fetch_sub(rounds * MARKS_OF_ONE + taken, Ordering::Relaxed);
         let way = (hand + passed) % WAYS;
-        self.marks.fetch_xor(((hand ^ (way + 1) % WAYS) as u32) << shift_of(WAYS), Ordering::Relaxed);
+        self.marks.fetch_xor(((hand ^ ((way + 1) % WAYS)) as u32) << shift_of(WAYS), Ordering::Relaxed);
         way
     }
 
