@@ -42,6 +42,10 @@ pub(crate) const BULK_PAIRS: usize = 1 << 20;
 /// Pairs per commit in shuffled order, if the memory allows it.
 pub(crate) const BATCH_PAIRS: u64 = 10_000;
 
+/// Memory of a pair in a commit of an engine that holds no page for it: the pair three times, in the load's list, the
+/// transaction's and the log's record, and its place in the transaction's map of keys.
+const BATCH_PAIR_BYTES: u64 = 280;
+
 /// Largest memory for all buffers. Larger ones make nothing faster.
 const BUFFERS_BYTES_MAX: u64 = 448 << 20;
 /// Smallest memory for buffers and page cache together.
@@ -67,7 +71,7 @@ pub(crate) struct Buffers {
     pub(crate) chunks_ahead: usize,
     /// Number of pairs in a sorted chunk.
     pub(crate) bulk_pairs: usize,
-    /// Largest number of pairs in a commit, for engines that hold a page in memory for each of them.
+    /// Largest number of pairs in a commit, which has all of them in memory.
     pub(crate) batch_pairs: u64,
 }
 
@@ -106,8 +110,8 @@ impl Buffers {
             heads_bytes: bytes / 2,
             chunks_ahead: (quarter / (CHUNK_PAIRS * 64)).clamp(1, CHUNKS_AHEAD),
             bulk_pairs: (quarter / 64).clamp(CHUNK_PAIRS, BULK_PAIRS),
-            // Twice the page: a leaf for each pair, and now and then a branch page.
-            batch_pairs: (bytes as u64).checked_div(2 * page_bytes).map_or(u64::MAX, |pairs| pairs.max(100)),
+            // Twice the page: a leaf for each pair, and now and then a branch page. Half of the buffers otherwise.
+            batch_pairs: (bytes as u64 / (2 * page_bytes.max(BATCH_PAIR_BYTES))).max(100),
         }
     }
 
@@ -282,6 +286,8 @@ mod tests {
                     let engine_bytes = options.division_of(limit).cache_bytes;
                     assert!(own + engine_bytes <= mib << 20, "{engine} {order:?} {mib}: {own} {engine_bytes}");
                     assert!(own < OWN_MEMORY_BYTES_MAX as u64);
+                    let batch = buffers.batch_pairs * engine.descriptor().page_bytes.max(BATCH_PAIR_BYTES);
+                    assert!(batch <= buffers.sort_bytes as u64 / 2, "{engine} {order:?} {mib}: {batch}");
                 }
             }
         }
