@@ -172,12 +172,15 @@ impl Pipeline {
     }
 }
 
+/// Errors of a read of the ring after which a plain read is tried.
+const PUT_OFF: [i32; 5] = [libc::EAGAIN, libc::EINTR, libc::ECANCELED, libc::EINVAL, libc::EOPNOTSUPP];
+
 /// Outcome of a read of the ring.
 #[derive(Debug)]
 enum Went {
     Whole,
-    /// The kernel read fewer bytes, or asks to try again, as it may for any read. A plain read then reads the rest, or
-    /// returns the error.
+    /// The kernel read fewer bytes, or asks to try again, as it may for any read. Or it does not know this kind of read, as
+    /// before Linux 5.6. A plain read then reads the rest, or returns the error.
     Part,
     Failed(io::Error),
 }
@@ -187,7 +190,7 @@ fn how_it_went(result: i32, bytes: usize) -> Went {
     match result {
         read if usize::try_from(read) == Ok(bytes) => Went::Whole,
         0.. => Went::Part,
-        put_off if [libc::EAGAIN, libc::EINTR, libc::ECANCELED].contains(&-put_off) => Went::Part,
+        put_off if PUT_OFF.contains(&-put_off) => Went::Part,
         failed => Went::Failed(io::Error::from_raw_os_error(-failed)),
     }
 }
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn only_a_read_of_all_bytes_is_whole_and_only_a_passing_error_is_tried_again() {
         assert!(matches!(how_it_went(4096, 4096), Went::Whole));
-        for result in [0, 1, 4095, -libc::EAGAIN, -libc::EINTR, -libc::ECANCELED] {
+        for result in [0, 1, 4095].into_iter().chain(PUT_OFF.map(|error| -error)) {
             assert!(matches!(how_it_went(result, 4096), Went::Part), "result={result}");
         }
         for result in [-libc::EIO, -libc::EBADF, -libc::ENOMEM] {

@@ -356,3 +356,27 @@ fn a_want_of_descriptors_is_no_damage_to_a_repair() {
     let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
     assert!(all(&engine).unwrap() == map, "content differs");
 }
+
+#[test]
+fn a_store_that_loses_its_manifest_in_its_first_merge_keeps_everything() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    for n in 0..3 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    // The merge into the base stands still once a part of its records is installed.
+    store.hooks.merge_segments_left.store(1, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| store.engine.settle());
+        store.wait_until("the first part of the base", |store| store.stat("base_records") > 0);
+        let killed = store.disk.after_crash(0);
+        store.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+        settled.join().unwrap().unwrap();
+        killed.remove("MANIFEST").unwrap();
+        let storage: Arc<dyn Storage> = Arc::new(killed);
+        StrataEngine::repair_on(&storage).unwrap();
+        let engine = StrataEngine::open_sized(storage, &OPTIONS, SIZES).unwrap();
+        assert!(all(&engine).unwrap() == store.map, "content differs");
+        engine.settle().unwrap();
+        assert!(all(&engine).unwrap() == store.map, "content differs after a merge");
+    });
+}
