@@ -28,7 +28,7 @@ const TAG_BITS: u32 = 17;
 /// million pairs, 0.378 and 0.263 of the gets read the device. With marks of one bit 0.422 and 0.296 do, and with the
 /// most popular pairs, chosen in advance, 0.341 and 0.229 would (simulated, after 30M gets).
 const MARK_BITS: usize = 4;
-/// Greatest mark.
+/// The mark of a pair that was asked for since the hand last passed it.
 const MARK_MAX: u32 = (1 << MARK_BITS) - 1;
 /// A mark of 1 for each pair.
 const MARKS_OF_ONE: u32 = 0x1111_1111 & ((1 << (MARK_BITS * WAYS)) - 1);

@@ -52,8 +52,8 @@ impl Shared {
         self.give(&division, needed_bytes);
     }
 
-    /// Computes the shares of all holders for the present version. Segments of versions that readers still hold keep what
-    /// they have, because nothing would come back if they gave it away.
+    /// Computes the shares of all holders for the present version. Segments of versions that readers still hold keep
+    /// their memory, because nothing would come back if they gave it away.
     fn divide_now(&self, version: &Version, needed_bytes: u64) -> Division {
         let pinned = self.pinned();
         let is_pinned = |one: &Segment| pinned.contains(&one.info.id);
