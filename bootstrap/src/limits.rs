@@ -42,8 +42,8 @@ pub(crate) const BULK_PAIRS: usize = 1 << 20;
 /// Pairs per commit in shuffled order, if the memory allows it.
 pub(crate) const BATCH_PAIRS: u64 = 10_000;
 
-/// Memory of a pair in a commit of an engine that holds no page for it: the pair three times, in the load's list, the
-/// transaction's and the log's record, and its place in the transaction's map of keys.
+/// Memory of a pair in a commit of an engine that holds no page for it, by calculation: the pair three times, in the load's
+/// list, the transaction's and the log's record, and its place in the transaction's map of keys.
 const BATCH_PAIR_BYTES: u64 = 280;
 
 /// Largest memory for all buffers. Larger ones make nothing faster.

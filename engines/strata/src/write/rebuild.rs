@@ -119,9 +119,7 @@ fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, V
         } else {
             // The last records of a merge come after the base's last key. As long as they are not all there, the deltas
             // alone have them. All deltas stay then, because each hides older values in the others.
-            told.lost.push(
-                "nothing, if a merge into the base was under way: otherwise keys may have older values".to_owned(),
-            );
+            told.lost.push("newest values of some keys, unless a merge into the base was under way".to_owned());
         }
         found.retain(|(info, origin)| !origin.base && !obsolete.contains(&info.id));
     } else {
