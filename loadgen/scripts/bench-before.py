@@ -3,8 +3,8 @@
 
   loadgen/scripts/bench-before.py [--work DIR] [--commit COMMIT] [--pairs N] [--repeats N] [--out FILE]
 
-Checks --commit out beside this tree, builds strata's example `gets` in both, and runs the two by turns, each first in every second
-repeat. Both load --pairs pairs in key order and bring them into memory. Prints a JSON line for each kind of get of each run: `build` is
+Checks --commit out beside this tree, builds strata's example `gets` of this tree against both, and runs the two by turns, each first in
+every second repeat. Both load --pairs pairs in key order and bring them into memory. Prints a JSON line for each kind of get of each run: `build` is
 the commit, or "this". --out is written once all repeats are done. The default commit is the last one before gets fetched the memory of
 all runs and of many keys at once.
 """
@@ -18,6 +18,7 @@ import sys
 # Percentiles of a get, and keys a second, as the example prints them.
 FIGURES = ("p50_ns", "p99_ns", "keys_per_s")
 COMMIT = "0865469f3895c22b881e1dbc7e18e3b4a1292c6e"
+EXAMPLE = "engines/strata/examples/gets.rs"
 KINDS = ("get absent", "get present", "get_many absent", "get_many present", "one miss")
 
 
@@ -59,7 +60,11 @@ def main():
     os.makedirs(args.work, exist_ok=True)
     if not os.path.isdir(tree):
         subprocess.run(["git", "clone", "--quiet", here, tree], check=True)
-    subprocess.run(["git", "checkout", "--quiet", args.commit], cwd=tree, check=True)
+    subprocess.run(["git", "checkout", "--quiet", "--force", args.commit], cwd=tree, check=True)
+    with open(os.path.join(here, EXAMPLE)) as example:
+        text = example.read().replace("solkv_engine_strata", "engine_strata")
+    with open(os.path.join(tree, EXAMPLE), "w") as example:
+        example.write(text)
     target = os.environ.get("CARGO_TARGET_DIR", os.path.join(here, "target"))
     examples = [
         (args.commit[:12], build(tree, os.path.join(args.work, "target"), "engine-strata")),

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Value};
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, PAIR_BYTES, Reader, Result, Value};
 use memmap2::{Advice, MmapMut};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
@@ -27,6 +27,8 @@ const CHUNK: u64 = 1 << 20;
 const DELTAS: [u64; 8] = [1 << 18, 1 << 18, 1 << 18, 1 << 16, 1 << 16, 1 << 16, 1 << 14, 1 << 14];
 const MEM_RECORDS: usize = 1 << 14;
 const LINE_WORDS: usize = 8;
+/// Longest wait for the room of all pages, many times the second that strata takes.
+const ROOM_WAIT: Duration = Duration::from_secs(30);
 
 /// Measures the cost of gets while everything is in memory.
 #[derive(Parser)]
@@ -105,8 +107,16 @@ fn add_run(engine: &StrataEngine, number: u64, records: u64, pairs: u64) -> Resu
     bulk.load_sorted(&[], &at(pairs + number))
 }
 
-/// Reads every page, and waits until the kernel has made huge pages of them.
-fn warm(engine: &StrataEngine) -> Result<()> {
+/// Waits until all pages have room in memory, which strata makes up to a second after a load. Then reads them, and waits
+/// until the kernel has made huge pages of them.
+fn warm(engine: &StrataEngine, pairs: u64) -> Result<()> {
+    let begun = Instant::now();
+    while stat(engine, "memory_page_bytes")? < pairs * PAIR_BYTES {
+        if begun.elapsed() > ROOM_WAIT {
+            return Err(Error::new(ErrorKind::Internal, "strata gives its pages no room: is the budget too small?"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
     engine.reader()?.scan(&mut |_, _| std::ops::ControlFlow::Continue(()))?;
     let huge = || {
         std::fs::read_to_string("/proc/self/smaps_rollup").map(|text| {
@@ -291,7 +301,7 @@ fn main() -> Result<()> {
             add_run(&engine, added, DELTAS[added as usize], args.pairs)?;
             added += 1;
         }
-        warm(&engine)?;
+        warm(&engine, args.pairs)?;
         measure(&engine, &args, &mut ring)?;
     }
     Box::new(engine).close()?;
