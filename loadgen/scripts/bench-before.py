@@ -3,10 +3,11 @@
 
   loadgen/scripts/bench-before.py [--work DIR] [--commit COMMIT] [--pairs N] [--repeats N] [--out FILE]
 
-Checks --commit out beside this tree, builds strata's example `gets` of this tree against both, and runs the two by turns, each first in
-every second repeat. Both load --pairs pairs in key order and bring them into memory. Prints a JSON line for each kind of get of each run: `build` is
-the commit, or "this". --out is written once all repeats are done. The default commit is the last one before gets fetched the memory of
-all runs and of many keys at once.
+Checks --commit out beside this tree, builds strata's example `gets` of this tree against both, and runs the two by turns, each
+first in every second repeat. Both load --pairs pairs in key order and bring them into memory. Prints a JSON line for each kind of
+get of each run: `build` is the commit, or "this"; `pages_percent` is the memory of the pages, of the pairs' bytes. --out is
+written once all repeats are done. The default commit is the last one before gets fetched the memory of all runs and of many keys
+at once.
 """
 
 import argparse
@@ -30,17 +31,22 @@ def build(tree, target, package):
     return os.path.join(target, "release", "examples", "gets")
 
 
+def words(line):
+    """Returns the words NAME=VALUE of a line."""
+    return dict(word.split("=") for word in line.split() if "=" in word)
+
+
 def run(name, example, args, repeat):
     """Runs an example once and returns its figures as lines."""
     command = [example, "--pairs", str(args.pairs), "--runs", "0", "--dir", os.path.join(args.work, "store")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"the example of {name} failed: code={done.returncode}\n{done.stderr}")
-    texts = []
+    lines, texts = done.stdout.splitlines(), []
+    pages_percent = words(next(line for line in lines if line.startswith("warm:")))["pages_percent"]
     for kind in KINDS:
-        line = next(line for line in done.stdout.splitlines() if line.startswith(f"  {kind} "))
-        figures = dict(word.split("=") for word in line.split() if "=" in word)
-        row = {"build": name, "repeat": repeat, "pairs": args.pairs, "get": kind}
+        figures = words(next(line for line in lines if line.startswith(f"  {kind} ")))
+        row = {"build": name, "repeat": repeat, "pairs": args.pairs, "pages_percent": float(pages_percent), "get": kind}
         texts.append(json.dumps(row | {figure: float(figures[figure]) for figure in FIGURES}))
         print(texts[-1], flush=True)
     return texts

@@ -27,8 +27,8 @@ const CHUNK: u64 = 1 << 20;
 const DELTAS: [u64; 8] = [1 << 18, 1 << 18, 1 << 18, 1 << 16, 1 << 16, 1 << 16, 1 << 14, 1 << 14];
 const MEM_RECORDS: usize = 1 << 14;
 const LINE_WORDS: usize = 8;
-/// Longest wait for the room of all pages, many times the second that strata takes.
-const ROOM_WAIT: Duration = Duration::from_secs(30);
+/// How long a figure must stay the same: more than the second after which strata divides its memory again.
+const STEADY: Duration = Duration::from_millis(2500);
 
 /// Measures the cost of gets while everything is in memory.
 #[derive(Parser)]
@@ -107,32 +107,30 @@ fn add_run(engine: &StrataEngine, number: u64, records: u64, pairs: u64) -> Resu
     bulk.load_sorted(&[], &at(pairs + number))
 }
 
-/// Waits until all pages have room in memory, which strata makes up to a second after a load. Then reads them, and waits
-/// until the kernel has made huge pages of them.
-fn warm(engine: &StrataEngine, pairs: u64) -> Result<()> {
-    let begun = Instant::now();
-    while stat(engine, "memory_page_bytes")? < pairs * PAIR_BYTES {
-        if begun.elapsed() > ROOM_WAIT {
-            return Err(Error::new(ErrorKind::Internal, "strata gives its pages no room: is the budget too small?"));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    engine.reader()?.scan(&mut |_, _| std::ops::ControlFlow::Continue(()))?;
-    let huge = || {
-        std::fs::read_to_string("/proc/self/smaps_rollup").map(|text| {
-            let line = text.lines().find(|line| line.starts_with("AnonHugePages:")).map(str::to_owned);
-            line.unwrap_or_default()
-        })
-    };
-    let (mut before, mut since) = (huge().unwrap_or_default(), Instant::now());
-    while since.elapsed() < Duration::from_millis(2500) {
+/// Waits until `value` has not changed for [`STEADY`], and returns it.
+fn steady<T: PartialEq>(mut value: impl FnMut() -> Result<T>) -> Result<T> {
+    let (mut before, mut since) = (value()?, Instant::now());
+    while since.elapsed() < STEADY {
         std::thread::sleep(Duration::from_millis(100));
-        let now = huge().unwrap_or_default();
+        let now = value()?;
         if now != before {
             (before, since) = (now, Instant::now());
         }
     }
-    println!("warm: {}", before.split_whitespace().collect::<Vec<_>>().join(" "));
+    Ok(before)
+}
+
+/// Waits until strata has made room for the pages, which it does up to a second after a load. Then reads them, and waits
+/// until the kernel has made huge pages of them.
+fn warm(engine: &StrataEngine, pairs: u64) -> Result<()> {
+    let room_bytes = steady(|| stat(engine, "memory_page_bytes"))?;
+    engine.reader()?.scan(&mut |_, _| std::ops::ControlFlow::Continue(()))?;
+    let huge = steady(|| {
+        let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+        Ok(text.lines().find(|line| line.starts_with("AnonHugePages:")).unwrap_or_default().to_owned())
+    })?;
+    let share = 100.0 * room_bytes as f64 / (pairs * PAIR_BYTES) as f64;
+    println!("warm: pages_percent={share:.1} {}", huge.split_whitespace().collect::<Vec<_>>().join(" "));
     Ok(())
 }
 
