@@ -10,7 +10,7 @@ pub(crate) const RECORD_BYTES: usize = 8 + 64;
 pub(crate) const BLOCK_RECORDS: u64 = 512;
 /// Bytes of the checksum that ends a block.
 pub(crate) const CHECKSUM_BYTES: usize = 8;
-/// Bytes of a full block, which is a run's memory while it is merged.
+/// Bytes of a full block, which is a run's least memory while it is merged.
 pub(crate) const BLOCK_BYTES: usize = CHECKSUM_BYTES + BLOCK_RECORDS as usize * RECORD_BYTES;
 
 /// Bytes of one record in a spill. The additional byte pays for the checksum of each block and the header of each run.

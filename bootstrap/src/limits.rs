@@ -65,7 +65,8 @@ const _: () = assert!(BUFFERS_BYTES_MAX + PROGRAM_BYTES < OWN_MEMORY_BYTES_MAX a
 pub(crate) struct Buffers {
     /// Bytes for collecting and sorting records.
     pub(crate) sort_bytes: usize,
-    /// Bytes for the blocks of the runs being merged, one block of each.
+    /// Bytes for the pieces of the runs being merged, a piece of one or more blocks of each. The kernel's copy of the pieces that come
+    /// next takes as many bytes of the page cache at most.
     pub(crate) heads_bytes: usize,
     /// Number of chunks of [`CHUNK_PAIRS`] made ready before the engine takes them.
     pub(crate) chunks_ahead: usize,

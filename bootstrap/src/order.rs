@@ -66,6 +66,8 @@ pub(crate) struct Ordered {
     rank: Rank,
     work: Work,
     chunks: Chunks,
+    /// Bytes for the pieces of the runs being merged.
+    heads_bytes: usize,
     /// Number of records between two marks. `None`: the spill stays whole.
     mark_every: Option<u64>,
 }
@@ -103,6 +105,7 @@ impl Ordered {
     ) -> Result<Self> {
         let mut work = Work::open(work)?;
         let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
+        let heads_bytes = buffers.heads_bytes;
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (source_id(pairs.describe(*count).as_bytes()), Kind::Synthetic(source.clone()));
             let (content, records, stamp, blockhash, versions) = (None, *count, None, [0; 32], None);
@@ -117,6 +120,7 @@ impl Ordered {
                 rank,
                 work,
                 chunks,
+                heads_bytes,
                 mark_every,
             });
         }
@@ -129,7 +133,20 @@ impl Ordered {
         let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
         let Told { files, blockhash } = read.told;
         let versions = source.has_versions().then_some(files);
-        Ok(Self { source_id, content, records, stamp, blockhash, versions, kind, rank, work, chunks, mark_every })
+        Ok(Self {
+            source_id,
+            content,
+            records,
+            stamp,
+            blockhash,
+            versions,
+            kind,
+            rank,
+            work,
+            chunks,
+            heads_bytes,
+            mark_every,
+        })
     }
 
     /// Removes the spill, once the load no longer needs it.
@@ -208,7 +225,8 @@ impl Ordered {
                 self.check_given_back(manifest.given_back, skip, on_duplicate)?;
                 let taken = manifest.runs.iter().map(|run| run.taken).collect();
                 let mut chunker = Chunker::new(manifest.given_back, taken, skip, to);
-                let mut merge = Merge::open(self.work.dir(), manifest.spill()?, &manifest.runs, self.rank)?;
+                let (dir, spill) = (self.work.dir(), manifest.spill()?);
+                let mut merge = Merge::open(dir, spill, &manifest.runs, self.rank, self.heads_bytes)?;
                 (merge::unique(|into| merge.next(into), rule, &mut chunker)?, chunker.finish())
             }
         };

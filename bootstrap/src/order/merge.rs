@@ -1,6 +1,6 @@
 //! Merges sorted runs: on their way to the engine, or several into one run when memory has no room for a block of each.
 //!
-//! Its memory is bounded for any keys: one block of each run. Runs on the thread that takes the records.
+//! Its memory is bounded for any keys: a piece of each run. Runs on the thread that takes the records.
 
 use std::path::Path;
 
@@ -22,11 +22,14 @@ pub(super) struct Merge {
 
 impl Merge {
     /// Opens each run at the first record that is still needed, and checks all of them before any record is returned.
+    /// `bytes` is the memory for pieces of all runs.
     ///
     /// # Errors
     /// A run that is missing or damaged, named with the way out; I/O errors of reading.
-    pub(super) fn open(dir: &Path, spill: u64, runs: &[Run], rank: Rank) -> Result<Self> {
-        let mut readers = runs.iter().map(|run| Reader::open(dir, spill, *run)).collect::<Result<Vec<_>>>()?;
+    pub(super) fn open(dir: &Path, spill: u64, runs: &[Run], rank: Rank, bytes: usize) -> Result<Self> {
+        let piece_bytes = bytes / runs.len().max(1);
+        let open = |run: &Run| Reader::open(dir, spill, *run, piece_bytes);
+        let mut readers = runs.iter().map(open).collect::<Result<Vec<_>>>()?;
         let ranks = readers.iter_mut().map(|reader| rank_of_next(reader, rank)).collect::<Result<_>>()?;
         let heads = Heads::new(ranks, |a, b| precedes(&readers, rank, a, b));
         Ok(Self { rank, readers, heads })
@@ -63,7 +66,7 @@ fn precedes(readers: &[Reader], rank: Rank, a: usize, b: usize) -> bool {
     }
 }
 
-/// Merges the needed records of `runs` into one run with this number. Calls `progress` every 65,536 records, which may
+/// Merges the needed records of `runs` into one run with this number, with `bytes` of memory for their pieces. Calls `progress` every 65,536 records, which may
 /// stop it.
 ///
 /// # Errors
@@ -74,9 +77,10 @@ pub(super) fn combine(
     runs: &[Run],
     number: u32,
     rank: Rank,
+    bytes: usize,
     progress: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Run> {
-    let mut merge = Merge::open(dir, spill, runs, rank)?;
+    let mut merge = Merge::open(dir, spill, runs, rank, bytes)?;
     let records = runs.iter().map(|run| run.left()).sum();
     let mut writer = Writer::create(dir, spill, Run::whole(number, records))?;
     let (mut written, mut record) = (0u64, NO_RECORD);

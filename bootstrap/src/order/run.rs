@@ -7,8 +7,9 @@
 //! its length stays. Threads: `write` writes, `order` reads, and the main thread combines runs and gives blocks back.
 
 use std::fs::File;
-use std::io::{self, ErrorKind as Io, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, ErrorKind as Io, Read as _, Write as _};
 use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
@@ -25,7 +26,9 @@ use crate::source::Record;
 const POSITION_BYTES: usize = 8;
 /// Number of bytes collected before a write. The device begins with them at once, so larger writes gain nothing.
 const WRITE_BYTES: usize = 1 << 20;
-/// The unit in which the kernel writes files.
+/// Largest piece of a run to read at a time. Larger ones gain nothing on a flash drive.
+const PIECE_BYTES_MAX: usize = 1 << 20;
+/// The unit in which the kernel reads and writes files.
 const PAGE_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"solkvrun";
 const VERSION: u32 = 1;
@@ -208,14 +211,11 @@ impl Writer {
     /// times as long as all of this.
     fn write(&mut self) -> Result<()> {
         self.file.write_all(&self.pending).with_context(|| format!("cannot write file={}", self.path.display()))?;
-        let whole_pages = |bytes: u64| bytes / PAGE_BYTES * PAGE_BYTES;
-        let begun = whole_pages(self.written_bytes);
+        let begun = self.written_bytes;
         self.written_bytes += self.pending.len() as u64;
-        if let Some(bytes) = NonZeroU64::new(whole_pages(self.written_bytes) - begun) {
-            // With this advice the kernel starts to write what it would otherwise drop. It drops only pages that are
-            // written already. A refusal costs time and nothing else.
-            fadvise(&self.file, begun, Some(bytes), Advice::DontNeed).ok();
-        }
+        // With this advice the kernel starts to write what it would otherwise drop. It drops only pages that are
+        // written already.
+        advise(&self.file, begun, self.written_bytes, Advice::DontNeed);
         self.pending.clear();
         self.block_at = 0;
         Ok(())
@@ -240,7 +240,9 @@ impl Ended {
     }
 }
 
-/// Reads a run's file, a block at a time.
+/// Reads a run's file in pieces of several blocks. While the records of one piece are taken, the kernel reads the next
+/// one. The kernel's own readahead is off, because it reads megabytes of each run: under a memory limit it drops most of
+/// them before they are used, and reads them again.
 pub(crate) struct Reader {
     path: PathBuf,
     file: File,
@@ -248,36 +250,56 @@ pub(crate) struct Reader {
     run: Run,
     /// Number of records in the blocks up to the current one, that one included.
     read: u64,
-    block: Vec<u8>,
+    /// Largest number of blocks in a piece.
+    piece_blocks: usize,
+    /// Offset in the file of the piece after this one.
+    next_piece: u64,
+    /// Whole blocks with their checksums.
+    piece: Vec<u8>,
+    /// Place in `piece` of the next record.
     at: usize,
+    /// Place in `piece` after the last record of the current block.
+    block_end: usize,
 }
 
 impl Reader {
-    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed.
+    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed. `bytes` is the
+    /// memory for a piece of it, which has at least one block.
     ///
     /// # Errors
     /// A file that is missing or is not that run, or a damaged block, named with the way out; I/O errors of opening or
     /// reading it.
-    pub(crate) fn open(dir: &Path, spill: u64, run: Run) -> Result<Self> {
+    pub(crate) fn open(dir: &Path, spill: u64, run: Run, bytes: usize) -> Result<Self> {
         let path = dir.join(run.name());
-        let mut file = match File::open(&path) {
+        let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == Io::NotFound => return Err(damaged(&path, "it is missing")),
             Err(error) => return Err(error).with_context(|| format!("cannot open file={}", path.display())),
         };
-        let bytes = file.metadata().with_context(|| format!("cannot look at file={}", path.display()))?.len();
-        if bytes != run.bytes() {
-            return Err(damaged(&path, &format!("bytes={bytes} expected={}", run.bytes())));
+        let length = file.metadata().with_context(|| format!("cannot look at file={}", path.display()))?.len();
+        if length != run.bytes() {
+            return Err(damaged(&path, &format!("bytes={length} expected={}", run.bytes())));
         }
+        // A refusal of advice costs time and nothing else, here and below.
+        fadvise(&file, 0, None, Advice::Random).ok();
         let mut header = [0u8; HEADER_BYTES];
-        file.read_exact(&mut header).with_context(|| format!("cannot read file={}", path.display()))?;
+        file.read_exact_at(&mut header, 0).with_context(|| format!("cannot read file={}", path.display()))?;
         if header != run.header(spill) {
             return Err(damaged(&path, "its header is that of another run, or changed"));
         }
         let begun = run.taken / BLOCK_RECORDS;
-        let sought = file.seek(SeekFrom::Start(Run::offset(begun)));
-        sought.with_context(|| format!("cannot read file={}", path.display()))?;
-        let mut reader = Self { path, file, spill, run, read: begun * BLOCK_RECORDS, block: Vec::new(), at: 0 };
+        let mut reader = Self {
+            path,
+            file,
+            spill,
+            run,
+            read: begun * BLOCK_RECORDS,
+            piece_blocks: (bytes.min(PIECE_BYTES_MAX) / BLOCK_BYTES).max(1),
+            next_piece: Run::offset(begun),
+            piece: Vec::new(),
+            at: 0,
+            block_end: 0,
+        };
         // The first of the remaining blocks may begin with taken records.
         let mut taken = NO_RECORD;
         for _ in 0..run.taken % BLOCK_RECORDS {
@@ -291,11 +313,14 @@ impl Reader {
     /// # Errors
     /// A damaged block, named with file, offset and the way out; I/O errors of reading.
     pub(crate) fn next(&mut self, into: &mut Record) -> Result<bool> {
-        if self.at == self.block.len() && !self.next_block()? {
+        if self.at == self.block_end && !self.next_block()? {
             return Ok(false);
         }
-        *into = decode(&self.block[self.at..self.at + RECORD_BYTES]);
+        *into = decode(&self.piece[self.at..self.at + RECORD_BYTES]);
         self.at += RECORD_BYTES;
+        // Many other runs have their turn before this one again, so the processor cannot know by itself.
+        prefetch(&self.piece, self.at + RECORD_BYTES);
+        prefetch(&self.piece, self.at + 2 * RECORD_BYTES - 1);
         Ok(true)
     }
 
@@ -304,40 +329,77 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub(crate) fn next_key(&mut self) -> Result<Option<&Key>> {
-        if self.at == self.block.len() && !self.next_block()? {
+        if self.at == self.block_end && !self.next_block()? {
             return Ok(None);
         }
-        Ok(self.block[self.at + POSITION_BYTES..].first_chunk())
+        Ok(self.piece[self.at + POSITION_BYTES..].first_chunk())
     }
 
     /// Returns the next record, if [`Reader::next_key`] has returned its key; `None` after the last.
     pub(crate) fn peek(&self) -> Option<Record> {
-        self.block.get(self.at..self.at + RECORD_BYTES).map(decode)
+        (self.at < self.block_end).then(|| decode(&self.piece[self.at..self.at + RECORD_BYTES]))
     }
 
-    /// Reads and checks the next block; `false` after the last.
+    /// Goes to the next block and checks it; `false` after the last.
     fn next_block(&mut self) -> Result<bool> {
         let records = (self.run.records - self.read).min(BLOCK_RECORDS);
         if records == 0 {
             return Ok(false);
         }
         let block = self.read / BLOCK_RECORDS;
-        let bytes = records as usize * RECORD_BYTES;
-        self.block.resize(bytes + CHECKSUM_BYTES, 0);
-        match self.file.read_exact(&mut self.block) {
+        let mut start = self.block_end + CHECKSUM_BYTES;
+        if start >= self.piece.len() {
+            self.read_piece()?;
+            start = 0;
+        }
+        let (body, rest) = self.piece[start..].split_at(records as usize * RECORD_BYTES);
+        if !rest.starts_with(&self.run.checksum(self.spill, block, body).to_le_bytes()) {
+            return Err(damaged(&self.path, &format!("checksum offset={}", Run::offset(block))));
+        }
+        (self.at, self.block_end) = (start, start + body.len());
+        self.read += records;
+        Ok(true)
+    }
+
+    /// Reads the next piece, and makes the kernel read the one after it.
+    fn read_piece(&mut self) -> Result<()> {
+        let piece_bytes = (self.piece_blocks * BLOCK_BYTES) as u64;
+        let (offset, length) = (self.next_piece, self.run.bytes());
+        self.piece.resize((length - offset).min(piece_bytes) as usize, 0);
+        match self.file.read_exact_at(&mut self.piece, offset) {
             Ok(()) => {}
             Err(error) if error.kind() == Io::UnexpectedEof => return Err(damaged(&self.path, "it was cut short")),
             Err(error) => return Err(error).with_context(|| format!("cannot read file={}", self.path.display())),
         }
-        let (body, checksum) = self.block.split_at(bytes);
-        if self.run.checksum(self.spill, block, body).to_le_bytes() != checksum {
-            return Err(damaged(&self.path, &format!("checksum offset={}", Run::offset(block))));
-        }
-        self.block.truncate(bytes);
-        self.at = 0;
-        self.read += records;
-        Ok(true)
+        self.next_piece = offset + self.piece.len() as u64;
+        // The page cache has a copy of this piece, which nobody needs.
+        advise(&self.file, offset, self.next_piece, Advice::DontNeed);
+        advise(&self.file, self.next_piece, length.min(self.next_piece + piece_bytes), Advice::WillNeed);
+        Ok(())
     }
+}
+
+/// Gives the kernel advice on the pages from that of `start` to the last one that ends before `end`. A refusal costs time
+/// and nothing else.
+fn advise(file: &File, start: u64, end: u64, advice: Advice) {
+    let first_byte = |offset: u64| offset / PAGE_BYTES * PAGE_BYTES;
+    if let Some(bytes) = NonZeroU64::new(first_byte(end) - first_byte(start)) {
+        fadvise(file, first_byte(start), Some(bytes), advice).ok();
+    }
+}
+
+/// Fetches the cache line of a byte, which is needed soon. Does nothing beyond the end, or on other processors.
+#[inline]
+fn prefetch(bytes: &[u8], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(byte) = bytes.get(at) {
+        // SAFETY: a prefetch does not access memory as the program sees it, and every x86-64 processor has it.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(byte).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, at);
 }
 
 fn encode(record: &Record) -> [u8; RECORD_BYTES] {
@@ -370,12 +432,18 @@ mod tests {
 
     /// Reads all records that are needed, and returns the number of the run's records.
     fn read(dir: &Path, run: Run) -> Result<u64> {
-        let mut reader = Reader::open(dir, SPILL, run)?;
+        read_in_pieces(dir, run, 1)
+    }
+
+    /// Reads all records with this memory for a piece.
+    fn read_in_pieces(dir: &Path, run: Run, bytes: usize) -> Result<u64> {
+        let mut reader = Reader::open(dir, SPILL, run, bytes)?;
         let (mut records, mut record) = (run.taken, NO_RECORD);
         while reader.next(&mut record)? {
             assert_eq!(record, (records, [records as u8; 32], [run.number as u8; 32]));
             records += 1;
         }
+        assert!(reader.piece.capacity() <= bytes.max(BLOCK_BYTES), "{} of {bytes}", reader.piece.capacity());
         Ok(records)
     }
 
@@ -384,7 +452,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for records in [0, 1, 511, 512, 513, 1024, 1500] {
             let run = write(dir.path(), SPILL, records as u32, records);
-            assert_eq!(read(dir.path(), run).unwrap(), records);
+            for blocks in [1, 2, 3] {
+                // A part of a block has no use.
+                let bytes = blocks * BLOCK_BYTES + BLOCK_BYTES / 2;
+                assert_eq!(read_in_pieces(dir.path(), run, bytes).unwrap(), records);
+            }
             assert_eq!(fs::metadata(dir.path().join(run.name())).unwrap().len(), run.bytes());
         }
     }

@@ -273,7 +273,8 @@ impl Spill<'_> {
             let some = (manifest.runs.len() - most + 1).min(most).min(part);
             let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
             let records = manifest.records;
-            let run = combine(work.dir(), spill, &manifest.runs[..some], number, rank, &mut || tell(records))?;
+            let (runs, bytes) = (&manifest.runs[..some], self.buffers.heads_bytes);
+            let run = combine(work.dir(), spill, runs, number, rank, bytes, &mut || tell(records))?;
             manifest.runs.drain(..some);
             manifest.runs.push(run);
             work.write(&manifest)?;
