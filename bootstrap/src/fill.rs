@@ -15,7 +15,7 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::args::LoadArgs;
 use crate::limits::BATCH_PAIRS;
-use crate::order::{Mark, Ordered, Tally};
+use crate::order::{Chunk, Mark, Ordered, Tally};
 use crate::progress::Progress;
 use crate::rank::Order;
 use crate::sample::Sampler;
@@ -89,6 +89,7 @@ impl<'a> Fill<'a> {
         let (ordered, skip) = (self.ordered, self.checkpoint.seq);
         let tally = ordered.for_each(skip, self.args.on_duplicate, &mut |chunk| {
             self.marks.extend(chunk.mark.clone());
+            self.expect(chunk);
             for pair in &chunk.pairs {
                 batch.push(*pair);
                 if batch.len() as u64 == batch_pairs {
@@ -111,9 +112,20 @@ impl<'a> Fill<'a> {
                 return Ok(false);
             }
             self.marks.extend(chunk.mark.clone());
-            self.chunk(bulk, &chunk.pairs)?;
+            self.expect(chunk);
+            if !chunk.pairs.is_empty() {
+                self.chunk(bulk, &chunk.pairs)?;
+            }
             Ok(self.stop.asked().is_none())
         })
+    }
+
+    /// Sets the number of pairs that the progress counts to. Several records of a key make one pair, so the share of such records
+    /// up to here is taken for that of all.
+    fn expect(&mut self, chunk: &Chunk) {
+        let Tally { pairs, .. } = chunk.tally;
+        let expected = u128::from(pairs) * u128::from(self.ordered.records) / u128::from(chunk.tally.records().max(1));
+        self.progress.expect(expected as u64);
     }
 
     fn chunk(&mut self, bulk: &dyn BulkLoad, pairs: &[(Key, Value)]) -> Result<()> {

@@ -182,7 +182,7 @@ fn load(dir: &Path, seq: u64) -> Result<String> {
     Ok(match State::read_or_tell(dir) {
         Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
         Some(State { records, source, .. }) if !complete => {
-            format!("interrupted: {seq} of {records} records from {source}; --resume continues")
+            format!("interrupted: {seq} pairs of {records} records from {source}; --resume continues")
         }
         _ if complete => "complete".to_owned(),
         _ => "interrupted; --resume continues".to_owned(),

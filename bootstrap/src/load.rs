@@ -64,7 +64,9 @@ pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     if !args.skip_disk_check {
         disk::check_after_reading(args, &setup, &ordered)?;
     }
-    let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
+    // A store that is there already is marked only after it was found to be of this load.
+    let load = if setup.new { LoadTerm::Loading(hex(ordered.source_id)) } else { LoadTerm::Any };
+    let terms = Terms { load, ..setup.terms.clone() };
     let engine = engines::open_held(held, &setup.options, setup.mode, &terms)
         .with_context(|| format!("cannot open the store: dir={}", args.dir.display()))?;
     uncounted::remove(&*engine)?;

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let mut state = state(args, &*from, &origin, estimate)?;
     let id = source_id(state.source.as_bytes());
     state.source_id = hex(id);
-    let terms = Terms { holds: known.holds.clone(), load: LoadTerm::Loading(hex(id)) };
+    let terms = terms(&args.dir, &known, id)?;
     engines::check(&args.dir, &options, mode, &terms)?;
     check_source(args, known.engine, &mut *from)?;
     let to = engines::open_on(&args.dir, &options, mode, &terms)?;
@@ -107,10 +107,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         )
     })?;
     let Some(read) = read else {
-        let seq = to.checkpoint()?.seq;
-        to.close()?;
-        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume continues");
-        return Ok(stop.asked().unwrap_or(1));
+        let done = format!("after {} pairs, all of them committed", to.checkpoint()?.seq);
+        return stopped(to, &stop, &done);
     };
     to.begin()?.commit(&origin, Durability::Synced)?;
     if args.settle {
@@ -118,7 +116,10 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     }
     let took = started.elapsed();
     let started = Instant::now();
-    let (written, label) = (Digest::of(&*to)?, to.label());
+    let label = to.label();
+    let Some(written) = digest_until(&*to, &stop)? else {
+        return stopped(to, &stop, "in the comparison, after all pairs were committed");
+    };
     let took = (took, started.elapsed());
     refuse_other_content(&known, &origin, &read, &args.from_store)?;
     if read == written {
@@ -128,6 +129,19 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     // Close before the files are measured, because an open log has space allocated ahead.
     to.close()?;
     Ok(say_result(args, label, &read, &written, &origin, took))
+}
+
+/// Closes the new store of a migration that was asked to stop, and returns the exit code.
+fn stopped(to: Box<dyn Engine>, stop: &Stop, done: &str) -> Result<u8> {
+    to.close()?;
+    tell!("stopped {done}; the same command with --resume continues");
+    Ok(stop.asked().unwrap_or(1))
+}
+
+/// Returns the terms of the new store. One that is there already is marked only after it was found to be of this migration.
+fn terms(dir: &Path, known: &Identity, id: u64) -> Result<Terms> {
+    let load = if engines::inspect(dir)?.is_none() { LoadTerm::Loading(hex(id)) } else { LoadTerm::Any };
+    Ok(Terms { holds: known.holds.clone(), load })
 }
 
 /// Marks the new store complete. Keeps the slot of the load and the contradiction of the old one.
@@ -156,19 +170,46 @@ fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, di
 /// Ends a migration that finds the new store complete, if it was made from the store that is named now.
 fn end_complete(args: &MigrateArgs) -> Result<u8> {
     let (state, dir) = (State::read(&args.dir)?, args.dir.display());
-    let from = source_dir(args)?;
-    if let Some(state) = &state {
-        ensure!(
-            state.source.starts_with(&from),
-            "the store was not made from this one: dir={dir} loaded={:?} asked_dir={}: name the other, or another \
-             directory for this one",
-            state.source,
-            args.from_store.display()
-        );
-    }
+    let of_this = match &state {
+        Some(state) => state.source.starts_with(&source_dir(args)?),
+        None => is_source(args)?,
+    };
+    ensure!(
+        of_this,
+        "the store was not made from this one: dir={dir} loaded={:?} asked_dir={}: name the other, or another directory \
+         for this one",
+        state.map_or("unknown".to_owned(), |state| state.source),
+        args.from_store.display()
+    );
     let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
     tell!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}");
     Ok(0)
+}
+
+/// Whether the new store's marker names the store to read, in the state that it has now. For a store without a state file,
+/// as copies are.
+fn is_source(args: &MigrateArgs) -> Result<bool> {
+    let (from, _) = open_source(args)?;
+    let source = state(args, &*from, &from.checkpoint()?, 0)?.source;
+    from.close()?;
+    let load = engines::inspect(&args.dir)?.and_then(|known| known.load);
+    Ok(load.is_some_and(|load| load.source == hex(source_id(source.as_bytes()))))
+}
+
+/// Returns the digest of a store's pairs; `None` when asked to stop.
+fn digest_until(engine: &dyn Engine, stop: &Stop) -> Result<Option<Digest>> {
+    let mut digest = Digest::default();
+    engine.reader()?.scan(&mut |key, value| {
+        digest.add(key, value);
+        go_on(&digest, stop)
+    })?;
+    Ok(stop.asked().is_none().then_some(digest))
+}
+
+/// Breaks a scan that was asked to stop. Looks after each [`CHUNK_PAIRS`].
+fn go_on(seen: &Digest, stop: &Stop) -> ControlFlow<()> {
+    let stops = seen.pairs().is_multiple_of(CHUNK_PAIRS as u64) && stop.asked().is_some();
+    if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// Returns the beginning of the source's description, as the state file keeps it.
@@ -252,7 +293,7 @@ impl Migration<'_> {
             let (sender, chunks) = sync_channel(self.buffers.chunks_ahead);
             let scanner = std::thread::Builder::new()
                 .name("scan".to_owned())
-                .spawn_scoped(scope, || scan(self.from, skip, sender))
+                .spawn_scoped(scope, || scan(self.from, skip, self.stop, sender))
                 .context("cannot start the scanning thread")?;
             let mut progress = Progress::new(Some(estimate), self.to.label());
             let mut at = if skip == u64::MAX { 0 } else { skip };
@@ -273,6 +314,9 @@ impl Migration<'_> {
                 .join()
                 .map_err(|_| anyhow!("the scanning thread panicked"))?
                 .map_err(|error| damaged(self.from_dir, error))?;
+            if self.stop.asked().is_some() {
+                return Ok(None);
+            }
             if !bulk.is_empty() {
                 self.store(&mut bulk, at)?;
             }
@@ -292,9 +336,14 @@ impl Migration<'_> {
     }
 }
 
-/// Sends the pairs after the first `skip` to the receiver until it is gone. Returns the digest of all pairs that were
-/// read.
-fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> engine_api::Result<Digest> {
+/// Sends the pairs after the first `skip` to the receiver until it is gone or a stop is asked for. Returns the digest of all
+/// pairs that were read.
+fn scan(
+    from: &dyn Engine,
+    skip: u64,
+    stop: &Stop,
+    sender: SyncSender<Vec<(Key, Value)>>,
+) -> engine_api::Result<Digest> {
     let mut read = Digest::default();
     let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
     let (mut taken, mut last, mut ascends) = (true, None, true);
@@ -311,7 +360,7 @@ fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> 
         if chunk.len() == CHUNK_PAIRS {
             taken = sender.send(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS))).is_ok();
         }
-        if taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if taken { go_on(&read, stop) } else { ControlFlow::Break(()) }
     })?;
     if !ascends {
         return Err(engine_api::Error::new(

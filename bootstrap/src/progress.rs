@@ -89,6 +89,11 @@ impl Progress {
         self.bar.reset_eta();
     }
 
+    /// Sets the number of pairs to count to.
+    pub(crate) fn expect(&self, total: u64) {
+        self.bar.set_length(total);
+    }
+
     pub(crate) fn set(&mut self, done: u64) {
         self.bar.set_position(done);
         if self.in_bytes {

@@ -39,8 +39,11 @@ pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     repaired.lost.iter().for_each(|line| say!("lost: {line}"));
     say!("repaired: dir={dir} seq={}", repaired.checkpoint.seq);
     whole?;
-    if repaired.lost.is_empty() {
+    if repaired.lost.is_empty() && lost == 0 {
         return Ok(0);
+    }
+    if repaired.lost.is_empty() {
+        say!("an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST lists it");
     }
     say!("before you serve it, compare it with its source or a copy; or restore a copy");
     Ok(1)

@@ -101,9 +101,10 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
             let other = running::find(dir)?.filter(|running| running.pid != std::process::id().to_string());
             Err(other.map_or_else(|| interrupted(dir), |running| running.refusal(dir)))
         }
-        (true, Some(true)) => {
+        (true, Some(is_complete)) => {
+            // The checkpoint of a load that was interrupted counts the lost pairs too, so nothing would load them again.
             refuse_lost(dir)?;
-            Ok(Found::Complete)
+            Ok(if is_complete { Found::Complete } else { Found::Open })
         }
         _ => Ok(Found::Open),
     }
@@ -116,7 +117,7 @@ fn interrupted(dir: &Path) -> Error {
     )
 }
 
-/// Refuses to call a load complete after a repair has lost a part of it.
+/// Refuses to continue a load, or to call it complete, after a repair has lost a part of it.
 fn refuse_lost(dir: &Path) -> Result<()> {
     let lost = engines::lost(dir)?;
     ensure!(

@@ -54,9 +54,14 @@ pub(crate) struct Chunk {
     pub(crate) pairs: Vec<(Key, Value)>,
     /// Keys between those of the pairs, in order, whose newest version has no value; empty unless they are wanted.
     pub(crate) absent: Vec<Key>,
+    /// Counts up to the last of the pairs.
+    pub(crate) tally: Tally,
     /// Position after the last of the pairs, where the spill may be given back up to it.
     pub(crate) mark: Option<Mark>,
 }
+
+/// Number of pairs passed over between two chunks without pairs: far less than a second's.
+const PASSED_PAIRS: u64 = 1 << 16;
 
 /// Receives the memory of chunks that were taken. Filling it again costs less than new memory, whose pages the kernel
 /// has to clear first.
@@ -101,10 +106,16 @@ impl Chunker {
         self.taken[run] += 1;
         if self.skip > 0 {
             self.skip -= 1;
-            return Ok(true);
+            return Ok(!self.skip.is_multiple_of(PASSED_PAIRS) || self.send_nothing());
         }
         self.chunk.push((record.1, record.2));
         Ok(self.send_if_full())
+    }
+
+    /// Sends a chunk without pairs, so that the receiver can stop; returns `false` if it does.
+    fn send_nothing(&self) -> bool {
+        let nothing = Chunk { pairs: Vec::new(), absent: Vec::new(), tally: self.tally, mark: None };
+        self.to.chunks.send(nothing).is_ok()
     }
 
     /// Sends the chunk if it is full; returns `false` when no more are wanted.
@@ -114,7 +125,7 @@ impl Chunker {
         }
         let (pairs, absent, mark) = (std::mem::take(&mut self.chunk), std::mem::take(&mut self.absent), self.mark());
         // A failed send means that the receiver is gone and wants no more chunks.
-        let wanted = self.to.chunks.send(Chunk { pairs, absent, mark }).is_ok();
+        let wanted = self.to.chunks.send(Chunk { pairs, absent, tally: self.tally, mark }).is_ok();
         self.chunk = self.to.spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(self.to.pairs));
         self.chunk.clear();
         wanted
@@ -178,7 +189,8 @@ impl Chunker {
     pub(super) fn finish(self) -> Tally {
         if !self.chunk.is_empty() || !self.absent.is_empty() {
             // If the receiver is gone, it did not want these pairs either.
-            self.to.chunks.send(Chunk { pairs: self.chunk, absent: self.absent, mark: None }).ok();
+            let last = Chunk { pairs: self.chunk, absent: self.absent, tally: self.tally, mark: None };
+            self.to.chunks.send(last).ok();
         }
         self.tally
     }

@@ -5,6 +5,7 @@
 //! may be writing its spill there. A file's name does not make it a spill's: the lock file marks the directory, and
 //! each run has a mark of its own. Used on the main thread; the manifest is also written by `sort`.
 
+use std::collections::HashSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind as Io, Write as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -225,10 +226,10 @@ impl Work {
         if self.lock.is_none() {
             return Ok(());
         }
-        let mut kept: Vec<String> = runs.iter().map(|run| run.name()).collect();
-        kept.push(LOCK.to_owned());
+        let mut kept: HashSet<String> = runs.iter().map(|run| run.name()).collect();
+        kept.insert(LOCK.to_owned());
         if !runs.is_empty() {
-            kept.push(MANIFEST.to_owned());
+            kept.insert(MANIFEST.to_owned());
         }
         let mut names = self.names()?;
         // Remove the manifest first: without it, no missing run is an error.

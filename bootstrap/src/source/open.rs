@@ -43,7 +43,12 @@ pub(super) fn open(location: &str, seen: &Seen) -> Result<Archive> {
 /// Returns the limits of an archive for which this memory has room.
 fn limits(limit: &MemoryLimit) -> Limits {
     let accounts_files = (limit.bytes / FILES_SHARE / FILE_BYTES).max(FILES_MIN);
-    Limits { window_bytes: (limit.bytes / WINDOW_SHARE).max(WINDOW_BYTES_MIN), accounts_files: accounts_files as usize }
+    Limits { window_bytes: window_bytes_max(limit), accounts_files: accounts_files as usize }
+}
+
+/// Returns the largest window of a packed file for which this memory has room.
+pub(super) fn window_bytes_max(limit: &MemoryLimit) -> u64 {
+    (limit.bytes / WINDOW_SHARE).max(WINDOW_BYTES_MIN)
 }
 
 /// The lines and the figures about a server that fails.

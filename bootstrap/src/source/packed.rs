@@ -5,12 +5,13 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, ErrorKind as Io, Read as _};
+use std::io::{self, BufRead, BufReader, Cursor, ErrorKind as Io, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use flate2::bufread::MultiGzDecoder;
 
+use super::open::window_bytes_max;
 use super::{Format, pipe};
 
 /// Bytes read from the file, or unpacked, at a time.
@@ -27,6 +28,9 @@ const ARCHIVE_WAY_OUT: &str =
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 /// First bytes of every zstd file.
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// Largest window that zstd knows, as a power of two.
+const WINDOW_LOG_MAX: u32 = 31;
 
 /// Compression format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +70,10 @@ impl Packing {
             // A gzip file may have several members, one after the other, as pigz and `cat` make them.
             Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
             Self::Zstd => {
-                let unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
-                Box::new(BufReader::with_capacity(BUFFER_BYTES, unpacked))
+                let mut unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
+                let window_bytes = window_bytes_max(&probe::memory_limit());
+                unpacked.window_log_max(window_bytes.ilog2().min(WINDOW_LOG_MAX)).context("cannot unpack zstd")?;
+                Box::new(BufReader::with_capacity(BUFFER_BYTES, Windowed { unpacked, window_bytes }))
             }
         })
     }
@@ -90,6 +96,25 @@ impl Packing {
         // These first bytes may end before the packed data does.
         let is_packed = read.map_or_else(|error| error.kind() == Io::UnexpectedEof, |_| true);
         Ok(if is_packed { packing } else { Self::None })
+    }
+}
+
+/// Reads a zstd file and explains a window that is too large.
+struct Windowed<R> {
+    unpacked: R,
+    window_bytes: u64,
+}
+
+impl<R: Read> Read for Windowed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.unpacked.read(buffer).map_err(|error| match error.to_string() {
+            why if why.contains("too much memory") => io::Error::other(format!(
+                "{why}: window_max_bytes={}, an eighth of this process's memory: raise the memory limit, or pack the file \
+                 again without --long and --ultra",
+                self.window_bytes
+            )),
+            _ => error,
+        })
     }
 }
 

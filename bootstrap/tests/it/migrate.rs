@@ -149,3 +149,43 @@ fn killed_migrations_resume_to_the_same_map() {
         assert!(info.contains(expected) && info.contains("slot=7"), "{to}: {info}");
     }
 }
+
+#[test]
+fn a_store_that_no_load_has_made_stays_as_it_is_if_a_load_is_to_continue_it() {
+    for &kind in engines::compiled() {
+        let engine = kind.as_str();
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, from) = (temp.path().join("live"), temp.path().join("from"));
+        ok(&["--engine", engine, "--dir", str(&from), "--pairs", "1000"]);
+        let options = engines::EngineOptions::new(kind);
+        let store = engines::open(&dir, &options, engines::OpenMode::Create).unwrap();
+        let checkpoint = ChainCheckpoint { seq: 5, slot: Some(9), phase: MapPhase::Ready, ..Default::default() };
+        let mut txn = store.begin().unwrap();
+        txn.put(&[1; 32], &[2; 32]).unwrap();
+        txn.commit(&checkpoint.write(), engine_api::Durability::Synced).unwrap();
+        store.close().unwrap();
+        fails(1, &["--engine", engine, "--dir", str(&dir), "--pairs", "1000", "--resume"]);
+        fails(1, &["--from-store", str(&from), "--engine", engine, "--dir", str(&dir), "--resume"]);
+        let load = engines::inspect(&dir).unwrap().unwrap().load;
+        assert!(load.is_none(), "{engine}: a service would refuse the store: {load:?}");
+    }
+}
+
+#[test]
+fn a_complete_store_without_a_file_of_its_load_is_compared_with_the_source_that_is_named() {
+    let engine = engines().next().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let [one, other, new] = ["one", "other", "new"].map(|name| temp.path().join(name));
+    ok(&["--engine", engine, "--dir", str(&one), "--pairs", "1000"]);
+    ok(&["--engine", engine, "--dir", str(&other), "--pairs", "1000", "--seed", "2"]);
+    ok(&["--from-store", str(&one), "--engine", engine, "--dir", str(&new)]);
+    // As in a copy of a store.
+    fs::remove_file(new.join("bootstrap.toml")).unwrap();
+    let resume = |from: &Path| {
+        ["--from-store", str(from), "--engine", engine, "--dir", str(&new), "--resume"].map(str::to_owned)
+    };
+    let said = ok(&resume(&one).each_ref().map(|arg| arg.as_str()));
+    assert!(said.contains("nothing to resume"), "{said}");
+    let said = fails(1, &resume(&other).each_ref().map(|arg| arg.as_str()));
+    assert!(said.contains("the store was not made from this one"), "{said}");
+}

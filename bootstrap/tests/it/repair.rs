@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{digest, engines, fails, ok, str, synthetic};
+use crate::{cut_short, digest, engines, fails, ok, str, synthetic};
 
 /// Loads 20,000 pairs in order into a strata store; `None` if strata is not in this build.
 fn loaded(dir: &Path) -> Option<PathBuf> {
@@ -73,4 +73,38 @@ fn a_store_of_another_engine_or_none_is_not_repaired() {
         let said = fails(1, &["repair", "--dir", str(&store)]);
         assert!(said.contains("cannot be repaired") && said.contains(engine), "{said}");
     }
+}
+
+#[test]
+fn a_repair_after_one_that_has_lost_a_part_says_so_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(store) = loaded(dir.path()) else { return };
+    let flip = |path: &Path, from_the_end: bool, at: usize| {
+        let mut bytes = fs::read(path).unwrap();
+        let at = if from_the_end { bytes.len() - at } else { at };
+        bytes[at] ^= 1;
+        fs::write(path, &bytes).unwrap();
+    };
+    flip(&segments(&store).remove(0), false, 10 * 4096 + 1000);
+    assert!(fails(1, &["repair", "--dir", str(&store)]).contains("lost: file="));
+    // Nothing more is lost with the directory, which lies before the footer.
+    flip(&segments(&store).remove(0), true, 4096 + 4090);
+    let said = fails(1, &["repair", "--dir", str(&store)]);
+    assert!(said.contains("found: ") && !said.contains("lost: file="), "{said}");
+    assert!(said.contains("an earlier repair has lost a part"), "{said}");
+}
+
+#[test]
+fn a_load_that_was_interrupted_does_not_go_on_after_a_repair_has_lost_a_part_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(store) = loaded(dir.path()) else { return };
+    cut_short(&store);
+    let path = segments(&store).remove(0);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[10 * 4096 + 1000] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    fails(1, &["repair", "--dir", str(&store)]);
+    let again = ["--engine", "strata", "--dir", str(&store), "--order", "sorted", "--pairs", "20000", "--resume"];
+    let said = fails(1, &again);
+    assert!(said.contains("has lost a part of its load") && said.contains("load again"), "{said}");
 }

@@ -86,3 +86,14 @@ fn a_window_that_the_memory_has_no_room_for_is_refused_with_the_way_out() {
         }
     }
 }
+
+#[test]
+fn a_packed_file_of_pairs_with_a_larger_window_than_its_memory_allows_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, store) = (home.path().join("pairs.bin.zst"), home.path().join("store"));
+    fs::write(&file, packed(&[[1; 64], [2; 64]].concat(), 27)).unwrap();
+    let load = ["--engine", engines().next().unwrap(), "--dir", str(&store), "--input", str(&file)];
+    let Some((code, said)) = capped(256 << 20, &load) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("window_max_bytes=33554432") && said.contains("raise the memory limit"), "{said}");
+}

@@ -36,7 +36,7 @@ impl Reader for StrataReader<'_> {
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         one_slot_per_key(keys, values)?;
-        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1, self.reads));
+        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::lasting(DEPTH, 1, self.reads));
         Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
         self.pipeline = Some(pipeline);
         Ok(())

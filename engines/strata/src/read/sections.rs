@@ -14,6 +14,19 @@ use crate::storage::PAGE_BYTES;
 /// A footer with its offset in the file, or the reason why it cannot be used.
 pub(crate) type Stored = std::result::Result<(Footer, u64), Wrong>;
 
+/// How a footer is read: [`read_footer`] or [`salvage_footer`].
+pub(crate) type ReadFooter = fn(&ReadFile) -> Result<Stored>;
+
+/// Reads a footer for a repair, to which one that the device does not give is damage as well.
+pub(crate) fn salvage_footer(file: &ReadFile) -> Result<Stored> {
+    match read_footer(file) {
+        Err(failed) if !matches!(failed.kind(), ErrorKind::Retry | ErrorKind::FixInput) => {
+            Ok(Err(Wrong::Damaged(failed.to_string())))
+        }
+        read => read,
+    }
+}
+
 pub(crate) fn read_footer(file: &ReadFile) -> Result<Stored> {
     let length = file.len()?;
     if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {

@@ -64,21 +64,24 @@ pub(crate) struct Segment {
     resident: OnceLock<Arc<Resident>>,
     directory_share: Arc<Share>,
     reads: Arc<Reads>,
+    /// Whether it is in the base run. A repair may put a segment that was written for the base into a delta run.
+    in_base: bool,
     /// Whether a merge could not read some part of the segment.
-    unreadable: AtomicBool,
+    unreadable: Arc<AtomicBool>,
     /// Whether pairs read from the segment may no longer go into the record cache.
     closed: Arc<Closed>,
     end: Arc<Retire>,
 }
 
 impl Segment {
-    /// Opens a segment and reads its directory.
+    /// Opens a segment of the base run or of a delta run, and reads its directory.
     ///
     /// # Errors
     /// `DataDamaged` naming file and offset; `FixInput` for another version; `Retry`: there is no memory; I/O errors.
     pub(crate) fn open(
         storage: &Arc<dyn Storage>,
         info: SegmentInfo,
+        in_base: bool,
         budget: &Arc<Budget>,
         reads: &Arc<Reads>,
     ) -> Result<Arc<Self>> {
@@ -101,7 +104,7 @@ impl Segment {
         // The file is little-endian; convert to this machine's byte order.
         directory.make_native();
         check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
-        Ok(Self::of(storage, (file, footer), (directory, share), reads))
+        Ok(Arc::new(Self { in_base, ..Self::of(storage, (file, footer), (directory, share), reads) }))
     }
 
     /// Opens a segment that was just written, and takes its directory and planes from memory. Nothing of the file is
@@ -117,7 +120,7 @@ impl Segment {
     ) -> Result<Arc<Self>> {
         let file = ReadFile::open(&**storage, &name(footer.info.id))?;
         let share = directory_share(&footer, &reads.budget);
-        let segment = Self::of(storage, (file, footer), (index.directory, share), reads);
+        let segment = Arc::new(Self::of(storage, (file, footer), (index.directory, share), reads));
         for (plane, made) in segment.planes.iter().zip(index.planes) {
             if let Some((bytes, share)) = made {
                 let _ = plane.set((bytes, Arc::new(share)));
@@ -132,22 +135,23 @@ impl Segment {
         (file, footer): (ReadFile, Footer),
         (directory, share): (HugeBytes, Share),
         reads: &Arc<Reads>,
-    ) -> Arc<Self> {
+    ) -> Self {
         let (info, removed_from) = (footer.info, Arc::clone(storage));
-        Arc::new(Self {
+        Self {
             info,
             file: Arc::new(file),
+            in_base: footer.origin.base,
             footer: Arc::new(footer),
             directory: Directory::new(directory, prefix(&info.last)),
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
             directory_share: Arc::new(share),
             reads: Arc::clone(reads),
-            unreadable: AtomicBool::new(false),
+            unreadable: Arc::default(),
             closed: Arc::default(),
             // The next opening removes the file if this removal fails.
             end: Arc::new(Retire::new(move || drop(removed_from.remove(&name(info.id))))),
-        })
+        }
     }
 
     /// Takes the bytes of a filter plane that is not in memory from the budget, if at least `leave_bytes` are left
@@ -252,7 +256,8 @@ impl Segment {
             resident: if pages { self.resident.clone() } else { OnceLock::new() },
             directory_share: Arc::clone(&self.directory_share),
             reads: Arc::clone(&self.reads),
-            unreadable: AtomicBool::new(self.is_unreadable()),
+            in_base: self.in_base,
+            unreadable: Arc::clone(&self.unreadable),
             closed: Arc::clone(&self.closed),
             end: Arc::clone(&self.end),
         })
@@ -323,10 +328,11 @@ impl Segment {
         &self.reads.cache
     }
 
-    /// Identity of the segment in the record cache.
+    /// Identity of the segment in the record cache. Pairs of the base stay valid while merges replace its segments, which
+    /// only a merge into the base knows how to keep true. So a segment in a delta run is never one of the base here.
     #[inline]
     pub(super) fn source(&self) -> Source {
-        Source { segment: self.info.id, base: self.footer.origin.base }
+        Source { segment: self.info.id, base: self.in_base }
     }
 
     /// Returns the flag that keeps pairs of this segment out of the record cache.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
-use crate::budget::Share;
+use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile, passes};
 use crate::read::lookup::Reads;
 use crate::storage::{PAGE_BYTES, PageBytes, StorageFile};
@@ -41,10 +41,20 @@ struct Asked {
 }
 
 impl Pipeline {
-    /// Makes `slots` buffers of `slot_pages` pages, which the budget counts as work.
+    /// Makes `slots` buffers of `slot_pages` pages, which the budget counts as work until they are dropped.
     pub(crate) fn new(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
+        Self::of(slots, slot_pages, reads, Budget::take_for_work)
+    }
+
+    /// Makes buffers as [`Pipeline::new`] does, for an owner that keeps them. They are not work, because flushes and merges would
+    /// then count on memory that never comes back.
+    pub(crate) fn lasting(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
+        Self::of(slots, slot_pages, reads, Budget::take_always)
+    }
+
+    fn of(slots: usize, slot_pages: usize, reads: &Arc<Reads>, take: fn(&Arc<Budget>, u64) -> Share) -> Self {
         // One page more, because the buffer is aligned to a page.
-        let share = reads.budget.take_for_work((slots * (slot_pages + 1) * PAGE_BYTES) as u64);
+        let share = take(&reads.budget, (slots * (slot_pages + 1) * PAGE_BYTES) as u64);
         let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
         if ring.is_none() {
             reads.count_ring_refused();

@@ -123,16 +123,15 @@ impl Shared {
         }
     }
 
-    /// Removes the WAL files that wait to be written or overwritten.
-    pub(crate) fn remove_spares(&self) {
+    /// Removes the WAL files that wait to be written or overwritten. Returns whether there were any.
+    pub(crate) fn remove_spares(&self) -> bool {
         let (ready, spare) = {
             let mut work = self.work.lock();
             (work.ahead.take(), std::mem::take(&mut work.spare))
         };
         // The next opening removes a file that stays.
-        spare
-            .iter()
-            .chain(ready.map(|ready| wal::name(ready.wal.id())).iter())
-            .for_each(|name| drop(self.storage.remove(name)));
+        let names: Vec<String> = spare.into_iter().chain(ready.map(|ready| wal::name(ready.wal.id()))).collect();
+        names.iter().for_each(|name| drop(self.storage.remove(name)));
+        !names.is_empty()
     }
 }

@@ -33,8 +33,8 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
         // A load that was interrupted repeats this chunk: all or part of it is in the store already.
         return overwrite(shared, &mut writer, pairs, checkpoint);
     }
-    // No batch has a record in a loaded segment, so its origin is batch 0.
-    let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
+    let before = shared.visible.load().checkpoint.clone();
+    let written = write_pairs(shared, pairs, &before, checkpoint)?;
     shared.counters.loaded(pairs.len());
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);

@@ -23,8 +23,18 @@ impl Shared {
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let writer = self.writer.lock();
         self.poison.check()?;
-        check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes)?;
+        self.check_reserve(0)?;
         Ok(writer)
+    }
+
+    /// Checks that the disk has the reserve and `more_bytes`. Otherwise gives up the WAL files that wait to be overwritten, and
+    /// checks again.
+    fn check_reserve(&self, more_bytes: u64) -> Result<()> {
+        let check = || check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes + more_bytes);
+        match check() {
+            Err(short) if short.kind() == ErrorKind::FreeSpace && self.remove_spares() => check(),
+            checked => checked,
+        }
     }
 
     /// Refuses writes from now on, because the state on disk is unknown.
@@ -50,12 +60,10 @@ impl Shared {
         wal::refuse_too_large(ops.len())?;
         // The reserve has room for memtables, and not for a batch that is larger than one.
         if ops.len() > self.sizes.mem_records {
-            let bytes = LARGE_BATCH_BYTES * ops.len() as u64;
-            check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes + bytes)?;
+            self.check_reserve(LARGE_BATCH_BYTES * ops.len() as u64)?;
         }
         self.slow_down(writer, ops.len());
-        let now = self.visible.load_full();
-        if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > self.sizes.wal_bytes {
+        if self.is_full(ops.len()) || writer.wal.bytes() > self.sizes.wal_bytes {
             self.rotate(writer, ops.len())?;
         }
         let batch = writer.batch + 1;
@@ -80,6 +88,13 @@ impl Shared {
         });
         self.look_ahead(writer, length + ops.len(), active.capacity());
         Ok(())
+    }
+
+    /// Whether the active memtable has no room for so many changes. Holds no state afterwards, because a commit may then wait for
+    /// merges, and these wait for the memory and disk space of states that are held.
+    fn is_full(&self, changes: usize) -> bool {
+        let now = self.visible.load();
+        now.length + changes > now.active.capacity()
     }
 
     /// Replaces the state that new readers see.

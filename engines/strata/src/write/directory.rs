@@ -11,7 +11,7 @@ use crate::file::{ReadFile, shown};
 use crate::format::footer::Wrong;
 use crate::format::manifest::{self, Manifest};
 use crate::format::wal;
-use crate::read::sections::read_footer;
+use crate::read::sections::{ReadFooter, read_footer, salvage_footer};
 use crate::read::segment;
 use crate::storage::Storage;
 
@@ -131,11 +131,11 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
             Own::Wal(id) if id >= manifest.wal_floor => found.wals.push(id),
             obsolete => found.obsolete.push(obsolete.name()),
         }
-        if let Some(why) = is_foreign(storage, manifest, own)? {
+        if let Some(why) = is_foreign(storage, manifest, own, read_footer)? {
             return refused(why);
         }
     }
-    found.newest = newest_unnamed(storage, manifest)?;
+    found.newest = newest_unnamed(storage, manifest, read_footer)?;
     found.misnamed = misnamed(storage, manifest)?;
     Ok(found)
 }
@@ -156,7 +156,7 @@ pub(crate) fn misnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Opt
 }
 
 /// Finds the segment with the newest batch among those of this store that the manifest does not name.
-pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Unnamed>> {
+pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest, read: ReadFooter) -> Result<Option<Unnamed>> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let mut newest: Option<Unnamed> = None;
     for own in own_files(storage)? {
@@ -164,7 +164,7 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
         if named.contains(&id) {
             continue;
         }
-        if let Ok((footer, _)) = read_footer(&ReadFile::open(storage, &segment::name(id))?)?
+        if let Ok((footer, _)) = read(&ReadFile::open(storage, &segment::name(id))?)?
             && footer.origin.seed == manifest.seed
             && newest.as_ref().is_none_or(|newest| newest.batch < footer.origin.batch)
         {
@@ -194,7 +194,7 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
             Own::Wal(_) => continue,
         };
         let file = ReadFile::open(storage, &segment::name(id))?;
-        match read_footer(&file)? {
+        match salvage_footer(&file)? {
             Ok((footer, _)) if footer.origin.seed == manifest.seed => return Ok(None),
             Err(_) if named.contains(&id) => return Ok(None),
             Ok(_) => other = Some(file.shown().to_owned()),
@@ -216,7 +216,7 @@ pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Resul
     let Some(gone) = manifest.runs.iter().flatten().find(|info| !own.contains(&info.id)) else { return Ok(None) };
     for id in own.range(manifest.next_id..) {
         let file = ReadFile::open(storage, &segment::name(*id))?;
-        if read_footer(&file)?.is_ok_and(|(footer, _)| footer.origin.seed == manifest.seed) {
+        if salvage_footer(&file)?.is_ok_and(|(footer, _)| footer.origin.seed == manifest.seed) {
             return Ok(Some(format!(
                 "manifest is older than the store: file={} names {}, which is gone, and file={} is newer",
                 shown(storage, manifest::NAME),
@@ -261,7 +261,12 @@ impl Unnamed {
 }
 
 /// Returns a message if a file is whole and another store wrote it. A file that is not whole may be left by a crash.
-pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -> Result<Option<String>> {
+pub(crate) fn is_foreign(
+    storage: &dyn Storage,
+    manifest: &Manifest,
+    own: Own,
+    read: ReadFooter,
+) -> Result<Option<String>> {
     let not_own = |why: &str| {
         let shown = shown(storage, &own.name());
         format!("a file is in the store's directory that is not its own: file={shown} is {why}")
@@ -273,7 +278,7 @@ pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -
         }
         Own::Segment(id) => id,
     };
-    let footer = read_footer(&ReadFile::open(storage, &segment::name(id))?)?;
+    let footer = read(&ReadFile::open(storage, &segment::name(id))?)?;
     Ok(match footer {
         Ok((footer, _)) if footer.origin.seed != manifest.seed => Some(not_own("a segment of another store")),
         Ok((footer, _)) if footer.info.id != id => Some(not_own(&format!("segment={}", footer.info.id))),

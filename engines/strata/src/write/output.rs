@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
@@ -25,9 +25,10 @@ const LOOK_RECORDS: u64 = 1 << 16;
 
 /// The kind of run that is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Job {
-    /// A memtable of at most this many records, as one run.
-    Flush(usize),
+pub(crate) enum Job<'a> {
+    /// A memtable of at most this many records, as one run. All segments but the last have the origin `before`, because a
+    /// manifest that is rebuilt from some of them must not promise all of its batches.
+    Flush { records: usize, before: &'a Origin },
     /// Several delta runs as one, a segment of it at a time.
     Deltas,
     /// Delta runs merged into a group of the base whose last key this is. Records after that key are written a segment
@@ -37,13 +38,13 @@ pub(crate) enum Job {
     LeftOut,
 }
 
-impl Job {
+impl Job<'_> {
     /// Whether the job may stop before this key and continue later.
     fn may_end_before(self, key: &Key) -> bool {
         match self {
             Self::Deltas => true,
             Self::Base(last) => last.is_none_or(|last| last < *key),
-            Self::Flush(_) | Self::LeftOut => false,
+            Self::Flush { .. } | Self::LeftOut => false,
         }
     }
 }
@@ -56,17 +57,23 @@ pub(crate) struct Piece {
 }
 
 impl Shared {
-    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`.
+    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`. Otherwise gives up the WAL files that wait to be
+    /// overwritten, and checks again.
     ///
     /// # Errors
     /// `FreeSpace` naming both numbers; I/O errors of asking for the free space.
     pub(crate) fn require_space(&self, bytes: u64, reserve_bytes: u64, for_what: &str) -> Result<()> {
         let shown = || self.storage.shown();
-        let free = self
-            .storage
-            .free_bytes()
-            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
-        let short = bytes.saturating_add(reserve_bytes).saturating_sub(free);
+        let ask = || {
+            let free = self.storage.free_bytes();
+            free.map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))
+        };
+        let short_of = |free: u64| bytes.saturating_add(reserve_bytes).saturating_sub(free);
+        let mut free = ask()?;
+        if short_of(free) > 0 && self.remove_spares() {
+            free = ask()?;
+        }
+        let short = short_of(free);
         if reserve_bytes > 0 {
             self.counters.merge_short(short);
         }
@@ -82,7 +89,7 @@ impl Shared {
 }
 
 /// Writes records as segments. Tombstones are left out of the base.
-pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Piece> {
+pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job<'_>) -> Result<Piece> {
     let mut segments = Vec::new();
     match write_into(shared, records, origin, job, &mut segments) {
         Ok(next) => Ok(Piece { segments, next }),
@@ -98,26 +105,28 @@ fn write_into(
     shared: &Shared,
     records: &mut Merged,
     origin: &Origin,
-    job: Job,
+    job: Job<'_>,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<Option<Key>> {
     let records_max = match job {
-        Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
+        Job::Flush { records, .. } => (records as u64).min(shared.sizes.segment_records),
         _ => shared.sizes.segment_records,
     };
-    let mut output = Output { shared, origin, records_max, writer: None, segments };
+    let first = if let Job::Flush { before, .. } = job { before } else { origin };
+    let mut output = Output { shared, first, last: origin, records_max, writer: None, segments };
     // Several checks a group, even if groups are small.
     let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if !output.segments.is_empty() && output.writer.is_none() && job.may_end_before(&key) {
+        if output.is_full() && job.may_end_before(&key) {
+            output.end()?;
             return Ok(Some(key));
         }
         if seen.is_multiple_of(check) {
             match job {
                 // Commits continue during a flush, so prepare for them.
-                Job::Flush(_) => shared.work_ahead(),
+                Job::Flush { .. } => shared.work_ahead(),
                 _ => {
                     pace.keep(shared, check * PAIR_BYTES)?;
                     look(shared)?;
@@ -135,7 +144,7 @@ fn write_into(
         }
         output.push(&key, value.as_ref())?;
     }
-    output.finish()?;
+    output.end()?;
     Ok(None)
 }
 
@@ -188,12 +197,22 @@ impl Pace {
     }
 }
 
-/// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment.
-pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
+/// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment. All but the last name
+/// the checkpoint `before`, because a manifest that is rebuilt from some of them must not promise all of the pairs.
+pub(crate) fn write_pairs(
+    shared: &Shared,
+    pairs: &[(Key, Value)],
+    before: &Checkpoint,
+    checkpoint: &Checkpoint,
+) -> Result<Vec<Arc<Segment>>> {
+    let last = pairs.last().map(|(key, _)| *key);
     let write = |part: &[(Key, Value)]| {
+        let is_last = part.last().map(|(key, _)| *key) == last;
+        // No batch has a record in a loaded segment, so its origin is batch 0.
+        let origin = shared.origin(0, true, if is_last { checkpoint } else { before });
         // Readers do not ask for pages during a load, so none are kept in memory.
         let room = Room::for_load(THREADS, part.len() as u64, &shared.budget);
-        let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), origin, room)?;
+        let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), &origin, room)?;
         writer.fill(part)?;
         shared.complete(writer)
     };
@@ -213,7 +232,9 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
 /// Cuts a stream of records into segments.
 struct Output<'a> {
     shared: &'a Shared,
-    origin: &'a Origin,
+    /// Origin of the last segment, and of those before it.
+    last: &'a Origin,
+    first: &'a Origin,
     /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
@@ -221,23 +242,36 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
+    /// Whether the next record begins another segment.
+    fn is_full(&self) -> bool {
+        self.writer.as_ref().is_some_and(|writer| writer.records() == self.records_max)
+    }
+
     fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        // A full segment waits for the next record, because only then is it known not to be the last.
+        if self.is_full() {
+            self.finish(self.first)?;
+        }
         let open = match &mut self.writer {
             Some(open) => open,
             None => {
                 let kept = self.shared.room_for_pages(self.records_max);
                 let room = Room::of(self.records_max, &self.shared.budget, kept);
                 let id = self.shared.new_id();
-                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.origin, room)?)
+                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.last, room)?)
             }
         };
-        open.push(key, value)?;
-        if open.records() == self.records_max { self.finish() } else { Ok(()) }
+        open.push(key, value)
     }
 
-    /// Completes the open segment, if there is one.
-    fn finish(&mut self) -> Result<()> {
-        if let Some(writer) = self.writer.take() {
+    /// Completes the last segment, if there is one.
+    fn end(&mut self) -> Result<()> {
+        self.finish(self.last)
+    }
+
+    fn finish(&mut self, origin: &Origin) -> Result<()> {
+        if let Some(mut writer) = self.writer.take() {
+            writer.origin = origin.clone();
             self.segments.push(self.shared.complete(writer)?);
         }
         Ok(())

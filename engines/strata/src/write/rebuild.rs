@@ -16,7 +16,7 @@ use crate::file::ReadFile;
 use crate::format::footer::{Origin, SegmentInfo};
 use crate::format::manifest::Manifest;
 use crate::format::secret::Seed;
-use crate::read::sections::read_footer;
+use crate::read::sections::salvage_footer;
 use crate::read::segment::name;
 use crate::storage::Storage;
 use crate::write::directory::{Own, own_files};
@@ -70,7 +70,7 @@ fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Ve
     for own in own {
         let Own::Segment(id) = own else { continue };
         let file = ReadFile::open(storage, &name(id))?;
-        match read_footer(&file)? {
+        match salvage_footer(&file)? {
             Ok((footer, _)) if footer.info.id == id => {
                 let seed = found.first().map(|(_, origin)| origin.seed);
                 if seed.is_some_and(|seed| seed != footer.origin.seed) {

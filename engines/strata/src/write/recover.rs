@@ -91,8 +91,9 @@ fn open_version(
     reads: &Arc<Reads>,
 ) -> Result<Version> {
     let mut runs = Vec::new();
-    for run in &manifest.runs {
-        let segments = at_once(run.iter().collect(), |info| Segment::open(storage, *info, budget, reads));
+    for (at, run) in manifest.runs.iter().enumerate() {
+        let in_base = at + 1 == manifest.runs.len();
+        let segments = at_once(run.iter().collect(), |info| Segment::open(storage, *info, in_base, budget, reads));
         runs.push(Arc::new(Run::new(segments.into_iter().collect::<Result<_>>()?)));
     }
     let base = runs.pop().unwrap_or_default();

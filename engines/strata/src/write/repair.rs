@@ -21,6 +21,7 @@ use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
+use crate::read::sections::salvage_footer;
 use crate::storage::Storage;
 use crate::write::directory::{
     Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files,
@@ -102,7 +103,9 @@ fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     if let Some(why) = is_of_another_store(&**storage, &manifest)?.or(is_superseded(&**storage, &manifest)?) {
         return Ok(Stored::Unusable(why));
     }
-    let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Stored::Usable(manifest)) };
+    let Some(newest) = newest_unnamed(&**storage, &manifest, salvage_footer)? else {
+        return Ok(Stored::Usable(manifest));
+    };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
     let files = repair.wal_files()?;
     let mut last = repair.manifest.batch;
@@ -128,7 +131,7 @@ impl Repair<'_> {
                 self.manifest.next_id = self.manifest.next_id.max(own.id() + 1);
             }
             let why = match beyond {
-                None if !self.rebuilt => is_foreign(storage, &self.manifest, own)?,
+                None if !self.rebuilt => is_foreign(storage, &self.manifest, own, salvage_footer)?,
                 beyond => beyond,
             };
             if let Some(why) = why {

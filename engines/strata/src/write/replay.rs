@@ -215,7 +215,8 @@ impl Replay<'_> {
             let mut writer = SegmentWriter::create(self.storage, self.next_id, origin, room)?;
             self.next_id += 1;
             tail.mem.sorted(tail.length)?.try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
-            segments.push(Segment::open(self.storage, writer.finish_alone()?, self.budget, self.reads)?);
+            let info = writer.finish_alone()?;
+            segments.push(Segment::open(self.storage, info, false, self.budget, self.reads)?);
         }
         Ok(Arc::new(Run::new(segments)))
     }

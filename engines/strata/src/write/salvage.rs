@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use engine_api::{ErrorKind, Key, Result};
+use engine_api::{Error, ErrorKind, Key, Result};
 
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::format::footer::{Origin, SegmentInfo};
 use crate::format::page::Page;
-use crate::read::sections::{check_sections, read_footer};
+use crate::read::sections::{check_sections, salvage_footer};
 use crate::read::segment::name;
 use crate::storage::{PAGE_BYTES, Storage};
 use crate::write::writer::{Room, SegmentWriter};
@@ -31,11 +31,23 @@ struct Pages {
 }
 
 impl Pages {
-    /// Reads page `number`. The error says why it cannot be read or is not whole.
-    fn read(&mut self, number: u32) -> Result<Page<'_>, String> {
-        self.file.read(self.buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64).map_err(|e| e.to_string())?;
-        Page::verify(self.buffer.page(0), self.id, number)
+    /// Reads page `number`. The inner error says why it cannot be read or is not whole.
+    ///
+    /// # Errors
+    /// Those that say nothing of the page: see [`is_damage`].
+    fn read(&mut self, number: u32) -> Result<Result<Page<'_>, String>> {
+        match self.file.read(self.buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64) {
+            Ok(()) => Ok(Page::verify(self.buffer.page(0), self.id, number)),
+            Err(error) if is_damage(&error) => Ok(Err(error.to_string())),
+            Err(error) => Err(error),
+        }
     }
+}
+
+/// Whether an error means that something of the file is lost. A want of descriptors or memory passes, and permissions can
+/// be mended.
+fn is_damage(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Retry | ErrorKind::FixInput)
 }
 
 /// Reads all of the segment `info`. Returns `None` if it is whole. Otherwise writes its readable records as segment
@@ -49,33 +61,37 @@ pub(crate) fn salvage(
     let shown = shown(&**storage, &name(info.id));
     let file = match ReadFile::open(&**storage, &name(info.id)) {
         Ok(file) => file,
-        // A want of descriptors passes, and permissions can be mended: neither is damage.
-        Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::FixInput) => return Err(error),
+        Err(error) if !is_damage(&error) => return Err(error),
         Err(error) => {
             let lost = vec![range(&shown, 0, &info.first, &info.last)];
             return Ok(Some(Salvaged { written: None, lost, why: error.to_string() }));
         }
     };
-    let footer = match read_footer(&file) {
-        Ok(Ok((footer, _))) if footer.info == *info && footer.origin.seed == otherwise.seed => Ok(footer),
+    let footer = match salvage_footer(&file)? {
+        Ok((footer, _)) if footer.info == *info && footer.origin.seed == otherwise.seed => Ok(footer),
         // A whole file is in the place of the named one, so its pages are not those of the segment.
-        Ok(Ok((footer, _))) => {
+        Ok((footer, _)) => {
             let of = if footer.origin.seed == otherwise.seed { "other records" } else { "another store" };
             let why = format!("segment is of {of} than the manifest says: file={shown}");
             let lost = vec![range(&shown, 0, &info.first, &info.last)];
             return Ok(Some(Salvaged { written: None, lost, why }));
         }
-        Ok(Err(wrong)) => Err(wrong.to_string()),
-        Err(error) => Err(error.to_string()),
+        Err(wrong) => Err(wrong.to_string()),
     };
-    let sections = footer
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(|footer| check_sections(&file, footer).map_err(|e| e.to_string()));
+    let sections = match footer.as_ref().map(|footer| check_sections(&file, footer)) {
+        Ok(Err(error)) if !is_damage(&error) => return Err(error),
+        Ok(checked) => checked.map_err(|error| error.to_string()),
+        Err(why) => Err(why.clone()),
+    };
     let blocks = (file.len()? / PAGE_BYTES as u64) as u32;
     let pages = footer.as_ref().map_or(blocks, |footer| footer.pages);
     let mut source = Pages { file, buffer: PageBuffer::new(1), id: info.id };
-    let damaged: Vec<u32> = (0..pages).filter(|number| source.read(*number).is_err()).collect();
+    let mut damaged = Vec::new();
+    for number in 0..pages {
+        if source.read(number)?.is_err() {
+            damaged.push(number);
+        }
+    }
     let Err(why) = sections.and_then(|()| match damaged.first() {
         None => Ok(()),
         Some(first) => {
@@ -104,7 +120,7 @@ fn rewrite(
     // `gap` is the first page that could not be read since the last whole one, `before` the last key before the gap.
     let (mut gap, mut before) = (None, info.first);
     for number in 0..pages {
-        let Ok(page) = source.read(number) else {
+        let Ok(page) = source.read(number)? else {
             gap.get_or_insert(number);
             continue;
         };

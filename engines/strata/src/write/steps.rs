@@ -20,7 +20,7 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::write::limits::{HeldBy, held_by};
 use crate::write::output::{Job, Piece, write};
-use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable};
+use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable, oldest_that};
 use crate::write::shared::Shared;
 
 /// The merges in progress, at most one of them into the base.
@@ -95,18 +95,17 @@ impl BaseMerge {
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         let version = Arc::clone(&shared.visible.load().version);
         self.deltas = as_they_are(&version, &self.deltas);
-        let base = Arc::clone(&version.base);
+        // Nothing but the group is held during the step, because the memory of a segment that is held does not come back.
+        let (segments, to) = groups_from(&version.base, &self.from, shared.sizes.segment_records);
         drop(version);
-        let (segments, to) = groups_from(&base, &self.from, shared.sizes.segment_records);
         if segments.first().is_some_and(|segment| segment.is_unreadable()) {
-            self.left_out.push((self.from, to));
+            // The range is there already if the end of the merge has failed and is tried again.
+            if self.left_out.last() != Some(&(self.from, to)) {
+                self.left_out.push((self.from, to));
+            }
         } else {
             let group = Arc::new(Run::new(segments));
-            // The disk must hold all of the deltas until the last group is written.
-            let delta_bytes = || self.deltas.iter().map(|run| run.file_bytes()).sum::<u64>();
-            let needed = group.file_bytes() + if self.asked { 0 } else { delta_bytes() };
-            shared.require_space(needed, shared.reserve_bytes, "a merge")?;
-            self.asked = true;
+            self.find_space(shared, group.file_bytes())?;
             let mut sources = self.deltas.clone();
             sources.push(Arc::clone(&group));
             let closing = group.close();
@@ -129,6 +128,35 @@ impl BaseMerge {
         let Some(to) = to else { return self.end(shared).map(|()| true) };
         self.from = to;
         Ok(false)
+    }
+
+    /// Makes sure that there is disk space for the next group, and once also for all that the deltas add to the base, because they
+    /// stay until the last group. If the disk has no room for all of them, a merge that was not begun leaves out the newest: the
+    /// merge of the others makes room.
+    fn find_space(&mut self, shared: &Shared, group_bytes: u64) -> Result<()> {
+        if self.asked {
+            return shared.require_space(group_bytes, shared.reserve_bytes, "a merge");
+        }
+        let from = self.from;
+        // A merge that a restart has interrupted has made room for the records below `from` already.
+        let left = |segment: &&Arc<Segment>| segment.info.last >= from;
+        let bytes =
+            |run: &Arc<Run>| run.segments().iter().filter(left).map(|segment| segment.file_bytes()).sum::<u64>();
+        let ask = |runs: &[Arc<Run>]| {
+            let needed = group_bytes + runs.iter().map(bytes).sum::<u64>();
+            shared.require_space(needed, shared.reserve_bytes, "a merge")
+        };
+        if let Err(short) = ask(&self.deltas) {
+            let oldest = oldest_that(&self.deltas, |runs| ask(runs).is_ok());
+            if from != [0; 32] || oldest.is_empty() {
+                return Err(short);
+            }
+            self.deltas = oldest.to_vec();
+            // Not all runs of the time of the request are merged now, so another merge has to follow.
+            self.settles = None;
+        }
+        self.asked = true;
+        Ok(())
     }
 
     /// Replaces the deltas by a run of the records that were left out.
@@ -251,8 +279,8 @@ impl Merging {
             Ok(false) => {}
             Ok(true) => self.settled = self.base.take().and_then(|merge| merge.settles),
             Err(failed) => {
-                // A merge that continues would leave the same ranges out twice, so it is given up.
-                if is_unreadable(&merge.deltas) || !merge.left_out.is_empty() {
+                // Older runs than the unreadable one are to be merged without it.
+                if is_unreadable(&merge.deltas) {
                     self.base = None;
                 }
                 return Err(failed);
@@ -298,7 +326,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 }
 
 /// Writes the records of `runs` with `from <= key < to`, into the base or into a delta run, which keeps tombstones.
-fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Piece> {
+fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job<'_>) -> Result<Piece> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
     let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();

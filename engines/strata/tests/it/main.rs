@@ -16,6 +16,7 @@ mod pressure;
 mod reads;
 mod repair;
 mod ring;
+mod space;
 mod support;
 mod trouble;
 mod warm;

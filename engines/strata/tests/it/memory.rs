@@ -129,6 +129,21 @@ fn an_old_reader_does_not_make_the_store_give_away_memory_that_the_reader_holds(
     wait_for("filters, which need that memory more", || stat(&engine, "filter_planes_least") > 0);
 }
 
+#[test]
+fn readers_keep_their_buffers_and_flushes_and_merges_keep_their_memory() {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage, 8 << 20);
+    commit(&engine, 0..1000, 1);
+    engine.settle().unwrap();
+    let before = stat(&engine, "memory_work_bytes");
+    let keys: Vec<Key> = (0..100).map(key).collect();
+    let mut readers: Vec<_> = (0..8).map(|_| engine.reader().unwrap()).collect();
+    for reader in &mut readers {
+        reader.get_many(&keys, &mut vec![None; keys.len()]).unwrap();
+    }
+    wait_for("no more work than before", || stat(&engine, "memory_work_bytes") <= before);
+}
+
 const MEMORY: &str = "STRATA_TEST_MEMORY_MIB";
 const PAIRS: &str = "STRATA_TEST_PAIRS";
 

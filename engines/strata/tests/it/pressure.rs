@@ -343,3 +343,47 @@ fn a_synced_commit_that_begins_a_file_waits_for_one_flush() {
     try_commit(&engine, &fresh(14), 14, Durability::Buffered).unwrap();
     assert_eq!(flushes() - before, 13);
 }
+
+#[test]
+fn a_commit_that_is_held_keeps_no_replaced_file() {
+    const LAST: u64 = 12;
+    let storage = FaultyStorage::default();
+    let engine = Arc::new(groups::open(&storage).unwrap());
+    let mut pairs: Vec<(Key, Value)> = (0..4000).map(|n| (key(n), value(n))).collect();
+    pairs.sort_unstable();
+    engine.load_sorted(&pairs, &at(1)).unwrap();
+    let loaded: Vec<String> = storage.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    let gate = storage.gate();
+    let _opens = Opens(gate);
+    gate.close();
+    let committed = Arc::new(AtomicU64::new(0));
+    let writer = std::thread::spawn({
+        let (engine, committed) = (Arc::clone(&engine), Arc::clone(&committed));
+        move || {
+            for seq in 2..=LAST {
+                // First batches of ten memtables each, because there may not be as many runs of one memtable.
+                let records = if seq < 8 { 2500 } else { 200 };
+                let changes: Vec<_> = (0..records).map(|n| (key(seq * 10_000 + n), Some(value(n)))).collect();
+                try_commit(&*engine, &changes, seq, Durability::Buffered).unwrap();
+                committed.store(seq, Ordering::Relaxed);
+            }
+        }
+    });
+    let now = || committed.load(Ordering::Relaxed);
+    wait_for("a commit that is held", || {
+        let before = now();
+        std::thread::sleep(Duration::from_millis(500));
+        stat(&*engine, "merge_debt_percent") >= 300 && now() == before
+    });
+    let held = now();
+    assert!(held < LAST, "nothing holds commits");
+    // Groups are replaced one by one. The debt stays until the last one is.
+    wait_for("a replaced file to be removed", || {
+        gate.let_one();
+        std::thread::sleep(Duration::from_millis(200));
+        loaded.iter().any(|name| !storage.names().contains(name))
+    });
+    assert_eq!(now(), held, "a file is removed only after the commit");
+    gate.open();
+    writer.join().unwrap();
+}

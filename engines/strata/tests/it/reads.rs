@@ -11,6 +11,7 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 use crate::seq;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
 use solkv_engine_strata::faulty::FaultyStorage;
+use solkv_engine_strata::storage::Storage;
 
 /// Enough memory for all filters and directories and for a record cache, but not for pages.
 const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 6 << 20, disk_reserve_bytes: 1 << 20 };
@@ -187,5 +188,40 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
             let expected = change(n).map_or(Some(key(!n)), |(_, value)| value);
             assert_eq!(reader.get(&key(n)).unwrap(), expected, "n={n}");
         }
+    }
+}
+
+/// A merge whose old and new groups are both there when the manifest is lost leaves a base that overlaps. The repair puts its
+/// segments into delta runs.
+#[test]
+fn a_reader_that_stays_does_not_bring_pairs_back_that_were_changed_after_a_repair() {
+    const COUNT: u64 = 200_000;
+    let storage = FaultyStorage::default();
+    let sizes = Sizes { mem_records: 2000, segment_records: 20_000, wal_bytes: 4 << 20 };
+    let mut pairs: Vec<(Key, Value)> = (0..COUNT).map(|n| (key(n), key(!n))).collect();
+    pairs.sort_unstable();
+    let engine = StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes).unwrap();
+    engine.load_sorted(&pairs, &at(1)).unwrap();
+    let holds_the_old_base = engine.reader().unwrap();
+    let changes: Vec<_> = (COUNT..COUNT + 100).map(|n| (key(n), Some([2; 32]))).collect();
+    try_commit(&engine, &changes, 2, Durability::Buffered).unwrap();
+    engine.settle().unwrap();
+    let copy = storage.copy();
+    drop(holds_the_old_base);
+    copy.remove("MANIFEST").unwrap();
+    let as_storage: Arc<dyn Storage> = Arc::new(copy.clone());
+    let repaired = StrataEngine::repair_on(&as_storage).unwrap();
+    assert!(repaired.lost.iter().any(|line| line.contains("overlap")), "{:?}", repaired.lost);
+
+    let engine = StrataEngine::open_sized(Arc::new(copy), &OPTIONS, sizes).unwrap();
+    assert!(stat(&engine, "memory_page_bytes") == 0 && stat(&engine, "memory_record_cache_bytes") > 0);
+    let mut old = engine.reader().unwrap();
+    let changes: Vec<_> = (0..500).map(|n| (key(n), Some([3; 32]))).collect();
+    try_commit(&engine, &changes, 3, Durability::Buffered).unwrap();
+    engine.settle().unwrap();
+    let mut fresh = engine.reader().unwrap();
+    for n in 0..500 {
+        assert_eq!(old.get(&key(n)).unwrap(), Some(key(!n)), "older: n={n}");
+        assert_eq!(fresh.get(&key(n)).unwrap(), Some([3; 32]), "n={n}");
     }
 }

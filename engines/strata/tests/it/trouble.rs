@@ -17,12 +17,13 @@ use solkv_engine_strata::faulty::FaultyStorage;
 /// Number of pairs in a memtable of [`OPTIONS`].
 const MEMTABLE: u64 = 16 << 10;
 
-struct Store {
-    engine: StrataEngine,
-    disk: FaultyStorage,
-    hooks: Arc<Hooks>,
-    map: Map,
-    seq: u64,
+/// A store on a disk whose trouble a test decides, and its expected content.
+pub(crate) struct Store {
+    pub(crate) engine: StrataEngine,
+    pub(crate) disk: FaultyStorage,
+    pub(crate) hooks: Arc<Hooks>,
+    pub(crate) map: Map,
+    pub(crate) seq: u64,
 }
 
 impl Store {
@@ -34,14 +35,14 @@ impl Store {
         Self::sized(options, Sizes::of(&options))
     }
 
-    fn sized(options: StrataOptions, sizes: Sizes) -> Self {
+    pub(crate) fn sized(options: StrataOptions, sizes: Sizes) -> Self {
         let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
         let storage = Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) };
         let engine = StrataEngine::open_sized(Arc::new(storage), &options, sizes).unwrap();
         Self { engine, disk, hooks, map: Map::new(), seq: 0 }
     }
 
-    fn try_put(&mut self, keys: impl Iterator<Item = u64>) -> engine_api::Result<()> {
+    pub(crate) fn try_put(&mut self, keys: impl Iterator<Item = u64>) -> engine_api::Result<()> {
         let seq = self.seq + 1;
         let changes: Vec<(Key, Option<Value>)> = keys.map(|n| (key(n), Some(value(n ^ seq << 40)))).collect();
         try_commit(&self.engine, &changes, seq, Durability::Buffered)?;
@@ -51,16 +52,16 @@ impl Store {
     }
 
     #[track_caller]
-    fn put(&mut self, keys: impl Iterator<Item = u64>) {
+    pub(crate) fn put(&mut self, keys: impl Iterator<Item = u64>) {
         self.try_put(keys).unwrap();
     }
 
-    fn stat(&self, name: &str) -> u64 {
+    pub(crate) fn stat(&self, name: &str) -> u64 {
         self.engine.stats().unwrap().details.iter().find(|(known, _)| *known == name).unwrap().1
     }
 
     #[track_caller]
-    fn wait_until(&self, what: &str, happened: impl Fn(&Self) -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, happened: impl Fn(&Self) -> bool) {
         let since = Instant::now();
         while !happened(self) {
             assert!(since.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
@@ -69,14 +70,14 @@ impl Store {
     }
 
     #[track_caller]
-    fn assert_holds(&self) {
+    pub(crate) fn assert_holds(&self) {
         assert!(all(&self.engine).unwrap() == self.map, "content differs");
         assert_eq!(self.engine.checkpoint().unwrap(), at(self.seq));
     }
 
     /// Opens the store again on the same disk without any trouble, and expects the same content.
     #[track_caller]
-    fn assert_holds_when_opened_again(self) {
+    pub(crate) fn assert_holds_when_opened_again(self) {
         let Self { engine, disk, map, seq, .. } = self;
         Box::new(engine).close().unwrap();
         let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
@@ -289,6 +290,35 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
 }
 
 #[test]
+fn a_merge_that_leaves_a_segment_out_goes_on_after_a_moment_without_descriptors() {
+    let mut store = Store::new();
+    let mut pairs: Vec<(Key, Value)> = (0..600_000).map(|n| (key(n), value(n))).collect();
+    pairs.sort_unstable();
+    store.seq = 1;
+    store.engine.load_sorted(&pairs, &at(1)).unwrap();
+    store.map.extend(pairs);
+    let mut segments: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    segments.sort();
+    *store.hooks.unreadable.lock() = Some(segments[0].clone());
+    store.put(0..10_000);
+    // The first group is left out, and the second one is merged.
+    store.hooks.merge_segments_left.store(1, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| store.engine.settle());
+        store.wait_until("a group", |store| store.hooks.merge_segments_left.load(Ordering::Relaxed) == 0);
+        store.hooks.no_manifest.store(true, Ordering::Relaxed);
+        store.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(settled.join().unwrap().unwrap_err().kind(), ErrorKind::Retry);
+    });
+    store.engine.settle().unwrap();
+    assert_eq!(store.stat("base_merges_begun"), 1, "what is merged is not merged again");
+    assert_eq!((store.stat("unreadable_segments"), store.stat("delta_runs")), (1, 1));
+    *store.hooks.unreadable.lock() = None;
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
 fn a_delta_that_cannot_be_read_is_left_alone() {
     // Too little memory for its pages to stay in memory.
     let mut store = Store::with(StrataOptions { memory_bytes: 1 << 20, ..OPTIONS });
@@ -355,6 +385,34 @@ fn a_want_of_descriptors_is_no_damage_to_a_repair() {
     assert!(StrataEngine::repair_on(&storage).unwrap().lost.is_empty());
     let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
     assert!(all(&engine).unwrap() == map, "content differs");
+}
+
+#[test]
+fn a_footer_that_the_device_does_not_give_costs_a_repair_its_segment_and_no_other() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.put(0..4000);
+    store.engine.settle().unwrap();
+    let Store { engine, disk, hooks, map, seq } = store;
+    Box::new(engine).close().unwrap();
+    let mut segments: Vec<String> = disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    segments.sort();
+    for names_are_known in [true, false] {
+        let disk = disk.copy();
+        if !names_are_known {
+            disk.remove("MANIFEST").unwrap();
+        }
+        *hooks.unreadable.lock() = Some(segments[1].clone());
+        let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) });
+        let repaired = StrataEngine::repair_on(&storage).unwrap();
+        assert!(repaired.lost.iter().any(|line| line.contains(&segments[1])), "{:?}", repaired.lost);
+        *hooks.unreadable.lock() = None;
+        let engine = StrataEngine::open_sized(Arc::new(disk), &OPTIONS, SIZES).unwrap();
+        let left = all(&engine).unwrap();
+        let missing = map.len() - left.len();
+        assert!(missing > 0 && missing <= SIZES.segment_records as usize, "missing={missing}");
+        assert!(left.iter().all(|(key, value)| map.get(key) == Some(value)));
+        assert_eq!(engine.checkpoint().unwrap(), at(seq));
+    }
 }
 
 #[test]

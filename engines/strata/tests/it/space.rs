@@ -1,0 +1,101 @@
+//! Merges on a disk that is nearly full: no more space than necessary is asked for, and all that can be given up is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use engine_api::{BulkLoad, Engine, Key, Value};
+use solkv_engine_strata::StrataEngine;
+use solkv_engine_strata::faulty::FaultyStorage;
+
+use crate::groups::SIZES;
+use crate::hooked::{Hooked, Hooks};
+use crate::support::{OPTIONS, all, at, key, value};
+use crate::trouble::Store;
+
+/// Number of pairs in the base, which are some thirty groups.
+const BASE: u64 = 12_000;
+/// Free space that a store of [`SIZES`] keeps, in bytes.
+const RESERVE_BYTES: u64 = 3 * SIZES.mem_records as u64 * 64;
+/// More than a segment, a WAL file and a manifest take.
+const SLACK_BYTES: u64 = 50 << 10;
+
+/// Makes a store with a base, and deltas of the pairs `deltas` that no merge is due for.
+fn store(deltas: std::ops::Range<u64>) -> Store {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    let mut pairs: Vec<(Key, Value)> = (0..BASE).map(|n| (key(n), value(n))).collect();
+    pairs.sort_unstable();
+    store.seq = 1;
+    store.engine.load_sorted(&pairs, &at(1)).unwrap();
+    store.map.extend(pairs);
+    for first in deltas.clone().step_by(250) {
+        store.put(first..(first + 250).min(deltas.end));
+    }
+    let flushes = (deltas.end - deltas.start) / 250 - 1;
+    store.wait_until("the flushes", |store| store.stat("flushes") >= flushes);
+    store
+}
+
+fn used_bytes(store: &Store) -> u64 {
+    store.engine.stats().unwrap().disk_bytes
+}
+
+#[test]
+fn a_merge_into_the_base_that_a_restart_has_interrupted_asks_for_the_rest_alone() {
+    const NEW: std::ops::Range<u64> = BASE..BASE + 4000;
+    let whole = store(NEW);
+    whole.hooks.disk_bytes.store(1 << 30, Ordering::Relaxed);
+    whole.engine.settle().unwrap();
+    let peak_bytes = (1 << 30) - whole.hooks.least_free_bytes.load(Ordering::Relaxed);
+    let cut = store(NEW);
+    let left = &cut.hooks.merge_segments_left;
+    left.store(0, Ordering::Relaxed);
+    let killed = std::thread::scope(|scope| {
+        let settled = scope.spawn(|| cut.engine.settle());
+        cut.wait_until("two thirds of the merge", |store| {
+            left.store(1, Ordering::Relaxed);
+            store.stat("base_records") > BASE + 2700
+        });
+        left.store(0, Ordering::Relaxed);
+        let killed = cut.disk.copy();
+        left.store(u64::MAX, Ordering::Relaxed);
+        settled.join().unwrap().unwrap();
+        killed
+    });
+    let hooks = Arc::new(Hooks::default());
+    hooks.disk_bytes.store(peak_bytes + RESERVE_BYTES, Ordering::Relaxed);
+    let engine =
+        StrataEngine::open_sized(Arc::new(Hooked { inner: Arc::new(killed), hooks }), &OPTIONS, SIZES).unwrap();
+    engine.settle().unwrap();
+    assert!(all(&engine).unwrap() == cut.map, "content differs");
+}
+
+#[test]
+fn a_disk_without_room_for_all_deltas_gets_it_from_the_merge_of_the_oldest() {
+    let mut store = store(0..4000);
+    let records = store.stat("delta_records");
+    assert!(store.stat("delta_runs") > 1 && records >= 3750, "records={records}");
+    // The reserve, a group, and room for three quarters of the deltas. They change pairs, so their merge leaves room.
+    let room_bytes = records * 70 / 4 * 3 + RESERVE_BYTES + SLACK_BYTES;
+    store.hooks.disk_bytes.store(used_bytes(&store) + room_bytes, Ordering::Relaxed);
+    store.engine.settle().unwrap();
+    assert_eq!((store.stat("delta_runs"), store.stat("merge_short_of_disk_bytes")), (0, 0));
+    store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
+    store.put(0..10);
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn wal_files_that_wait_to_be_overwritten_are_given_up_before_a_commit_is_refused() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    (0..4).for_each(|n| store.put(n * 250..(n + 1) * 250));
+    let wals = |disk: &FaultyStorage| disk.names().into_iter().filter(|name| name.ends_with(".wal")).count();
+    store.wait_until("spare files", |store| store.stat("flushes") == 3 && wals(&store.disk) >= 3);
+    let before = wals(&store.disk);
+    store.hooks.disk_bytes.store(used_bytes(&store) + RESERVE_BYTES - 1, Ordering::Relaxed);
+    store.put(0..10);
+    assert!(wals(&store.disk) < before, "files={before}");
+    store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
