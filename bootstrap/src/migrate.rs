@@ -170,30 +170,33 @@ fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, di
 /// Ends a migration that finds the new store complete, if it was made from the store that is named now.
 fn end_complete(args: &MigrateArgs) -> Result<u8> {
     let (state, dir) = (State::read(&args.dir)?, args.dir.display());
-    let of_this = match &state {
-        Some(state) => state.source.starts_with(&source_dir(args)?),
+    let (is_of_this, note) = match &state {
+        Some(state) => (state.source.starts_with(&source_dir(args)?), String::new()),
         None => is_source(args)?,
     };
     ensure!(
-        of_this,
-        "the store was not made from this one: dir={dir} loaded={:?} asked_dir={}: name the other, or another directory \
-         for this one",
+        is_of_this,
+        "the store was not made from this one, or not from its present state: dir={dir} loaded={:?} asked_dir={}: name the \
+         other, or another directory for this one",
         state.map_or("unknown".to_owned(), |state| state.source),
         args.from_store.display()
     );
     let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
-    tell!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}");
+    tell!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}{note}");
     Ok(0)
 }
 
 /// Whether the new store's marker names the store to read, in the state that it has now. For a store without a state file,
-/// as copies are.
-fn is_source(args: &MigrateArgs) -> Result<bool> {
-    let (from, _) = open_source(args)?;
+/// as copies are. If the store to read does not open, it is not compared, and the remark says so.
+fn is_source(args: &MigrateArgs) -> Result<(bool, String)> {
+    let from = match open_source(args) {
+        Ok((from, _)) => from,
+        Err(error) => return Ok((true, format!(" (its source was not compared: {error:#})"))),
+    };
     let source = state(args, &*from, &from.checkpoint()?, 0)?.source;
     from.close()?;
     let load = engines::inspect(&args.dir)?.and_then(|known| known.load);
-    Ok(load.is_some_and(|load| load.source == hex(source_id(source.as_bytes()))))
+    Ok((load.is_some_and(|load| load.source == hex(source_id(source.as_bytes()))), String::new()))
 }
 
 /// Returns the digest of a store's pairs; `None` when asked to stop.

@@ -185,7 +185,10 @@ impl Ordered {
                 if !matches!(taken, Ok(true)) {
                     break;
                 }
-                return_to.try_send(chunk.pairs).ok();
+                // A chunk without pairs has no memory to fill again.
+                if chunk.pairs.capacity() > 0 {
+                    return_to.try_send(chunk.pairs).ok();
+                }
             }
             drop(chunks);
             let tally = maker.join().map_err(|_| anyhow!("the ordering thread panicked"))?;

@@ -28,6 +28,8 @@ const POSITION_BYTES: usize = 8;
 const WRITE_BYTES: usize = 1 << 20;
 /// Largest piece of a run to read at a time. Larger ones gain nothing on a flash drive.
 const PIECE_BYTES_MAX: usize = 1 << 20;
+/// Bytes announced at a time. The kernel takes no more of them than a device's readahead, which is 128 KiB by default.
+const ANNOUNCED_BYTES: usize = 128 << 10;
 /// The unit in which the kernel reads and writes files.
 const PAGE_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"solkvrun";
@@ -361,7 +363,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Reads the next piece, and makes the kernel read the one after it.
+    /// Reads the next piece, and makes the kernel begin with the one after it.
     fn read_piece(&mut self) -> Result<()> {
         let piece_bytes = (self.piece_blocks * BLOCK_BYTES) as u64;
         let (offset, length) = (self.next_piece, self.run.bytes());
@@ -374,7 +376,11 @@ impl Reader {
         self.next_piece = offset + self.piece.len() as u64;
         // The page cache has a copy of this piece, which nobody needs.
         advise(&self.file, offset, self.next_piece, Advice::DontNeed);
-        advise(&self.file, self.next_piece, length.min(self.next_piece + piece_bytes), Advice::WillNeed);
+        let end = length.min(self.next_piece + piece_bytes);
+        for start in (self.next_piece..end).step_by(ANNOUNCED_BYTES) {
+            let bytes = NonZeroU64::new((end - start).min(ANNOUNCED_BYTES as u64));
+            fadvise(&self.file, start, bytes, Advice::WillNeed).ok();
+        }
         Ok(())
     }
 }

@@ -32,6 +32,9 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// Largest window that zstd knows, as a power of two.
 const WINDOW_LOG_MAX: u32 = 31;
 
+/// Words of zstd's error for a window beyond the limit.
+const WINDOW_REFUSED: &str = "too much memory";
+
 /// Compression format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
@@ -71,9 +74,9 @@ impl Packing {
             Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
             Self::Zstd => {
                 let mut unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
-                let window_bytes = window_bytes_max(&probe::memory_limit());
-                unpacked.window_log_max(window_bytes.ilog2().min(WINDOW_LOG_MAX)).context("cannot unpack zstd")?;
-                Box::new(BufReader::with_capacity(BUFFER_BYTES, Windowed { unpacked, window_bytes }))
+                let window_log = window_bytes_max(&probe::memory_limit()).ilog2().min(WINDOW_LOG_MAX);
+                unpacked.window_log_max(window_log).context("cannot unpack zstd")?;
+                Box::new(BufReader::with_capacity(BUFFER_BYTES, Windowed { unpacked, window_bytes: 1 << window_log }))
             }
         })
     }
@@ -94,7 +97,9 @@ impl Packing {
         let unpacked = packing.open(Box::new(Cursor::new(first.to_vec())))?;
         let read = unpacked.take(LOOK_BYTES).read_to_end(&mut Vec::new());
         // These first bytes may end before the packed data does.
-        let is_packed = read.map_or_else(|error| error.kind() == Io::UnexpectedEof, |_| true);
+        let is_begun =
+            |error: io::Error| error.kind() == Io::UnexpectedEof || error.to_string().contains(WINDOW_REFUSED);
+        let is_packed = read.map_or_else(is_begun, |_| true);
         Ok(if is_packed { packing } else { Self::None })
     }
 }
@@ -108,8 +113,8 @@ struct Windowed<R> {
 impl<R: Read> Read for Windowed<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.unpacked.read(buffer).map_err(|error| match error.to_string() {
-            why if why.contains("too much memory") => io::Error::other(format!(
-                "{why}: window_max_bytes={}, an eighth of this process's memory: raise the memory limit, or pack the file \
+            why if why.contains(WINDOW_REFUSED) => io::Error::other(format!(
+                "{why}: window_max_bytes={}, at most an eighth of this process's memory: raise the memory limit, or pack the file \
                  again without --long and --ultra",
                 self.window_bytes
             )),

@@ -50,6 +50,9 @@ pub(crate) struct Origin {
     pub(crate) base: bool,
     /// Checkpoint of that batch, or of the load that wrote the segment.
     pub(crate) checkpoint: Checkpoint,
+    /// Whether the flush or the load has written other segments after this one. Without them it has only a part of what its batch and
+    /// checkpoint stand for.
+    pub(crate) part: bool,
 }
 
 /// Decoded content of a footer.
@@ -98,7 +101,8 @@ struct RawFooter {
     records: U64,
     tombstones: U64,
     pages: U32,
-    zero: U32,
+    /// 1 if the segment is a part of a flush or a load and not the last one, otherwise 0.
+    part: U32,
     first: Key,
     last: Key,
     /// The filter planes in order, then the directory.
@@ -143,7 +147,7 @@ impl Footer {
             records: self.info.records.into(),
             tombstones: self.info.tombstones.into(),
             pages: self.pages.into(),
-            zero: U32::ZERO,
+            part: u32::from(self.origin.part).into(),
             first: self.info.first,
             last: self.info.last,
             sections: std::array::from_fn(|n| section(self.planes.get(n).unwrap_or(&self.directory))),
@@ -201,6 +205,7 @@ impl Footer {
                 batch: raw.batch.get(),
                 base: raw.base.get() == 1,
                 checkpoint,
+                part: raw.part.get() == 1,
             },
         };
         footer.check().map_err(Wrong::Damaged)?;
@@ -254,7 +259,13 @@ mod tests {
             pages: 2,
             planes: std::array::from_fn(|n| section(8192 + n as u64 * 4096, plane_bytes(n, 100))),
             directory: section(20480, 16),
-            origin: Origin { seed: Seed::fixed(), batch: 17, base: true, checkpoint: Checkpoint::new(9, &[8; 24]) },
+            origin: Origin {
+                seed: Seed::fixed(),
+                batch: 17,
+                base: true,
+                checkpoint: Checkpoint::new(9, &[8; 24]),
+                part: true,
+            },
         };
         let bytes = footer.encode().expect("short enough");
         assert_eq!(Footer::decode(&bytes), Ok(footer));

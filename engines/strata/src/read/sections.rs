@@ -20,11 +20,15 @@ pub(crate) type ReadFooter = fn(&ReadFile) -> Result<Stored>;
 /// Reads a footer for a repair, to which one that the device does not give is damage as well.
 pub(crate) fn salvage_footer(file: &ReadFile) -> Result<Stored> {
     match read_footer(file) {
-        Err(failed) if !matches!(failed.kind(), ErrorKind::Retry | ErrorKind::FixInput) => {
-            Ok(Err(Wrong::Damaged(failed.to_string())))
-        }
+        Err(failed) if is_damage(&failed) => Ok(Err(Wrong::Damaged(failed.to_string()))),
         read => read,
     }
+}
+
+/// Whether the error of a read means that something of the file is lost. A want of descriptors or memory passes, and
+/// permissions can be mended.
+pub(crate) fn is_damage(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Retry | ErrorKind::FixInput)
 }
 
 pub(crate) fn read_footer(file: &ReadFile) -> Result<Stored> {

@@ -33,8 +33,8 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
         // A load that was interrupted repeats this chunk: all or part of it is in the store already.
         return overwrite(shared, &mut writer, pairs, checkpoint);
     }
-    let before = shared.visible.load().checkpoint.clone();
-    let written = write_pairs(shared, pairs, &before, checkpoint)?;
+    // No batch has a record in a loaded segment, so its origin is batch 0.
+    let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
     shared.counters.loaded(pairs.len());
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
@@ -73,7 +73,7 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
     // The copy lacks the same data that repairs of this store gave up.
-    lost::add(&target, &lost::read(&*shared.storage)?)?;
+    lost::copy(&*shared.storage, &target)?;
     sync_dir(&target)?;
     copy.write(&target)
 }

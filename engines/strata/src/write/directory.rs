@@ -131,7 +131,7 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
             Own::Wal(id) if id >= manifest.wal_floor => found.wals.push(id),
             obsolete => found.obsolete.push(obsolete.name()),
         }
-        if let Some(why) = is_foreign(storage, manifest, own, read_footer)? {
+        if let Some(why) = is_foreign(storage, manifest, own)? {
             return refused(why);
         }
     }
@@ -261,12 +261,7 @@ impl Unnamed {
 }
 
 /// Returns a message if a file is whole and another store wrote it. A file that is not whole may be left by a crash.
-pub(crate) fn is_foreign(
-    storage: &dyn Storage,
-    manifest: &Manifest,
-    own: Own,
-    read: ReadFooter,
-) -> Result<Option<String>> {
+pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -> Result<Option<String>> {
     let not_own = |why: &str| {
         let shown = shown(storage, &own.name());
         format!("a file is in the store's directory that is not its own: file={shown} is {why}")
@@ -278,7 +273,7 @@ pub(crate) fn is_foreign(
         }
         Own::Segment(id) => id,
     };
-    let footer = read(&ReadFile::open(storage, &segment::name(id))?)?;
+    let footer = read_footer(&ReadFile::open(storage, &segment::name(id))?)?;
     Ok(match footer {
         Ok((footer, _)) if footer.origin.seed != manifest.seed => Some(not_own("a segment of another store")),
         Ok((footer, _)) if footer.info.id != id => Some(not_own(&format!("segment={}", footer.info.id))),

@@ -139,7 +139,8 @@ mod tests {
     fn written(room: Room, write: impl FnOnce(&mut SegmentWriter) -> Result<()>) -> Vec<u8> {
         let dir = tempfile::tempdir().expect("a directory");
         let storage: Arc<dyn Storage> = Arc::new(DirStorage::open(dir.path()).expect("a directory"));
-        let origin = Origin { seed: Seed::fixed(), batch: 0, base: true, checkpoint: Checkpoint::new(3, &[4; 7]) };
+        let checkpoint = Checkpoint::new(3, &[4; 7]);
+        let origin = Origin { seed: Seed::fixed(), base: true, checkpoint, ..Origin::default() };
         let mut writer = SegmentWriter::create(&storage, 5, &origin, room).expect("a new file");
         write(&mut writer).and_then(|()| writer.finish_alone()).expect("written");
         std::fs::read(dir.path().join(crate::read::segment::name(5))).expect("it is there")

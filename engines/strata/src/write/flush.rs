@@ -76,12 +76,7 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     let _order = shared.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
     let mut list = Merged::new(vec![Cursor::Flush(frozen.mem.sorted(frozen.length)?)])?;
     let origin = shared.origin(frozen.batch, false, &frozen.checkpoint);
-    let before = {
-        let manifest = shared.install.lock();
-        shared.origin(manifest.batch, false, &manifest.checkpoint)
-    };
-    let job = Job::Flush { records: frozen.length, before: &before };
-    let segments = write(shared, &mut list, &origin, job)?.segments;
+    let segments = write(shared, &mut list, &origin, Job::Flush(frozen.length))?.segments;
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     if !segments.is_empty() {

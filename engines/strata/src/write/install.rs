@@ -65,7 +65,7 @@ impl Shared {
 
     /// Origin of the records of a segment that is written now.
     pub(crate) fn origin(&self, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
-        Origin { seed: self.reads.seed, batch, base, checkpoint: checkpoint.clone() }
+        Origin { seed: self.reads.seed, batch, base, checkpoint: checkpoint.clone(), part: false }
     }
 
     /// Returns a number for a new file. Each number is given once.

@@ -16,6 +16,8 @@ pub(crate) const NAME: &str = "LOST";
 
 /// Largest number of lines, less than 4 MiB. More ranges tell nobody more, and the file is read whole at each opening.
 const LINES_MAX: usize = 10_000;
+/// End of the last line if there are more losses; a number precedes it.
+const MORE: &str = " more losses at least, which only the output of a repair has named";
 
 /// Returns the losses, a line each; none if there is no file. A file without a line was emptied, which still means that
 /// something is lost.
@@ -32,22 +34,41 @@ pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
     })
 }
 
-/// Adds these lines durably, or their number if they are too many. A line that is there already is not added again, because an interrupted repair reports the
-/// same losses when it is repeated.
+/// Adds these lines durably. A line that is there already is not added again, because an interrupted repair reports the same
+/// losses when it is repeated. If there are too many lines, the last one tells how many more there are at least.
 ///
 /// # Errors
 /// I/O errors of reading and writing, which name the file.
 pub(crate) fn add(storage: &dyn Storage, lost: &[String]) -> Result<()> {
-    let before = read(storage)?;
-    let known: HashSet<&String> = before.iter().collect();
-    let new: Vec<&String> = lost.iter().filter(|line| !known.contains(line)).collect();
-    let room = LINES_MAX.saturating_sub(before.len() + 1);
-    let more = new.len().saturating_sub(room);
-    let rest =
-        (more > 0).then(|| format!("{more} more ranges or batches, which only the repair's own output has named"));
-    let all = before.iter().chain(new.into_iter().take(room)).chain(rest.iter());
-    let text: String = all.map(|line| format!("{line}\n")).collect();
-    if lost.is_empty() { Ok(()) } else { replace(storage, NAME, text.as_bytes()) }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let mut lines = read(storage)?;
+    let counted = lines.last().and_then(|line| line.strip_suffix(MORE)?.parse::<usize>().ok());
+    lines.truncate(lines.len() - usize::from(counted.is_some()));
+    let known: HashSet<&String> = lines.iter().collect();
+    let new: Vec<String> = lost.iter().filter(|line| !known.contains(line)).cloned().collect();
+    lines.extend(new);
+    let more = lines.len().saturating_sub(LINES_MAX - 1).max(counted.unwrap_or(0));
+    if more > 1 {
+        lines.truncate(LINES_MAX - 1);
+        lines.push(format!("{more}{MORE}"));
+    }
+    write(storage, &lines)
+}
+
+/// Copies the losses of a store to its copy.
+///
+/// # Errors
+/// As [`add`].
+pub(crate) fn copy(from: &dyn Storage, to: &dyn Storage) -> Result<()> {
+    let lines = read(from)?;
+    if lines.is_empty() { Ok(()) } else { write(to, &lines) }
+}
+
+fn write(storage: &dyn Storage, lines: &[String]) -> Result<()> {
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    replace(storage, NAME, text.as_bytes())
 }
 
 #[cfg(test)]
@@ -60,11 +81,17 @@ mod tests {
         let storage = FaultyStorage::default();
         let lines = |from: usize, to: usize| (from..to).map(|n| format!("range {n:0200}")).collect::<Vec<_>>();
         add(&storage, &lines(0, 3)).unwrap();
-        add(&storage, &lines(0, 400_000)).unwrap();
-        let read = read(&storage).unwrap();
-        assert_eq!(read.len(), LINES_MAX);
-        assert_eq!(read[..3], lines(0, 3));
+        // A repair that is interrupted names them again.
+        for _ in 0..2 {
+            add(&storage, &lines(0, 400_000)).unwrap();
+        }
+        let lost = read(&storage).unwrap();
+        assert_eq!(lost.len(), LINES_MAX);
+        assert_eq!(lost[..LINES_MAX - 1], lines(0, LINES_MAX - 1));
         let more = 400_000 - (LINES_MAX - 1);
-        assert!(read[LINES_MAX - 1].starts_with(&format!("{more} more")), "{}", read[LINES_MAX - 1]);
+        assert_eq!(lost[LINES_MAX - 1], format!("{more}{MORE}"));
+        let other = FaultyStorage::default();
+        copy(&storage, &other).unwrap();
+        assert_eq!(read(&other).unwrap(), lost);
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
+use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
@@ -25,10 +25,9 @@ const LOOK_RECORDS: u64 = 1 << 16;
 
 /// The kind of run that is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Job<'a> {
-    /// A memtable of at most this many records, as one run. All segments but the last have the origin `before`, because a
-    /// manifest that is rebuilt from some of them must not promise all of its batches.
-    Flush { records: usize, before: &'a Origin },
+pub(crate) enum Job {
+    /// A memtable of at most this many records, as one run.
+    Flush(usize),
     /// Several delta runs as one, a segment of it at a time.
     Deltas,
     /// Delta runs merged into a group of the base whose last key this is. Records after that key are written a segment
@@ -38,13 +37,13 @@ pub(crate) enum Job<'a> {
     LeftOut,
 }
 
-impl Job<'_> {
+impl Job {
     /// Whether the job may stop before this key and continue later.
     fn may_end_before(self, key: &Key) -> bool {
         match self {
             Self::Deltas => true,
             Self::Base(last) => last.is_none_or(|last| last < *key),
-            Self::Flush { .. } | Self::LeftOut => false,
+            Self::Flush(_) | Self::LeftOut => false,
         }
     }
 }
@@ -89,7 +88,7 @@ impl Shared {
 }
 
 /// Writes records as segments. Tombstones are left out of the base.
-pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job<'_>) -> Result<Piece> {
+pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Piece> {
     let mut segments = Vec::new();
     match write_into(shared, records, origin, job, &mut segments) {
         Ok(next) => Ok(Piece { segments, next }),
@@ -105,15 +104,15 @@ fn write_into(
     shared: &Shared,
     records: &mut Merged,
     origin: &Origin,
-    job: Job<'_>,
+    job: Job,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<Option<Key>> {
     let records_max = match job {
-        Job::Flush { records, .. } => (records as u64).min(shared.sizes.segment_records),
+        Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
         _ => shared.sizes.segment_records,
     };
-    let first = if let Job::Flush { before, .. } = job { before } else { origin };
-    let mut output = Output { shared, first, last: origin, records_max, writer: None, segments };
+    let has_parts = matches!(job, Job::Flush(_));
+    let mut output = Output { shared, origin, has_parts, records_max, writer: None, segments };
     // Several checks a group, even if groups are small.
     let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
@@ -126,7 +125,7 @@ fn write_into(
         if seen.is_multiple_of(check) {
             match job {
                 // Commits continue during a flush, so prepare for them.
-                Job::Flush { .. } => shared.work_ahead(),
+                Job::Flush(_) => shared.work_ahead(),
                 _ => {
                     pace.keep(shared, check * PAIR_BYTES)?;
                     look(shared)?;
@@ -197,19 +196,11 @@ impl Pace {
     }
 }
 
-/// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment. All but the last name
-/// the checkpoint `before`, because a manifest that is rebuilt from some of them must not promise all of the pairs.
-pub(crate) fn write_pairs(
-    shared: &Shared,
-    pairs: &[(Key, Value)],
-    before: &Checkpoint,
-    checkpoint: &Checkpoint,
-) -> Result<Vec<Arc<Segment>>> {
+/// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment.
+pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
     let last = pairs.last().map(|(key, _)| *key);
     let write = |part: &[(Key, Value)]| {
-        let is_last = part.last().map(|(key, _)| *key) == last;
-        // No batch has a record in a loaded segment, so its origin is batch 0.
-        let origin = shared.origin(0, true, if is_last { checkpoint } else { before });
+        let origin = Origin { part: part.last().map(|(key, _)| *key) != last, ..origin.clone() };
         // Readers do not ask for pages during a load, so none are kept in memory.
         let room = Room::for_load(THREADS, part.len() as u64, &shared.budget);
         let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), &origin, room)?;
@@ -232,9 +223,9 @@ pub(crate) fn write_pairs(
 /// Cuts a stream of records into segments.
 struct Output<'a> {
     shared: &'a Shared,
-    /// Origin of the last segment, and of those before it.
-    last: &'a Origin,
-    first: &'a Origin,
+    origin: &'a Origin,
+    /// Whether all segments but the last are only a part of what the origin says.
+    has_parts: bool,
     /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
@@ -250,7 +241,7 @@ impl Output<'_> {
     fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         // A full segment waits for the next record, because only then is it known not to be the last.
         if self.is_full() {
-            self.finish(self.first)?;
+            self.finish(self.has_parts)?;
         }
         let open = match &mut self.writer {
             Some(open) => open,
@@ -258,7 +249,7 @@ impl Output<'_> {
                 let kept = self.shared.room_for_pages(self.records_max);
                 let room = Room::of(self.records_max, &self.shared.budget, kept);
                 let id = self.shared.new_id();
-                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.last, room)?)
+                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.origin, room)?)
             }
         };
         open.push(key, value)
@@ -266,12 +257,12 @@ impl Output<'_> {
 
     /// Completes the last segment, if there is one.
     fn end(&mut self) -> Result<()> {
-        self.finish(self.last)
+        self.finish(false)
     }
 
-    fn finish(&mut self, origin: &Origin) -> Result<()> {
+    fn finish(&mut self, part: bool) -> Result<()> {
         if let Some(mut writer) = self.writer.take() {
-            writer.origin = origin.clone();
+            writer.origin.part = part;
             self.segments.push(self.shared.complete(writer)?);
         }
         Ok(())

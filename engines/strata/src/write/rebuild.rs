@@ -39,12 +39,13 @@ type Found = (SegmentInfo, Origin);
 pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repaired) -> Result<Rebuilt> {
     let (found, mut unused) = footers(&**storage, told)?;
     let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
-    let newest = found.iter().max_by_key(|(info, origin)| (origin.checkpoint.seq, origin.batch, info.id));
-    match newest {
-        Some((_, origin)) => (manifest.seed, manifest.checkpoint) = (origin.seed, origin.checkpoint.clone()),
-        None => manifest.seed = Seed::random()?,
+    manifest.seed = found.first().map_or_else(Seed::random, |(_, origin)| Ok(origin.seed))?;
+    // A part of a flush or a load does not show that the rest is there.
+    let ends = || found.iter().filter(|(_, origin)| !origin.part);
+    if let Some((_, origin)) = ends().max_by_key(|(info, origin)| (origin.checkpoint.seq, origin.batch, info.id)) {
+        manifest.checkpoint = origin.checkpoint.clone();
     }
-    manifest.batch = found.iter().map(|(_, origin)| origin.batch).max().unwrap_or(0);
+    manifest.batch = ends().map(|(_, origin)| origin.batch).max().unwrap_or(0);
     told.findings.push(format!(
         "{why}: made anew of {} segments: batch={} seq={}",
         found.len(),

@@ -21,7 +21,7 @@ use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
-use crate::read::sections::salvage_footer;
+use crate::read::sections::{is_damage, salvage_footer};
 use crate::storage::Storage;
 use crate::write::directory::{
     Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files,
@@ -131,7 +131,7 @@ impl Repair<'_> {
                 self.manifest.next_id = self.manifest.next_id.max(own.id() + 1);
             }
             let why = match beyond {
-                None if !self.rebuilt => is_foreign(storage, &self.manifest, own, salvage_footer)?,
+                None if !self.rebuilt => self.is_of_others(own)?,
                 beyond => beyond,
             };
             if let Some(why) = why {
@@ -140,6 +140,21 @@ impl Repair<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or it is not named and its
+    /// footer cannot be read, so that no opening would know what it is.
+    fn is_of_others(&self, own: Own) -> Result<Option<String>> {
+        let failed = match is_foreign(&**self.storage, &self.manifest, own) {
+            Err(failed) if is_damage(&failed) => failed,
+            known => return known,
+        };
+        let is_named = self.manifest.runs.iter().flatten().any(|info| Own::Segment(info.id) == own);
+        match own {
+            Own::Segment(_) if is_named => Ok(None),
+            Own::Segment(_) => Ok(Some(format!("a file that the store does not use cannot be read: {failed}"))),
+            Own::Wal(_) => Err(failed),
+        }
     }
 
     fn new_id(&mut self) -> u64 {
@@ -160,6 +175,7 @@ impl Repair<'_> {
                     batch: if run == base { 0 } else { self.manifest.batch },
                     base: run == base,
                     checkpoint: self.manifest.checkpoint.clone(),
+                    part: false,
                 };
                 let id = self.new_id();
                 let Salvaged { written, lost, why } = match salvage(self.storage, &info, &otherwise, id)? {
@@ -217,7 +233,7 @@ impl Repair<'_> {
             let mut writer = SegmentWriter::create(
                 storage,
                 next_id,
-                &Origin { seed, batch, base: false, checkpoint },
+                &Origin { seed, batch, checkpoint, ..Origin::default() },
                 Room::alone(),
             )?;
             next_id += 1;

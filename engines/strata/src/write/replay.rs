@@ -204,7 +204,7 @@ impl Replay<'_> {
     }
 
     fn origin(&self, batch: u64, checkpoint: &Checkpoint) -> Origin {
-        Origin { seed: self.reads.seed, batch, base: false, checkpoint: checkpoint.clone() }
+        Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() }
     }
 
     /// Writes the records as a run that no manifest names yet.

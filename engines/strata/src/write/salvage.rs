@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use engine_api::{Error, ErrorKind, Key, Result};
+use engine_api::{Key, Result};
 
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::format::footer::{Origin, SegmentInfo};
 use crate::format::page::Page;
-use crate::read::sections::{check_sections, salvage_footer};
+use crate::read::sections::{check_sections, is_damage, salvage_footer};
 use crate::read::segment::name;
 use crate::storage::{PAGE_BYTES, Storage};
 use crate::write::writer::{Room, SegmentWriter};
@@ -42,12 +42,6 @@ impl Pages {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Whether an error means that something of the file is lost. A want of descriptors or memory passes, and permissions can
-/// be mended.
-fn is_damage(error: &Error) -> bool {
-    !matches!(error.kind(), ErrorKind::Retry | ErrorKind::FixInput)
 }
 
 /// Reads all of the segment `info`. Returns `None` if it is whole. Otherwise writes its readable records as segment

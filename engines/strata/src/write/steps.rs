@@ -56,6 +56,8 @@ struct BaseMerge {
     /// The last request to settle that was made before the merge began, with all runs of that time; `None` if there was
     /// none.
     settles: Option<u64>,
+    /// Whether the merge was begun here, and not before a restart.
+    is_new: bool,
     /// Whether the merge has made sure that there is disk space for the deltas, which stay until the end.
     asked: bool,
 }
@@ -85,7 +87,7 @@ impl DeltaMerge {
 
 impl BaseMerge {
     fn new(deltas: Vec<Arc<Run>>, from: Key, settles: Option<u64>) -> Self {
-        Self { deltas, from, left_out: Vec::new(), settles, asked: false }
+        Self { deltas, from, left_out: Vec::new(), settles, is_new: from == [0; 32], asked: false }
     }
 
     /// Merges the next group of the base. Returns whether it was the last.
@@ -100,7 +102,7 @@ impl BaseMerge {
         drop(version);
         if segments.first().is_some_and(|segment| segment.is_unreadable()) {
             // The range is there already if the end of the merge has failed and is tried again.
-            if self.left_out.last() != Some(&(self.from, to)) {
+            if self.left_out.last().is_none_or(|(from, _)| *from != self.from) {
                 self.left_out.push((self.from, to));
             }
         } else {
@@ -146,14 +148,17 @@ impl BaseMerge {
             let needed = group_bytes + runs.iter().map(bytes).sum::<u64>();
             shared.require_space(needed, shared.reserve_bytes, "a merge")
         };
-        if let Err(short) = ask(&self.deltas) {
-            let oldest = oldest_that(&self.deltas, |runs| ask(runs).is_ok());
-            if from != [0; 32] || oldest.is_empty() {
-                return Err(short);
+        if ask(&self.deltas).is_err() {
+            let fits = |runs: &[Arc<Run>]| self.is_new && ask(runs).is_ok();
+            let oldest = oldest_that(&self.deltas, fits).to_vec();
+            if oldest.is_empty() {
+                // Ask for all of them again, because the statistics have the space that the last one asked for lacks.
+                ask(&self.deltas)?;
+            } else {
+                self.deltas = oldest;
+                // Not all runs of the time of the request are merged now, so another merge has to follow.
+                self.settles = None;
             }
-            self.deltas = oldest.to_vec();
-            // Not all runs of the time of the request are merged now, so another merge has to follow.
-            self.settles = None;
         }
         self.asked = true;
         Ok(())
@@ -326,7 +331,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 }
 
 /// Writes the records of `runs` with `from <= key < to`, into the base or into a delta run, which keeps tombstones.
-fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job<'_>) -> Result<Piece> {
+fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Piece> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
     let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();
@@ -338,7 +343,7 @@ fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     // A group of the base may have records of a merge that was given up, which are newer than these deltas.
     let segments = runs.iter().flat_map(|run| run.segments());
     match segments.max_by_key(|segment| segment.origin().batch) {
-        Some(newest) => Origin { base, ..newest.origin().clone() },
+        Some(newest) => Origin { base, part: false, ..newest.origin().clone() },
         None => shared.origin(0, base, &Checkpoint::default()),
     }
 }

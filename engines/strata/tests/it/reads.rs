@@ -1,15 +1,15 @@
 //! Device reads of gets, counted.
 
 use std::path::Path;
-
 use std::sync::Arc;
+use std::time::Duration;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Durability, Engine, Key, Reader, Value};
 use proptest::prelude::*;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
-use crate::seq;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
+use crate::{seq, wait_for};
 use solkv_engine_strata::faulty::FaultyStorage;
 use solkv_engine_strata::storage::Storage;
 
@@ -27,13 +27,28 @@ fn opened(dir: &Path, mut pairs: Vec<(Key, Value)>) -> (StrataEngine, Vec<(Key, 
     (engine, pairs)
 }
 
+/// Opens a reader that has its buffers for many keys. The store has made room for them and divides its memory no more, so
+/// the record cache keeps what it gets.
+fn reader(engine: &StrataEngine) -> Box<dyn Reader + '_> {
+    let mut reader = engine.reader().unwrap();
+    reader.get_many(&[[0; 32]], &mut [None]).unwrap();
+    let cache = || (stat(engine, "memory_owed_bytes"), stat(engine, "memory_record_cache_bytes"));
+    // The store looks around once a second.
+    wait_for("the memory to be divided", || {
+        let before = cache();
+        std::thread::sleep(Duration::from_millis(1500));
+        before.0 == 0 && cache() == before
+    });
+    reader
+}
+
 #[test]
 fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_all() {
     const COUNT: usize = 200_000;
     let dir = tempfile::tempdir().unwrap();
     let (engine, pairs) = opened(dir.path(), (0..COUNT as u64).map(|n| (key(n), key(!n))).collect());
     let reads = || stat(&engine, "get_reads");
-    let mut reader = engine.reader().unwrap();
+    let mut reader = reader(&engine);
     // One in 64 of them begins a page. There are so few that the sets of the cache have room for all, whatever the
     // seed.
     let (one, many) = pairs[1000..3000].split_at(1000);
@@ -66,7 +81,7 @@ fn keys_with_the_same_first_eight_bytes_take_a_search_once_and_no_read_afterward
     let pairs = (0..ALIKE).map(|n| (alike(n), [3; 32])).chain((0..200_000).map(|n| (key(n), [4; 32])));
     let (engine, _) = opened(dir.path(), pairs.collect());
     let reads = || stat(&engine, "get_reads");
-    let mut reader = engine.reader().unwrap();
+    let mut reader = reader(&engine);
     let keys: Vec<Key> = (0..ALIKE).step_by(3).map(alike).collect();
     let (one, many) = keys.split_at(1000);
     let before = reads();

@@ -416,6 +416,27 @@ fn a_footer_that_the_device_does_not_give_costs_a_repair_its_segment_and_no_othe
 }
 
 #[test]
+fn a_file_that_the_store_does_not_use_and_the_device_does_not_give_is_set_aside() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.put(0..4000);
+    store.engine.settle().unwrap();
+    let Store { engine, disk, hooks, map, .. } = store;
+    Box::new(engine).close().unwrap();
+    // As a crash leaves it, with a number that was given.
+    let left = "000000000001.seg".to_owned();
+    assert!(!disk.names().contains(&left));
+    disk.create(&left).unwrap().write_at(&[7; 4096], 0).unwrap();
+    *hooks.unreadable.lock() = Some(left.clone());
+    let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks });
+    let repaired = StrataEngine::repair_on(&storage).unwrap();
+    assert!(repaired.lost.is_empty() && repaired.findings.iter().any(|line| line.contains("cannot be read")));
+    let names = disk.names();
+    assert!(!names.contains(&left) && names.contains(&format!("{left}.set-aside")), "{names:?}");
+    let engine = StrataEngine::open_sized(storage, &OPTIONS, SIZES).unwrap();
+    assert!(all(&engine).unwrap() == map, "content differs");
+}
+
+#[test]
 fn a_store_that_loses_its_manifest_in_its_first_merge_keeps_everything() {
     let mut store = Store::sized(OPTIONS, SIZES);
     for n in 0..3 {
