@@ -1,13 +1,13 @@
 #!/bin/sh
 # Measures strata in the states that users get, and says which of its targets are met. `make bench-strata` runs it; a second run completes the
-# missing parts. With names of pieces it runs only these (the times of before, loads, load-300m and zipfian are estimates):
+# missing parts. With names of pieces it runs only these (the time of zipfian is an estimate):
 #   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 8 minutes
-#   before    the same, beside an earlier commit of strata, which is built for it     5 GB, a quarter of an hour
+#   before    the same, beside an earlier commit of strata, which is built for it     5 GB, 5 minutes
 #   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 3 minutes
 #   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
-#   loads     loads of 50M pairs until they have settled, all engines                 15 GB, half an hour
+#   loads     loads of 50M pairs until they have settled, all engines                 15 GB, 35 minutes
 #   inserts   300M pairs in shuffled order with lookups in between, 1 and 4 GiB       30 GB, 11 minutes
-#   load-300m the default load of 300M pairs under 1 GiB, then a live stream          40 GB, 8 minutes
+#   load-300m the default load of 300M pairs under 1 GiB, then a live stream          40 GB, 5 minutes
 #   updates   reads of 100M pairs beside 10,000 updates a second                      15 GB, half an hour
 #   zipfian   popular keys after ten minutes of them, all engines                     20 GB, three hours
 set -eu

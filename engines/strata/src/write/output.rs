@@ -224,7 +224,7 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
 struct Output<'a> {
     shared: &'a Shared,
     origin: &'a Origin,
-    /// Whether all segments but the last are only a part of what the origin says.
+    /// Whether all segments but the last are marked as parts: see [`Origin`].
     has_parts: bool,
     /// Largest number of records of a segment.
     records_max: u64,

@@ -143,7 +143,7 @@ impl Repair<'_> {
     }
 
     /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or it is not named and its
-    /// footer cannot be read, so that no opening would know what it is.
+    /// footer cannot be read, so that every opening would fail at it.
     fn is_of_others(&self, own: Own) -> Result<Option<String>> {
         let failed = match is_foreign(&**self.storage, &self.manifest, own) {
             Err(failed) if is_damage(&failed) => failed,

@@ -28,7 +28,7 @@ fn opened(dir: &Path, mut pairs: Vec<(Key, Value)>) -> (StrataEngine, Vec<(Key, 
 }
 
 /// Opens a reader that has its buffers for many keys. The store has made room for them and divides its memory no more, so
-/// the record cache keeps what it gets.
+/// the record cache keeps its pairs.
 fn reader(engine: &StrataEngine) -> Box<dyn Reader + '_> {
     let mut reader = engine.reader().unwrap();
     reader.get_many(&[[0; 32]], &mut [None]).unwrap();
