@@ -13,6 +13,7 @@ use engine_api::{Engine, Error, ErrorKind, Result};
 
 use crate::checked::{self, Found};
 use crate::directory::{CONTRADICTION, DATA, new_dir, sync_parent};
+use crate::lock;
 use crate::marker::{self, Identity};
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
@@ -73,6 +74,7 @@ fn fill(engine: &dyn Engine, identity: &Identity, store: &Path, partial: &Path) 
     if let Some(text) = before.or(noted(store)?) {
         checked::write(&partial.join(CONTRADICTION), &text)?;
     }
+    lock::make(partial)?;
     // The marker is written last, and is synced with its directory. So a directory with a marker is complete, whatever
     // its name is.
     marker::write(partial, &identity.clone().at(seq))

@@ -53,6 +53,13 @@ impl DirLock {
     }
 }
 
+/// Makes the lock file of a new store. Without it a reader could not keep a writer out before the first opening for writing.
+pub(crate) fn make(dir: &Path) -> Result<()> {
+    let path = dir.join(LOCK);
+    let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path);
+    made.map(drop).map_err(|e| cannot_open(&path, e))
+}
+
 /// Whether the file in the lock's place is a lock file: it is empty or contains a pid, or zeros if a power loss took
 /// the pid. A file that may not be read counts as one.
 pub(crate) fn is_ours(dir: &Path) -> bool {

@@ -236,6 +236,19 @@ fn a_copy_takes_a_free_place_and_nothing_else() {
     assert_eq!(left, ["cut.partial", "empty", "full", "store"]);
 }
 
+#[test]
+fn a_reader_of_a_copy_that_nobody_has_written_to_keeps_writers_out() {
+    let home = tempfile::tempdir().unwrap();
+    let engine = engines::open(&home.path().join("store"), &options(), OpenMode::Create).unwrap();
+    let copy = home.path().join("copy");
+    engine.snapshot(&copy).unwrap();
+    let reader = engines::open_read_only(&copy, None).unwrap();
+    let refused = engines::open(&copy, &options(), OpenMode::Existing).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Retry, "{refused}");
+    reader.close().unwrap();
+    engines::open(&copy, &options(), OpenMode::Existing).unwrap().close().unwrap();
+}
+
 fn holds(extract: Option<&str>, cluster: Option<&str>) -> Terms {
     let (extract, cluster) = (extract.map(str::to_owned), cluster.map(str::to_owned));
     Terms { holds: Holds { extract, cluster, ..Holds::default() }, ..Terms::default() }
