@@ -252,7 +252,7 @@ soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap s
 		loadgen/scripts/soak.sh
 
 # RocksDB with a filter, in the order of the seed: ARGS='"rocksdb --bloom 20 --order shuffled"'.
-bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 46 GB; ARGS for other engines).
+bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 52 GB; ARGS for other engines).
 	@loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large/large.jsonl" $(if $(ARGS),$(ARGS),strata)
 
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.

@@ -245,8 +245,8 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
     let lost = engines::lost(dir)?;
     ensure!(
         lost == 0,
-        "a repair of the store to read has lost a part of it: dir={0} lost={lost}: {0}/data/LOST lists the losses: put those \
-         pairs back, then remove that file",
+        "a repair of the store to read has lost a part of it: dir={0} lost={lost}: {0}/data/LOST lists the losses: restore \
+         a copy, or load its source anew; if a comparison finds nothing missing, remove that file",
         dir.display()
     );
     Ok((open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
