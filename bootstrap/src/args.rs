@@ -40,9 +40,9 @@ pub(crate) struct LoadArgs {
     pub(crate) on_duplicate: OnDuplicate,
     /// Continue a load of the same source that was stopped or killed
     ///
-    /// The options --engine, --bloom, --profile, --extract, --cluster, --slot and --order need not be given again, because
-    /// the store keeps them, and before there is a store its spill. A store refuses other ones, but for --bloom and --profile,
-    /// which hold for the files written from then on. A spill takes them, and a line says so.
+    /// The options --engine, --bloom, --profile, --extract, --cluster, --slot and --order need not be given again,
+    /// because the store keeps them, and before there is a store its spill. A store refuses other ones, but for --bloom
+    /// and --profile, which hold for the files written from then on. A spill takes them, and a line says so.
     ///
     /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
     /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another

@@ -120,8 +120,8 @@ impl<'a> Fill<'a> {
         })
     }
 
-    /// Sets the number of pairs that the progress counts to. Several records of a key make one pair, so the share of such records
-    /// up to here is taken for that of all.
+    /// Sets the number of pairs that the progress counts to. Several records of a key make one pair, so the share of
+    /// such records up to here is taken for that of all.
     fn expect(&mut self, chunk: &Chunk) {
         let Tally { pairs, .. } = chunk.tally;
         let expected = u128::from(pairs) * u128::from(self.ordered.records) / u128::from(chunk.tally.records().max(1));

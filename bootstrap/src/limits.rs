@@ -42,8 +42,8 @@ pub(crate) const BULK_PAIRS: usize = 1 << 20;
 /// Pairs per commit in shuffled order, if the memory allows it.
 pub(crate) const BATCH_PAIRS: u64 = 10_000;
 
-/// Memory of a pair in a commit of an engine that holds no page for it, by calculation: the pair three times, in the load's
-/// list, the transaction's and the log's record, and its place in the transaction's map of keys.
+/// Memory of a pair in a commit of an engine that holds no page for it, by calculation: the pair three times, in the
+/// load's list, the transaction's and the log's record, and its place in the transaction's map of keys.
 const BATCH_PAIR_BYTES: u64 = 280;
 
 /// Largest memory for all buffers. Larger ones make nothing faster.
@@ -65,8 +65,8 @@ const _: () = assert!(BUFFERS_BYTES_MAX + PROGRAM_BYTES < OWN_MEMORY_BYTES_MAX a
 pub(crate) struct Buffers {
     /// Bytes for collecting and sorting records.
     pub(crate) sort_bytes: usize,
-    /// Bytes for the pieces of the runs being merged, a piece of one or more blocks of each. The kernel's copy of the pieces that come
-    /// next takes as many bytes of the page cache at most.
+    /// Bytes for the pieces of the runs being merged, a piece of one or more blocks of each. The kernel's copy of the
+    /// pieces that come next takes as many bytes of the page cache at most.
     pub(crate) heads_bytes: usize,
     /// Number of chunks of [`CHUNK_PAIRS`] made ready before the engine takes them.
     pub(crate) chunks_ahead: usize,

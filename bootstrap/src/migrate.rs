@@ -138,7 +138,8 @@ fn stopped(to: Box<dyn Engine>, stop: &Stop, done: &str) -> Result<u8> {
     Ok(stop.asked().unwrap_or(1))
 }
 
-/// Returns the terms of the new store. One that is there already is marked only after it was found to be of this migration.
+/// Returns the terms of the new store. One that is there already is marked only after it was found to be of this
+/// migration.
 fn terms(dir: &Path, known: &Identity, id: u64) -> Result<Terms> {
     let load = if engines::inspect(dir)?.is_none() { LoadTerm::Loading(hex(id)) } else { LoadTerm::Any };
     Ok(Terms { holds: known.holds.clone(), load })
@@ -186,8 +187,8 @@ fn end_complete(args: &MigrateArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Whether the new store's marker names the store to read, in the state that it has now. For a store without a state file,
-/// as copies are. If the store to read does not open, it is not compared, and the remark says so.
+/// Whether the new store's marker names the store to read, in the state that it has now. For a store without a state
+/// file, as copies are. If the store to read does not open, it is not compared, and the remark says so.
 fn is_source(args: &MigrateArgs) -> Result<(bool, String)> {
     let from = match open_source(args) {
         Ok((from, _)) => from,
@@ -339,8 +340,8 @@ impl Migration<'_> {
     }
 }
 
-/// Sends the pairs after the first `skip` to the receiver until it is gone or a stop is asked for. Returns the digest of all
-/// pairs that were read.
+/// Sends the pairs after the first `skip` to the receiver until it is gone or a stop is asked for. Returns the digest
+/// of all pairs that were read.
 fn scan(
     from: &dyn Engine,
     skip: u64,

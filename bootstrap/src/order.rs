@@ -104,48 +104,36 @@ impl Ordered {
         tell: &mut Tell<'_>,
     ) -> Result<Self> {
         let mut work = Work::open(work)?;
-        let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
-        let heads_bytes = buffers.heads_bytes;
+        let of = |source_id, records, kind, work| Self {
+            source_id,
+            content: None,
+            records,
+            stamp: None,
+            blockhash: [0; 32],
+            versions: None,
+            kind,
+            rank: Rank::new(order, seed),
+            work,
+            chunks: buffers.chunks(order),
+            heads_bytes: buffers.heads_bytes,
+            mark_every: None,
+        };
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
-            let (source_id, kind) = (source_id(pairs.describe(*count).as_bytes()), Kind::Synthetic(source.clone()));
-            let (content, records, stamp, blockhash, versions) = (None, *count, None, [0; 32], None);
-            return Ok(Self {
-                source_id,
-                content,
-                records,
-                stamp,
-                blockhash,
-                versions,
-                kind,
-                rank,
-                work,
-                chunks,
-                heads_bytes,
-                mark_every,
-            });
+            let source_id = source_id(pairs.describe(*count).as_bytes());
+            return Ok(of(source_id, *count, Kind::Synthetic(source.clone()), work));
         }
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
             Spilled::Memory(records) => Kind::Memory(records),
             Spilled::Runs(manifest) => Kind::Runs(*manifest),
         };
-        let source_id = file_id(read.digest, order, seed);
-        let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
         let Told { files, blockhash } = read.told;
-        let versions = source.has_versions().then_some(files);
         Ok(Self {
-            source_id,
-            content,
-            records,
-            stamp,
+            content: Some(read.digest),
+            stamp: read.stamp,
             blockhash,
-            versions,
-            kind,
-            rank,
-            work,
-            chunks,
-            heads_bytes,
-            mark_every,
+            versions: source.has_versions().then_some(files),
+            ..of(file_id(read.digest, order, seed), read.records, kind, work)
         })
     }
 
@@ -277,8 +265,8 @@ pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
     work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
 }
 
-/// Returns the source, as messages name it, that a load has spilled into `dir` so far, and the load's options; `None` if
-/// there is no spill. Takes no lock.
+/// Returns the source, as messages name it, that a load has spilled into `dir` so far, and the load's options; `None`
+/// if there is no spill. Takes no lock.
 pub(crate) fn spilled_source(dir: &Path) -> Option<(String, Asked)> {
     work::read_manifest(dir).ok().flatten().map(|manifest| (manifest.source, manifest.asked))
 }

@@ -45,8 +45,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Takes the extraction from the marker of the store in `dir`, or from the spill in `work` before there is a store. A
-    /// file that cannot be read counts as missing here, because a later step refuses it with the way out.
+    /// Takes the extraction from the marker of the store in `dir`, or from the spill in `work` before there is a store.
+    /// A file that cannot be read counts as missing here, because a later step refuses it with the way out.
     pub(crate) fn of(dir: &Path, work: &Path) -> Self {
         // A marker that cannot be read still shows that there is a store.
         let (marker, spilled) = (engines::inspect(dir), spilled_source(work));
@@ -65,8 +65,8 @@ impl Known {
         }
     }
 
-    /// Returns the slot of the load that was begun. `None` if `source` is called otherwise than the source of that load,
-    /// because another source may be of another slot.
+    /// Returns the slot of the load that was begun. `None` if `source` is called otherwise than the source of that
+    /// load, because another source may be of another slot.
     pub(crate) fn slot_of(&self, source: &Source) -> Option<u64> {
         let of_state = self.state.as_ref().map(|state| (&state.source, state.slot));
         let of_spill = self.spilled.as_ref().map(|(source, asked)| (source, asked.slot));
@@ -102,7 +102,8 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
             Err(other.map_or_else(|| interrupted(dir), |running| running.refusal(dir)))
         }
         (true, Some(is_complete)) => {
-            // The checkpoint of a load that was interrupted counts the lost pairs too, so nothing would load them again.
+            // The checkpoint of a load that was interrupted counts the lost pairs too, so nothing would load them
+            // again.
             refuse_lost(dir)?;
             Ok(if is_complete { Found::Complete } else { Found::Open })
         }

@@ -66,8 +66,8 @@ fn precedes(readers: &[Reader], rank: Rank, a: usize, b: usize) -> bool {
     }
 }
 
-/// Merges the needed records of `runs` into one run with this number, with `bytes` of memory for their pieces. Calls `progress` every 65,536 records, which may
-/// stop it.
+/// Merges the needed records of `runs` into one run with this number, with `bytes` of memory for their pieces. Calls
+/// `progress` every 65,536 records, which may stop it.
 ///
 /// # Errors
 /// A damaged run; I/O errors of reading or writing, naming the file; errors of `progress`.

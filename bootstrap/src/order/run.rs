@@ -243,8 +243,8 @@ impl Ended {
 }
 
 /// Reads a run's file in pieces of several blocks. While the records of one piece are taken, the kernel reads the next
-/// one. The kernel's own readahead is off, because it reads megabytes of each run: under a memory limit it drops most of
-/// them before they are used, and reads them again.
+/// one. The kernel's own readahead is off, because it reads megabytes of each run: under a memory limit it drops most
+/// of them before they are used, and reads them again.
 pub(crate) struct Reader {
     path: PathBuf,
     file: File,
@@ -265,8 +265,8 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed. `bytes` is the
-    /// memory for a piece of it, which has at least one block.
+    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed. `bytes` is
+    /// the memory for a piece of it, which has at least one block.
     ///
     /// # Errors
     /// A file that is missing or is not that run, or a damaged block, named with the way out; I/O errors of opening or
@@ -385,8 +385,8 @@ impl Reader {
     }
 }
 
-/// Gives the kernel advice on the pages from that of `start` to the last one that ends before `end`. A refusal costs time
-/// and nothing else.
+/// Gives the kernel advice on the pages from that of `start` to the last one that ends before `end`. A refusal costs
+/// time and nothing else.
 fn advise(file: &File, start: u64, end: u64, advice: Advice) {
     let first_byte = |offset: u64| offset / PAGE_BYTES * PAGE_BYTES;
     if let Some(bytes) = NonZeroU64::new(first_byte(end) - first_byte(start)) {

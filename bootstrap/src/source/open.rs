@@ -1,8 +1,7 @@
 //! Opens snapshot archives within the process's memory, and says when a server of one does not answer.
 //!
-//! Owns: the limits of an archive's window and files, and the line and the figures of a server's failures. Must not: know
-//! accounts.
-//! Runs on the thread that reads the source.
+//! Owns: the limits of an archive's window and files, and the line and the figures of a server's failures. Must not:
+//! know accounts. Runs on the thread that reads the source.
 
 use std::time::Instant;
 

@@ -64,8 +64,8 @@ fn noted(store: &Path) -> Result<Option<String>> {
 
 fn fill(engine: &dyn Engine, identity: &Identity, store: &Path, partial: &Path) -> Result<()> {
     let data = partial.join(DATA);
-    // Read before the copy is made, and after it: a service that decides a contradiction meanwhile removes the file, and the
-    // copied commit may be one from before.
+    // Read before the copy is made, and after it: a service that decides a contradiction meanwhile removes the file,
+    // and the copied commit may be one from before.
     let before = noted(store)?;
     // Read before the copy is made: the copy holds the newest commit, so its seq is this one or a later one.
     let seq = engine.checkpoint()?.seq;

@@ -53,7 +53,8 @@ impl DirLock {
     }
 }
 
-/// Makes the lock file of a new store. Without it a reader could not keep a writer out before the first opening for writing.
+/// Makes the lock file of a new store. Without it a reader could not keep a writer out before the first opening for
+/// writing.
 pub(crate) fn make(dir: &Path) -> Result<()> {
     let path = dir.join(LOCK);
     let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path);

@@ -120,8 +120,8 @@ fn steady<T: PartialEq>(mut value: impl FnMut() -> Result<T>) -> Result<T> {
     Ok(before)
 }
 
-/// Waits until strata has made room for the pages, which it does up to a second after a load. Then reads them, and waits
-/// until the kernel has made huge pages of them.
+/// Waits until strata has made room for the pages, which it does up to a second after a load. Then reads them, and
+/// waits until the kernel has made huge pages of them.
 fn warm(engine: &StrataEngine, pairs: u64) -> Result<()> {
     let room_bytes = steady(|| stat(engine, "memory_page_bytes"))?;
     engine.reader()?.scan(&mut |_, _| std::ops::ControlFlow::Continue(()))?;

@@ -57,9 +57,9 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
     Ok(Stats { pairs_estimate, disk_bytes, details })
 }
 
-/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with the filters and
-/// pages that are in memory now. Filters let some absent keys through. The record cache is left out, because its savings
-/// depend on which keys are popular.
+/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with the filters
+/// and pages that are in memory now. Filters let some absent keys through. The record cache is left out, because its
+/// savings depend on which keys are popular.
 fn expected_reads(version: &Version) -> [(&'static str, u64); 2] {
     let filled = |one: &Segment| one.resident().map_or(0, |pages| pages.filled_bytes());
     let (mut absent, mut pages, mut in_memory) = (0, 0, 0);

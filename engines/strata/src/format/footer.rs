@@ -50,8 +50,8 @@ pub(crate) struct Origin {
     pub(crate) base: bool,
     /// Checkpoint of that batch, or of the load that wrote the segment.
     pub(crate) checkpoint: Checkpoint,
-    /// Whether the flush or the load has written other segments after this one. Without them it has only a part of the records
-    /// up to its batch and checkpoint.
+    /// Whether the flush or the load has written other segments after this one. Without them it has only a part of the
+    /// records up to its batch and checkpoint.
     pub(crate) part: bool,
 }
 

@@ -328,8 +328,9 @@ impl Segment {
         &self.reads.cache
     }
 
-    /// Identity of the segment in the record cache. Pairs of the base stay valid while merges replace its segments, which
-    /// only a merge into the base knows how to keep true. So a segment in a delta run is never one of the base here.
+    /// Identity of the segment in the record cache. Pairs of the base stay valid while merges replace its segments,
+    /// which only a merge into the base knows how to keep true. So a segment in a delta run is never one of the base
+    /// here.
     #[inline]
     pub(super) fn source(&self) -> Source {
         Source { segment: self.info.id, base: self.in_base }

@@ -46,8 +46,8 @@ impl Pipeline {
         Self::of(slots, slot_pages, reads, Budget::take_for_work)
     }
 
-    /// Makes buffers as [`Pipeline::new`] does, for an owner that keeps them. They are not work, because flushes and merges would
-    /// then count on memory that never comes back.
+    /// Makes buffers as [`Pipeline::new`] does, for an owner that keeps them. They are not work, because flushes and
+    /// merges would then count on memory that never comes back.
     pub(crate) fn lasting(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
         Self::of(slots, slot_pages, reads, Budget::take_always)
     }
@@ -189,8 +189,8 @@ const PUT_OFF: [i32; 5] = [libc::EAGAIN, libc::EINTR, libc::ECANCELED, libc::EIN
 #[derive(Debug)]
 enum Went {
     Whole,
-    /// The kernel read fewer bytes, or asks to try again, as it may for any read. Or it does not know this kind of read, as
-    /// before Linux 5.6. A plain read then reads the rest, or returns the error.
+    /// The kernel read fewer bytes, or asks to try again, as it may for any read. Or it does not know this kind of
+    /// read, as before Linux 5.6. A plain read then reads the rest, or returns the error.
     Part,
     Failed(io::Error),
 }

@@ -49,8 +49,9 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
         .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
 }
 
-/// Copies the newest state into the new directory `dir`. Segments are linked where the file system allows it, because they never change.
-/// Commits wait only for the memtable's flush, because the version that is held keeps its files while they are linked.
+/// Copies the newest state into the new directory `dir`. Segments are linked where the file system allows it, because
+/// they never change. Commits wait only for the memtable's flush, because the version that is held keeps its files
+/// while they are linked.
 pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     let copy_failed =
         |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);

@@ -14,8 +14,8 @@ use crate::format::wal;
 use crate::read::visible::Visible;
 use crate::write::shared::{Shared, Writer};
 
-/// Disk space for each change of a batch that is larger than a memtable: its record in the WAL, and the run that is written of
-/// it, with its filters.
+/// Disk space for each change of a batch that is larger than a memtable: its record in the WAL, and the run that is
+/// written of it, with its filters.
 const LARGE_BATCH_BYTES: u64 = 2 * RECORD_BYTES as u64 + 8;
 
 impl Shared {
@@ -27,8 +27,8 @@ impl Shared {
         Ok(writer)
     }
 
-    /// Checks that the disk has the reserve and `more_bytes`. Otherwise gives up the WAL files that wait to be overwritten, and
-    /// checks again.
+    /// Checks that the disk has the reserve and `more_bytes`. Otherwise gives up the WAL files that wait to be
+    /// overwritten, and checks again.
     fn check_reserve(&self, more_bytes: u64) -> Result<()> {
         let check = || check_space(self.storage.shown(), self.storage.free_bytes(), self.reserve_bytes + more_bytes);
         match check() {
@@ -90,8 +90,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the active memtable has no room for so many changes. Holds no state afterwards, because a commit may then wait for
-    /// merges, and these wait for the memory and disk space of states that are held.
+    /// Whether the active memtable has no room for so many changes. Holds no state afterwards, because a commit may
+    /// then wait for merges, and these wait for the memory and disk space of states that are held.
     fn is_full(&self, changes: usize) -> bool {
         let now = self.visible.load();
         now.length + changes > now.active.capacity()

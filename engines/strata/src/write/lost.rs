@@ -34,8 +34,8 @@ pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
     })
 }
 
-/// Adds these lines durably. A line that is there already is not added again, because an interrupted repair reports the same
-/// losses when it is repeated. If there are too many lines, the last one tells how many more there are at least.
+/// Adds these lines durably. A line that is there already is not added again, because an interrupted repair reports the
+/// same losses when it is repeated. If there are too many lines, the last one tells how many more there are at least.
 ///
 /// # Errors
 /// I/O errors of reading and writing, which name the file.

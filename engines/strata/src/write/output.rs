@@ -56,8 +56,8 @@ pub(crate) struct Piece {
 }
 
 impl Shared {
-    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`. Otherwise gives up the WAL files that wait to be
-    /// overwritten, and checks again.
+    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`. Otherwise gives up the WAL files
+    /// that wait to be overwritten, and checks again.
     ///
     /// # Errors
     /// `FreeSpace` naming both numbers; I/O errors of asking for the free space.

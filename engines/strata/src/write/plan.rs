@@ -78,8 +78,8 @@ pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     &deltas[alike.map_or(0, |at| at + 1)..]
 }
 
-/// Returns as many of these runs as `fits` accepts, from the oldest on, but not all of them. They are of older batches than
-/// the others, as [`mergeable`] demands. None if there are no such runs.
+/// Returns as many of these runs as `fits` accepts, from the oldest on, but not all of them. They are of older batches
+/// than the others, as [`mergeable`] demands. None if there are no such runs.
 pub(crate) fn oldest_that(deltas: &[Arc<Run>], fits: impl Fn(&[Arc<Run>]) -> bool) -> &[Arc<Run>] {
     let is_older = |newer: &[Arc<Run>], older: &[Arc<Run>]| {
         newer.iter().map(|run| batch_of(run)).min() > older.iter().map(|run| batch_of(run)).max()

@@ -97,7 +97,8 @@ impl BaseMerge {
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         let version = Arc::clone(&shared.visible.load().version);
         self.deltas = as_they_are(&version, &self.deltas);
-        // Nothing but the group is held during the step, because the memory of a segment that is held does not come back.
+        // Nothing but the group is held during the step, because the memory of a segment that is held does not come
+        // back.
         let (segments, to) = groups_from(&version.base, &self.from, shared.sizes.segment_records);
         drop(version);
         if segments.first().is_some_and(|segment| segment.is_unreadable()) {
@@ -132,9 +133,9 @@ impl BaseMerge {
         Ok(false)
     }
 
-    /// Makes sure that there is disk space for the next group, and once also for all that the deltas add to the base, because they
-    /// stay until the last group. If the disk has no room for all of them, a merge that was not begun leaves out the newest: the
-    /// merge of the others makes room.
+    /// Makes sure that there is disk space for the next group, and once also for all that the deltas add to the base,
+    /// because they stay until the last group. If the disk has no room for all of them, a merge that was not begun
+    /// leaves out the newest: the merge of the others makes room.
     fn find_space(&mut self, shared: &Shared, group_bytes: u64) -> Result<()> {
         if self.asked {
             return shared.require_space(group_bytes, shared.reserve_bytes, "a merge");

@@ -12,6 +12,7 @@ mod loads;
 mod memory;
 mod names;
 mod opening;
+mod parts;
 mod pressure;
 mod reads;
 mod repair;

@@ -12,6 +12,7 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 use crate::groups;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, batch, key, stat, try_commit, value};
+use crate::trouble::segments;
 use crate::wait_for;
 use solkv_engine_strata::faulty::{FaultyStorage, Gate};
 
@@ -322,8 +323,8 @@ fn a_commit_finds_the_next_file_and_memtable_made() {
     assert!(all(&engine).unwrap() == map);
 }
 
-/// A file whose batches are all durable is not flushed again when the next one begins, because the commit that begins it
-/// would wait for the device twice.
+/// A file whose batches are all durable is not flushed again when the next one begins, because the commit that begins
+/// it would wait for the device twice.
 #[test]
 fn a_synced_commit_that_begins_a_file_waits_for_one_flush() {
     let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
@@ -352,7 +353,7 @@ fn a_commit_that_is_held_keeps_no_replaced_file() {
     let mut pairs: Vec<(Key, Value)> = (0..4000).map(|n| (key(n), value(n))).collect();
     pairs.sort_unstable();
     engine.load_sorted(&pairs, &at(1)).unwrap();
-    let loaded: Vec<String> = storage.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    let loaded = segments(&storage);
     let gate = storage.gate();
     let _opens = Opens(gate);
     gate.close();

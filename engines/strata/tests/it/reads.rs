@@ -27,8 +27,8 @@ fn opened(dir: &Path, mut pairs: Vec<(Key, Value)>) -> (StrataEngine, Vec<(Key, 
     (engine, pairs)
 }
 
-/// Opens a reader that has its buffers for many keys. The store has made room for them and divides its memory no more, so
-/// the record cache keeps its pairs.
+/// Opens a reader that has its buffers for many keys. The store has made room for them and divides its memory no more,
+/// so the record cache keeps its pairs.
 fn reader(engine: &StrataEngine) -> Box<dyn Reader + '_> {
     let mut reader = engine.reader().unwrap();
     reader.get_many(&[[0; 32]], &mut [None]).unwrap();
@@ -206,8 +206,8 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
     }
 }
 
-/// A merge whose old and new groups are both there when the manifest is lost leaves a base that overlaps. The repair puts its
-/// segments into delta runs.
+/// A merge whose old and new groups are both there when the manifest is lost leaves a base that overlaps. The repair
+/// puts its segments into delta runs.
 #[test]
 fn a_reader_that_stays_does_not_bring_pairs_back_that_were_changed_after_a_repair() {
     const COUNT: u64 = 200_000;

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use engine_api::{BulkLoad, Engine, Key, Value};
+use engine_api::Engine;
 use solkv_engine_strata::StrataEngine;
 use solkv_engine_strata::faulty::FaultyStorage;
 
 use crate::groups::SIZES;
 use crate::hooked::{Hooked, Hooks};
-use crate::support::{OPTIONS, all, at, key, value};
+use crate::support::{OPTIONS, all};
 use crate::trouble::Store;
 
 /// Number of pairs in the base, which are some thirty groups.
@@ -19,14 +20,12 @@ const RESERVE_BYTES: u64 = 3 * SIZES.mem_records as u64 * 64;
 /// More than a segment, a WAL file and a manifest take.
 const SLACK_BYTES: u64 = 50 << 10;
 
-/// Makes a store with a base, and deltas of the pairs `deltas` that no merge is due for.
+/// Makes a store with a base, and deltas of the pairs `deltas` that are too few for a merge into it. Merges wait at their first segment,
+/// so each batch stays a run of its own.
 fn store(deltas: std::ops::Range<u64>) -> Store {
     let mut store = Store::sized(OPTIONS, SIZES);
-    let mut pairs: Vec<(Key, Value)> = (0..BASE).map(|n| (key(n), value(n))).collect();
-    pairs.sort_unstable();
-    store.seq = 1;
-    store.engine.load_sorted(&pairs, &at(1)).unwrap();
-    store.map.extend(pairs);
+    store.load(BASE);
+    store.hooks.merge_segments_left.store(0, Ordering::Relaxed);
     for first in deltas.clone().step_by(250) {
         store.put(first..(first + 250).min(deltas.end));
     }
@@ -39,18 +38,27 @@ fn used_bytes(store: &Store) -> u64 {
     store.engine.stats().unwrap().disk_bytes
 }
 
+/// Settles the store, and does `meanwhile` once the request is there, so that no merge of deltas comes before.
+fn settling<T>(store: &Store, meanwhile: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| store.engine.settle());
+        std::thread::sleep(Duration::from_millis(100));
+        let done = meanwhile();
+        settled.join().unwrap().unwrap();
+        done
+    })
+}
+
 #[test]
 fn a_merge_into_the_base_that_a_restart_has_interrupted_asks_for_the_rest_alone() {
     const NEW: std::ops::Range<u64> = BASE..BASE + 4000;
     let whole = store(NEW);
     whole.hooks.disk_bytes.store(1 << 30, Ordering::Relaxed);
-    whole.engine.settle().unwrap();
+    settling(&whole, || whole.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed));
     let peak_bytes = (1 << 30) - whole.hooks.least_free_bytes.load(Ordering::Relaxed);
     let cut = store(NEW);
-    let left = &cut.hooks.merge_segments_left;
-    left.store(0, Ordering::Relaxed);
-    let killed = std::thread::scope(|scope| {
-        let settled = scope.spawn(|| cut.engine.settle());
+    let killed = settling(&cut, || {
+        let left = &cut.hooks.merge_segments_left;
         cut.wait_until("two thirds of the merge", |store| {
             left.store(1, Ordering::Relaxed);
             store.stat("base_records") > BASE + 2700
@@ -58,7 +66,6 @@ fn a_merge_into_the_base_that_a_restart_has_interrupted_asks_for_the_rest_alone(
         left.store(0, Ordering::Relaxed);
         let killed = cut.disk.copy();
         left.store(u64::MAX, Ordering::Relaxed);
-        settled.join().unwrap().unwrap();
         killed
     });
     let hooks = Arc::new(Hooks::default());
@@ -77,7 +84,7 @@ fn a_disk_without_room_for_all_deltas_gets_it_from_the_merge_of_the_oldest() {
     // The reserve, a group, and room for three quarters of the deltas. They change pairs, so their merge leaves room.
     let room_bytes = records * 70 / 4 * 3 + RESERVE_BYTES + SLACK_BYTES;
     store.hooks.disk_bytes.store(used_bytes(&store) + room_bytes, Ordering::Relaxed);
-    store.engine.settle().unwrap();
+    settling(&store, || store.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed));
     assert_eq!((store.stat("delta_runs"), store.stat("merge_short_of_disk_bytes")), (0, 0));
     store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
     store.put(0..10);

@@ -56,6 +56,15 @@ impl Store {
         self.try_put(keys).unwrap();
     }
 
+    /// Loads this many pairs into the base of the new store.
+    pub(crate) fn load(&mut self, count: u64) {
+        let mut pairs: Vec<(Key, Value)> = (0..count).map(|n| (key(n), value(n))).collect();
+        pairs.sort_unstable();
+        self.seq = 1;
+        self.engine.load_sorted(&pairs, &at(1)).unwrap();
+        self.map.extend(pairs);
+    }
+
     pub(crate) fn stat(&self, name: &str) -> u64 {
         self.engine.stats().unwrap().details.iter().find(|(known, _)| *known == name).unwrap().1
     }
@@ -84,6 +93,13 @@ impl Store {
         assert!(all(&engine).unwrap() == map, "content differs");
         assert_eq!(engine.checkpoint().unwrap(), at(seq));
     }
+}
+
+/// Returns the names of the segments on the disk, oldest first.
+pub(crate) fn segments(disk: &FaultyStorage) -> Vec<String> {
+    let mut names: Vec<String> = disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    names.sort();
+    names
 }
 
 #[test]
@@ -262,15 +278,9 @@ fn a_flush_that_wants_descriptors_is_tried_again() {
 
 #[test]
 fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
-    const PAIRS: u64 = 600_000;
     let mut store = Store::new();
-    let mut pairs: Vec<(Key, Value)> = (0..PAIRS).map(|n| (key(n), value(n))).collect();
-    pairs.sort_unstable();
-    store.seq = 1;
-    store.engine.load_sorted(&pairs, &at(1)).unwrap();
-    store.map.extend(pairs);
-    let mut segments: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
-    segments.sort();
+    store.load(600_000);
+    let segments = segments(&store.disk);
     assert!(segments.len() >= 3, "{segments:?}");
     *store.hooks.unreadable.lock() = Some(segments[1].clone());
     for round in 0..2 {
@@ -292,13 +302,8 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
 #[test]
 fn a_merge_that_leaves_a_segment_out_goes_on_after_a_moment_without_descriptors() {
     let mut store = Store::new();
-    let mut pairs: Vec<(Key, Value)> = (0..600_000).map(|n| (key(n), value(n))).collect();
-    pairs.sort_unstable();
-    store.seq = 1;
-    store.engine.load_sorted(&pairs, &at(1)).unwrap();
-    store.map.extend(pairs);
-    let mut segments: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
-    segments.sort();
+    store.load(600_000);
+    let segments = segments(&store.disk);
     *store.hooks.unreadable.lock() = Some(segments[0].clone());
     store.put(0..10_000);
     // The first group is left out, and the second one is merged.
@@ -348,7 +353,7 @@ fn what_merges_replace_is_dropped_by_the_store_s_threads_and_never_by_a_reader()
         store.put(n * 1000..n * 1000 + MEMTABLE);
     }
     store.engine.settle().unwrap();
-    let old: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    let old = segments(&store.disk);
     assert!(!old.is_empty());
     let mut reader = store.engine.reader().unwrap();
     store.seq += 1;
@@ -394,8 +399,7 @@ fn a_footer_that_the_device_does_not_give_costs_a_repair_its_segment_and_no_othe
     store.engine.settle().unwrap();
     let Store { engine, disk, hooks, map, seq } = store;
     Box::new(engine).close().unwrap();
-    let mut segments: Vec<String> = disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
-    segments.sort();
+    let segments = segments(&disk);
     for names_are_known in [true, false] {
         let disk = disk.copy();
         if !names_are_known {
