@@ -173,22 +173,26 @@ impl Ring {
 /// Times of single calls, and keys a second of each turn.
 struct Row {
     name: &'static str,
+    /// Times of the calls with the clock, of all their keys.
     ns: Vec<u32>,
     keys_per_s: Vec<f64>,
+    /// Number of keys of a call.
+    keys: u32,
 }
 
 impl Row {
     fn new(name: &'static str) -> Self {
-        Self { name, ns: Vec::new(), keys_per_s: Vec::new() }
+        Self { name, ns: Vec::new(), keys_per_s: Vec::new(), keys: 1 }
     }
 
     /// Measures one turn: `calls` calls of `keys` keys each with the clock, and as many without.
     #[inline(always)]
     fn turn(&mut self, calls: usize, keys: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<()> {
+        self.keys = keys as u32;
         for n in 0..calls {
             let start = Instant::now();
             call(n)?;
-            self.ns.push(start.elapsed().as_nanos() as u32 / keys as u32);
+            self.ns.push(start.elapsed().as_nanos() as u32);
         }
         let start = Instant::now();
         for n in calls..2 * calls {
@@ -201,7 +205,8 @@ impl Row {
     fn print(&mut self, clock_ns: u32) {
         self.ns.sort_unstable();
         self.keys_per_s.sort_unstable_by(f64::total_cmp);
-        let at = |share: f64| self.ns[((self.ns.len() - 1) as f64 * share) as usize].saturating_sub(clock_ns);
+        let call = |share: f64| self.ns[((self.ns.len() - 1) as f64 * share) as usize].saturating_sub(clock_ns);
+        let at = |share| call(share) / self.keys;
         let keys = self.keys_per_s[self.keys_per_s.len() / 2];
         let (p50, p99, each) = (at(0.5), at(0.99), 1e9 / keys);
         println!("  {:<18} p50_ns={p50:<5} p99_ns={p99:<5} keys_per_s={keys:<11.0} ns_a_key={each:.1}", self.name);

@@ -106,7 +106,7 @@ pub(crate) fn read_whole(storage: &dyn Storage, name: &str) -> Result<Option<Vec
     match read() {
         Ok(bytes) => Ok(Some(bytes)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", shown(storage, name)), e)),
+        Err(e) => Err(io_error(format!("cannot read file={} reason={e}", shown(storage, name)), e)),
     }
 }
 

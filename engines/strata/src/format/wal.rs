@@ -248,7 +248,7 @@ pub(crate) fn begins_with(storage: &dyn Storage, id: u64) -> Result<Option<(Salt
 /// Whether a file has bytes but does not begin with a whole record of any store: damage, or a first record that was
 /// being written.
 pub(crate) fn begins_torn(storage: &dyn Storage, id: u64) -> Result<bool> {
-    let failed = |e| Error::io(format!("cannot read file={}", shown(storage, &name(id))), e);
+    let failed = |e| io_error(format!("cannot read file={} reason={e}", shown(storage, &name(id))), e);
     let length = storage.open(&name(id), false).and_then(|file| file.len_bytes()).map_err(failed)?;
     Ok(length > 0 && first(storage, id, |_| true)?.is_none())
 }
@@ -272,7 +272,7 @@ fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Re
         match e.kind() {
             // Something other than a regular file has the name.
             std::io::ErrorKind::InvalidInput => Error::with_source(ErrorKind::DataDamaged, message, e),
-            _ => Error::io(message, e),
+            _ => io_error(message, e),
         }
     })
 }
@@ -315,7 +315,7 @@ pub(crate) fn replay(
 ) -> Result<Position> {
     let shown = shown(storage, &name(use_of.1));
     let opened = storage.open(&name(use_of.1), false);
-    let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
+    let file = opened.map_err(|e| io_error(format!("cannot read file={shown} reason={e}"), e))?;
     replay_file(&*file, &shown, use_of, from, take)
 }
 
@@ -330,7 +330,7 @@ pub(crate) fn replay_file(
     from: Position,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<Position> {
-    let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
+    let cannot_read = |e| io_error(format!("cannot read file={shown} reason={e}"), e);
     let damaged = |file: &str, offset: u64, next: u64, why: String| {
         let message = format!("WAL is damaged: file={file} offset={offset} batch={next} was durable, as {why} says");
         Error::new(ErrorKind::DataDamaged, message)

@@ -22,6 +22,8 @@ pub(crate) struct Visible {
     pub(crate) frozen: Vec<Arc<Frozen>>,
     pub(crate) version: Arc<Version>,
     pub(crate) checkpoint: Checkpoint,
+    /// Number of records in a usual memtable of this store. A large batch gets a larger one.
+    pub(crate) mem_records: u64,
 }
 
 /// A memtable that is complete and waits for its flush.

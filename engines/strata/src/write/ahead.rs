@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engine_api::Result;
+use engine_api::{ErrorKind, Result};
 
 use crate::budget::Share;
 use crate::format::wal::{self, Wal};
@@ -116,8 +116,8 @@ impl Shared {
             // The name may or may not be durable, and a flush of the directory is not tried again.
             Err(failed) if is_final(&failed) => Err(self.poison(failed)),
             Err(failed) => {
-                // The spare file was not touched.
-                self.work.lock().spare.extend(spare);
+                // The spare file was not touched, unless somebody has removed it.
+                self.work.lock().spare.extend(spare.filter(|_| failed.kind() != ErrorKind::FixInput));
                 Err(failed)
             }
         }

@@ -84,14 +84,16 @@ impl Shared {
     fn take_back(&self, version: Arc<Version>, division: &Division, short: u64) {
         let cache = &self.reads.cache;
         let mut freed = cache.shrink(cache.bytes().saturating_sub(division.cache_bytes).min(short));
-        let mut lighter = BTreeMap::new();
+        let (mut lighter, mut taken) = (BTreeMap::new(), BTreeMap::new());
         // Take pages before planes, because without a plane every absent key costs reads.
         for planes_too in [false, true] {
             for (at, one) in version.segments().enumerate() {
                 let planes = if planes_too { division.planes[at] } else { PLANES };
                 let less = one.given_bytes() - one.given_bytes_with(planes, division.pages[at]);
-                if freed < short && less > 0 {
-                    freed += less;
+                let pages = taken.get(&one.info.id).copied().unwrap_or(0);
+                if freed < short && less > pages {
+                    freed += less - pages;
+                    taken.insert(one.info.id, less);
                     lighter.insert(one.info.id, one.lighter(planes, division.pages[at]));
                 }
             }

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 
 use engine_api::{Error, ErrorKind, Result};
 
-use crate::file::{ReadFile, shown};
+use crate::file::{ReadFile, shown, sync_dir};
 use crate::format::footer::Wrong;
 use crate::format::manifest::{self, Manifest};
 use crate::format::wal;
-use crate::read::sections::{ReadFooter, read_footer, salvage_footer};
+use crate::read::sections::{ReadFooter, is_damage, read_footer, salvage_footer};
 use crate::read::segment;
 use crate::storage::Storage;
 
@@ -141,18 +141,26 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
 }
 
 /// Finds the WAL file with the newest batch among those of this store whose first record says another number than the
-/// name.
+/// name. One whose beginning the device does not give is left out.
 pub(crate) fn misnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Misnamed>> {
     let mut newest: Option<Misnamed> = None;
     for own in own_files(storage)? {
         let Own::Wal(id) = own else { continue };
-        if let Some((written_as, batch)) = wal::is_misnamed(storage, &manifest.wal_key, id)?
+        if let Some((written_as, batch)) = unless_damaged(wal::is_misnamed(storage, &manifest.wal_key, id))?
             && newest.as_ref().is_none_or(|newest| newest.batch < batch)
         {
             newest = Some(Misnamed { id, written_as, batch });
         }
     }
     Ok(newest)
+}
+
+/// Takes a beginning of a file that the device does not give for none, as a repair does.
+pub(crate) fn unless_damaged<T>(read: Result<Option<T>>) -> Result<Option<T>> {
+    match read {
+        Err(failed) if is_damage(&failed) => Ok(None),
+        read => read,
+    }
 }
 
 /// Finds the segment with the newest batch among those of this store that the manifest does not name.
@@ -187,7 +195,8 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
             Own::Segment(id) => id,
             // A WAL file with the manifest's salt proves that they belong together, whatever is in the segments' place.
             Own::Wal(id)
-                if wal::begins_with(storage, id)?.is_some_and(|(salt, _)| salt == manifest.wal_key.salt(id)) =>
+                if unless_damaged(wal::begins_with(storage, id))?
+                    .is_some_and(|(salt, _)| salt == manifest.wal_key.salt(id)) =>
             {
                 return Ok(None);
             }
@@ -282,11 +291,13 @@ pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -
     })
 }
 
-/// Removes the files that a survey found to be obsolete.
-pub(crate) fn remove(storage: &dyn Storage, obsolete: &[String]) -> Result<()> {
-    obsolete.iter().try_for_each(|name| {
-        let removed = storage.remove(name);
-        removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, name)), e))
+/// Removes the files that a survey found to be obsolete. Call it once everything is in order. Flushes the directory
+/// first: the manifest's name may not be durable yet, and the older manifest needs the files that are removed.
+pub(crate) fn remove_obsolete(storage: &dyn Storage, found: &mut Survey) -> Result<()> {
+    sync_dir(storage)?;
+    found.obsolete.drain(..).try_for_each(|name| {
+        let removed = storage.remove(&name);
+        removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, &name)), e))
     })
 }
 

@@ -28,12 +28,13 @@ const FLUSH_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::
 pub(crate) fn run(shared: &Shared) {
     let _ended = Ended(shared);
     let mut pause = Pause::new(FLUSH_PAUSE);
+    let mut unlisted = None;
     while let Some(flushes) = next_round(shared, &pause) {
         shared.work_ahead();
         if !flushes {
             continue;
         }
-        let flushed = flush_oldest(shared);
+        let flushed = flush_oldest(shared, &mut unlisted);
         let mut work = shared.work.lock();
         pause.after(flushed.is_err());
         work.flush_failed = flushed.err().map(|error| shared.told(error));
@@ -65,8 +66,9 @@ fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
     None
 }
 
-/// Writes the oldest frozen memtable as a delta run and frees its WAL. Returns false if there is none.
-fn flush_oldest(shared: &Shared) -> Result<bool> {
+/// Writes the oldest frozen memtable as a delta run and frees its WAL. Returns false if there is none. `unlisted` is the
+/// lowest number of the WAL files that nobody needs any more, if they could not be listed before.
+fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     // Drop the guard of `visible` at once; the frozen memtable is kept by its own reference.
     let oldest = shared.visible.load().frozen.last().cloned();
     let Some(frozen) = oldest else { return Ok(false) };
@@ -82,7 +84,7 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     if !segments.is_empty() {
         version.deltas.insert(0, Arc::new(Run::new(segments)));
     }
-    let before = manifest.wal_floor;
+    let before = unlisted.unwrap_or(manifest.wal_floor);
     shared.install(
         &mut manifest,
         version,
@@ -99,8 +101,10 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     // A reader that keeps the memtable keeps its memory from others. It mostly comes back soon, so it counts as work.
     let share = shared.budget.take_for_work(frozen.mem.bytes(frozen.length));
     shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
-    // The next opening removes a file that the listing misses.
-    let there = own_files(&*shared.storage).unwrap_or_default();
+    // Without a free descriptor the directory cannot be listed; the next flush does it.
+    let there = own_files(&*shared.storage);
+    *unlisted = there.is_err().then_some(before);
+    let there = there.unwrap_or_default();
     let flushed = |own: &Own| matches!(own, Own::Wal(id) if (before..=frozen.wal_id).contains(id));
     let mut files: Vec<String> = there.into_iter().filter(flushed).map(Own::name).collect();
     {

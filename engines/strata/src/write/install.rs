@@ -103,7 +103,8 @@ impl Shared {
             // If the new manifest is in place after all, its segments must stay; the next opening decides.
             let nothing_begun = failed.kind() == ErrorKind::Retry;
             if !nothing_begun && !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
-                return Err(failed);
+                // Writing ends, also if only space was lacking to make the manifest's name durable.
+                return Err(Error::with_source(ErrorKind::Reopen, failed.to_string(), failed));
             }
             let known = ids(&before);
             version.segments().filter(|segment| !known.contains(&segment.info.id)).for_each(|segment| segment.retire());

@@ -36,7 +36,7 @@ const SLOWEST: Duration = Duration::from_micros(20);
 const SLOWED_MAX: Duration = Duration::from_secs(1);
 /// Shortest sleep. Smaller delays are added up until they reach it, because the kernel cannot sleep for them exactly.
 const SLEEP_LEAST: Duration = Duration::from_millis(1);
-/// How long a commit waits for a shortage of descriptors or memory to pass.
+/// How long a commit waits for a shortage of descriptors or memory, or another trouble of merges, to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The greatest pressure, at which commits are held.
 const FULL: f64 = 1024.0;
@@ -123,33 +123,49 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits while commits are held because of too many delta runs or too much debt. Gives up if merging has failed.
+    /// Waits while commits are held because of too many delta runs or too much debt. Gives up if merges go on failing.
+    ///
+    /// # Errors
+    /// `FreeSpace`: a merge that was tried meanwhile lacks disk space. `Retry`: merges have failed for [`PATIENCE`] in
+    /// another way. A merge that meets an unreadable segment fails once, and then leaves it out.
     pub(crate) fn hold(&self) -> Result<()> {
         if held_by(&self.visible.load()).is_none() {
             return Ok(());
         }
         let since = Instant::now();
         let mut work = self.work.lock();
+        // The cause of an earlier failure may be gone.
+        work.merge_now = work.merge_failed.is_some();
+        self.wake.notify_all();
+        let (tried, mut failing) = (work.merges_tried, None);
         let mut held = Ok(());
-        while held.is_ok() && held_by(&self.visible.load()).is_some() {
-            held = self.may_hope(&work, since);
-            if held.is_ok() {
-                self.wake.notify_all();
-                self.done.wait(&mut work);
+        while held_by(&self.visible.load()).is_some() {
+            held = self.may_hope(&work, tried, &mut failing);
+            if held.is_err() {
+                break;
             }
+            // The merging thread tells of each of its turns, at least one a second.
+            self.done.wait(&mut work);
         }
         self.counters.stalled(since.elapsed());
         held
     }
 
-    fn may_hope(&self, work: &Work, since: Instant) -> Result<()> {
+    /// Returns an error once a commit that is held need not wait any longer. `tried` is the number of attempts to merge
+    /// when it began to wait, `failing` the time since which they fail.
+    fn may_hope(&self, work: &Work, tried: u64, failing: &mut Option<Instant>) -> Result<()> {
         work.check_alive()?;
         self.poison.check()?;
-        match &work.merge_failed {
-            Some((kind, why)) if *kind == ErrorKind::FreeSpace || since.elapsed() >= PATIENCE => {
-                Err(Error::new(*kind, why.clone()))
-            }
-            _ => Ok(()),
+        let Some((kind, why)) = &work.merge_failed else {
+            *failing = None;
+            return Ok(());
+        };
+        let is_patient = failing.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        match kind {
+            ErrorKind::FreeSpace if work.merges_tried > tried => Err(Error::new(*kind, why.clone())),
+            ErrorKind::FreeSpace => Ok(()),
+            _ if is_patient => Ok(()),
+            _ => Err(Error::new(ErrorKind::Retry, format!("a commit waits for merges, which fail: {why}"))),
         }
     }
 }

@@ -69,9 +69,9 @@ pub(crate) fn run(shared: &Shared) {
     let mut pause = Pause::new(MERGE_PAUSE);
     let mut merging = Merging::of(&shared.visible.load().version);
     let mut again = false;
-    while let Some(Round { settle }) = next_round(shared, again) {
+    while let Some(Round { settle, now }) = next_round(shared, again) {
         make_pages_huge(shared);
-        let step = (settle.is_some() || pause.is_over()).then(|| {
+        let step = (settle.is_some() || now || pause.is_over()).then(|| {
             let begun = Instant::now();
             let step = shared.poison.check().and_then(|()| merging.step(shared, settle));
             shared.counters.merge_step(begun.elapsed());
@@ -87,11 +87,13 @@ pub(crate) fn run(shared: &Shared) {
         again = matches!(step, Some(Ok(true)));
         if let Some(step) = step {
             pause.after(step.is_err());
+            work.merges_tried += 1;
             work.merge_failed = step.err().map(|error| shared.told(error));
             // A caller of `settle` learns of a failure and decides whether to ask again.
             let over = if work.merge_failed.is_some() { settle } else { merging.settled(settle, again) };
             if let Some(over) = over {
-                work.settles_over = over;
+                // A merge that an older request began may end after a newer one has failed.
+                work.settles_over = work.settles_over.max(over);
                 work.settle_failed = work.merge_failed.clone();
             }
         }
@@ -99,20 +101,23 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// A turn of the merging thread. `settle`: the newest request to settle that is not done, if there is one.
+/// A turn of the merging thread.
 struct Round {
+    /// The newest request to settle that is not done, if there is one.
     settle: Option<u64>,
+    /// Whether a commit that is held asks for a step at once.
+    now: bool,
 }
 
 /// Waits for work. Returns `None` when the store is closed.
 fn next_round(shared: &Shared, again: bool) -> Option<Round> {
     let mut work = shared.work.lock();
     let settle = |work: &Work| (work.settles_asked > work.settles_over).then_some(work.settles_asked);
-    if !work.stop && !again && settle(&work).is_none() {
+    if !work.stop && !again && !work.merge_now && settle(&work).is_none() {
         let most = if shared.garbage.held() > 0 { LOOK_FOR_GARBAGE } else { LOOK_AROUND };
         shared.wake.wait_for(&mut work, most);
     }
-    (!work.stop).then(|| Round { settle: settle(&work) })
+    (!work.stop).then(|| Round { settle: settle(&work), now: std::mem::take(&mut work.merge_now) })
 }
 
 impl Shared {

@@ -56,7 +56,7 @@ pub(crate) fn debt(now: &Visible) -> Debt {
     }
     let base = now.version.base.records();
     let parts = |share: f64| {
-        let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.active.capacity() as u64) as f64);
+        let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.mem_records) as f64);
         records as f64 / due
     };
     // Merge sooner in proportion to the part of the deltas without a filter.

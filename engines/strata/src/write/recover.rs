@@ -7,7 +7,6 @@ use std::sync::Arc;
 use engine_api::Result;
 
 use crate::budget::Budget;
-use crate::file::sync_dir;
 use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
 use crate::format::wal::Wal;
@@ -19,7 +18,7 @@ use crate::read::visible::Visible;
 use crate::sizes::{least_cache_bytes, mem_bytes, work_bytes};
 use crate::storage::Storage;
 use crate::write::at_once::at_once;
-use crate::write::directory::{remove, survey};
+use crate::write::directory::{remove_obsolete, survey};
 use crate::write::replay::{Accept, Replay, Replayed};
 use crate::{Sizes, StrataOptions};
 
@@ -35,8 +34,7 @@ pub(crate) struct Recovered {
     pub(crate) next_id: u64,
 }
 
-/// Recovers the runs from the manifest and later batches from the WAL. Files that nothing needs are removed at the end,
-/// after the whole store proved to be in a state that a crash can leave and `accept` has accepted the checkpoint.
+/// Recovers the runs from the manifest and later batches from the WAL. Files that nothing needs are removed after the whole store proved to be in a state that a crash can leave and `accept` has accepted the checkpoint.
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
@@ -49,16 +47,13 @@ pub(crate) fn recover(
     let reads = Arc::new(Reads::new(manifest.seed, &budget));
     let mut version = open_version(storage, &manifest, &budget, &reads)?;
     load_planes(&version, &budget, work_bytes(options, sizes), least_cache_bytes(options))?;
-    let found = survey(&**storage, &manifest)?;
+    let mut found = survey(&**storage, &manifest)?;
     let next_id = manifest.next_id.max(found.highest + 1);
     let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id, accept };
-    let Replayed { batch, checkpoint, frozen } = replay.run(&found, &mut manifest, &mut version)?;
+    let Replayed { batch, checkpoint, frozen } = replay.run(&mut found, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
     let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;
-    // Remove files only now, when everything is in order. First flush the directory: the manifest's name may not be
-    // durable yet, and the older manifest needs the files that are removed.
-    sync_dir(&**storage)?;
-    remove(&**storage, &found.obsolete)?;
+    remove_obsolete(&**storage, &mut found)?;
     // The replayed memtable is frozen at once, before a new active one.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)?),
@@ -66,6 +61,7 @@ pub(crate) fn recover(
         frozen: frozen.into_iter().collect(),
         version: Arc::new(version),
         checkpoint,
+        mem_records: mem_records as u64,
     };
     Ok(Recovered { visible, wal, batch, manifest, budget, reads, next_id: next_id + 1 })
 }

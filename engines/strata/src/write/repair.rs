@@ -24,7 +24,7 @@ use crate::format::wal::{self, Position};
 use crate::read::sections::{is_damage, salvage_footer};
 use crate::storage::Storage;
 use crate::write::directory::{
-    Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files,
+    Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files, unless_damaged,
 };
 use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
@@ -97,7 +97,7 @@ fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     let manifest = match Manifest::read(&**storage) {
         Ok(Some(manifest)) => manifest,
         Ok(None) => return Ok(Stored::Unusable("manifest is missing".to_owned())),
-        Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Stored::Unusable(error.to_string())),
+        Err(error) if is_damage(&error) => return Ok(Stored::Unusable(error.to_string())),
         Err(error) => return Err(error),
     };
     if let Some(why) = is_of_another_store(&**storage, &manifest)?.or(is_superseded(&**storage, &manifest)?) {
@@ -142,8 +142,8 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or it is not
-    /// named and its footer cannot be read, so that every opening would fail at it.
+    /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or the store does not
+    /// use it and it cannot be read, so that every opening would fail at it.
     fn is_of_others(&self, own: Own) -> Result<Option<String>> {
         let failed = match is_foreign(&**self.storage, &self.manifest, own) {
             Err(failed) if is_damage(&failed) => failed,
@@ -152,8 +152,10 @@ impl Repair<'_> {
         let is_named = self.manifest.runs.iter().flatten().any(|info| Own::Segment(info.id) == own);
         match own {
             Own::Segment(_) if is_named => Ok(None),
-            Own::Segment(_) => Ok(Some(format!("a file that the store does not use cannot be read: {failed}"))),
-            Own::Wal(_) => Err(failed),
+            Own::Wal(id) if id >= self.manifest.wal_floor => Ok(None),
+            Own::Segment(_) | Own::Wal(_) => {
+                Ok(Some(format!("a file that the store does not use cannot be read: {failed}")))
+            }
         }
     }
 
@@ -287,13 +289,13 @@ impl Repair<'_> {
                 false => (self.manifest.wal_key.salt(*id), position),
                 // Every WAL file begins with a record that strata wrote, so its salt is the file's. The first batches
                 // may be in the runs already, because a run may have been written of a part of a file.
-                true => match wal::begins_with(&**self.storage, *id)? {
+                true => match unless_damaged(wal::begins_with(&**self.storage, *id))? {
                     Some((salt, batch)) => {
                         ended.unchecked.push(shown(&**self.storage, &wal::name(*id)));
                         (salt, Position { next: batch, end: None })
                     }
                     None => {
-                        if wal::begins_torn(&**self.storage, *id)? {
+                        if salvage_begins_torn(&**self.storage, *id)? {
                             let shown = shown(&**self.storage, &wal::name(*id));
                             ended
                                 .gaps
@@ -307,12 +309,14 @@ impl Repair<'_> {
                 let missing = format!("{known} to {}", from.next - 1);
                 ended.gaps.push(format!("batches {missing}: no file has them, unless they were empty"));
             }
+            let mut refused = false;
             let replayed = wal::replay(&**self.storage, (&salt, *id), from, |batch, found| match batch < known {
                 true => Ok(()),
-                false => take(batch, found.checkpoint, found.ops),
+                false => take(batch, found.checkpoint, found.ops).inspect_err(|_| refused = true),
             });
             position = match replayed {
-                Err(error) if error.kind() == ErrorKind::DataDamaged => {
+                // An error of `take` says nothing about the file.
+                Err(error) if !refused && is_damage(&error) => {
                     ended.broken = Some(error.to_string());
                     return Ok(ended);
                 }
@@ -354,6 +358,14 @@ impl Repair<'_> {
             }
         }
         sync_dir(storage)
+    }
+}
+
+/// Whether a WAL file does not begin with a whole record, or the device does not give its beginning.
+fn salvage_begins_torn(storage: &dyn Storage, id: u64) -> Result<bool> {
+    match wal::begins_torn(storage, id) {
+        Err(failed) if is_damage(&failed) => Ok(true),
+        torn => torn,
     }
 }
 

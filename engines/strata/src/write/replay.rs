@@ -14,12 +14,12 @@ use crate::format::manifest::Manifest;
 use crate::format::wal::{self, End, Position};
 use crate::memtable::Mem;
 use crate::read::lookup::Reads;
-use crate::read::segment::Segment;
+use crate::read::segment::{self, Segment};
 use crate::read::version::{Run, Version};
 use crate::read::visible::Frozen;
 use crate::sizes::FROZEN_MAX;
 use crate::storage::Storage;
-use crate::write::directory::Survey;
+use crate::write::directory::{Survey, remove_obsolete};
 use crate::write::writer::{Room, SegmentWriter};
 
 /// Checks whether the store may stand at a checkpoint; an error refuses the opening.
@@ -44,6 +44,15 @@ pub(crate) struct Replay<'a> {
     /// Number for the next new file.
     pub(crate) next_id: u64,
     pub(crate) accept: Accept<'a>,
+}
+
+/// Where the WAL ends.
+struct Ends {
+    /// Number of the last batch, and its checkpoint.
+    batch: u64,
+    checkpoint: Checkpoint,
+    /// End of each file.
+    ends: Vec<(u64, End)>,
 }
 
 /// Result of reading the WAL.
@@ -71,15 +80,23 @@ impl Replay<'_> {
     /// # Errors
     /// `DataDamaged`: a WAL is damaged, a segment or a WAL file shows that the manifest is older, or a WAL file was
     /// renamed; the error of `accept`; I/O errors.
-    pub(crate) fn run(&mut self, found: &Survey, manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
-        let wals = &found.wals[..];
+    pub(crate) fn run(
+        &mut self,
+        found: &mut Survey,
+        manifest: &mut Manifest,
+        version: &mut Version,
+    ) -> Result<Replayed> {
+        let wals = &found.wals.clone()[..];
         let (capacity, fits) = self.capacity(wals)?;
         if !fits {
             // Flush the WAL before any run is written of it. Otherwise a run could outlive its batches: no manifest
             // names that run, and the next opening would take it as proof of a newer manifest.
-            let (last, ends) = self.ends(wals, manifest)?;
-            self.refuse_older(found, last)?;
+            let Ends { batch, checkpoint, ends } = self.ends(wals, manifest)?;
+            self.refuse_older(found, batch)?;
+            (self.accept)(&checkpoint)?;
             self.flush(&ends)?;
+            // Remove the runs of an opening that was cut here, because the disk may have no room for both.
+            remove_obsolete(&**self.storage, found)?;
         }
         let mut runs = Vec::new();
         let read = self.read(wals, manifest, capacity, &mut runs);
@@ -99,16 +116,20 @@ impl Replay<'_> {
         self.end(wals, read, &runs, manifest, version)
     }
 
-    /// Returns the last batch of these files and the end of each file.
-    fn ends(&self, wals: &[u64], manifest: &Manifest) -> Result<(u64, Vec<(u64, End)>)> {
+    /// Reads these files for where they end.
+    fn ends(&self, wals: &[u64], manifest: &Manifest) -> Result<Ends> {
         let mut position = Position::behind(manifest.batch);
+        let mut checkpoint = manifest.checkpoint.clone();
         let mut ends = Vec::new();
         for id in wals {
             let salt = manifest.wal_key.salt(*id);
-            position = wal::replay(&**self.storage, (&salt, *id), position, |_, _| Ok(()))?;
+            position = wal::replay(&**self.storage, (&salt, *id), position, |_, replayed| {
+                checkpoint = replayed.checkpoint;
+                Ok(())
+            })?;
             ends.extend(position.end.clone().map(|end| (*id, end)));
         }
-        Ok((position.next - 1, ends))
+        Ok(Ends { batch: position.next - 1, checkpoint, ends })
     }
 
     /// Makes the records durable that were read of the files.
@@ -216,7 +237,9 @@ impl Replay<'_> {
             self.next_id += 1;
             tail.mem.sorted(tail.length)?.try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
             let info = writer.finish_alone()?;
-            segments.push(Segment::open(self.storage, info, false, self.budget, self.reads)?);
+            let opened = Segment::open(self.storage, info, false, self.budget, self.reads);
+            // No manifest names it; the next opening removes it if it stays.
+            segments.push(opened.inspect_err(|_| drop(self.storage.remove(&segment::name(info.id))))?);
         }
         Ok(Arc::new(Run::new(segments)))
     }

@@ -105,6 +105,8 @@ impl Shared {
             match Wal::create(&*self.storage, &self.wal_key, id, spare.as_deref(), writer.batch) {
                 Ok(wal) => return Ok(wal),
                 Err(failed) if is_final(&failed) => return Err(self.poison(failed)),
+                // Somebody has removed the spare file.
+                Err(failed) if spare.is_some() && failed.kind() == ErrorKind::FixInput => continue,
                 Err(failed) => {
                     // The spare file was not touched.
                     self.work.lock().spare.extend(spare);

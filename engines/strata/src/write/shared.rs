@@ -149,8 +149,12 @@ pub(crate) struct Work {
     pub(crate) flushes_tried: u64,
     /// Failure of the last flush; `None` if it succeeded.
     pub(crate) flush_failed: Option<Failure>,
+    /// Number of attempts to do a step of a merge, which waiters compare.
+    pub(crate) merges_tried: u64,
     /// Failure of the last merge step, want of disk space included; `None` if it succeeded.
     pub(crate) merge_failed: Option<Failure>,
+    /// Whether a commit that is held asks for a step at once, whatever pause a failure has begun.
+    pub(crate) merge_now: bool,
     /// Whether a thread of the engine has ended. Then nobody may wait for it.
     pub(crate) ended: bool,
     /// Names of WAL files that wait to be overwritten.

@@ -1,11 +1,15 @@
 //! Power loss at every change of the disk; a failing read, flush or allocation at every place.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use engine_api::{Durability, Engine, ErrorKind};
+use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
+use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};
+use crate::trouble::segments;
 use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 const CHANGES: u64 = 300;
@@ -149,12 +153,24 @@ fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhil
     assert!(changes > 20, "runs are written: changes={changes}");
     assert_holds(&engine, &map, seq, "opened with less memory");
     drop(engine);
+    let runs_bytes = segment_bytes(&whole);
+    let mut short_of_disk = 0;
     for crash_at in 1..=changes + 1 {
         let storage = written.after_crash(0);
         storage.set(Fault::CrashAt(crash_at));
         // This opening is cut short, or has just finished when the power fails.
         drop(open(&storage));
         let left = storage.after_crash(crash_at);
+        // The next opening has room for its runs only in place of those of the one that was cut.
+        let there = segment_bytes(&left);
+        if there + there / 2 >= runs_bytes {
+            short_of_disk += 1;
+            let hooks = Arc::new(Hooks::default());
+            hooks.disk_bytes.store(Storage::used_bytes(&left).unwrap() + there / 2, Ordering::Relaxed);
+            let short = StrataEngine::open_on(Arc::new(Hooked { inner: Arc::new(left.copy()), hooks }), &OPTIONS);
+            let short = short.unwrap_or_else(|error| panic!("short of disk crash_at={crash_at}: {error}"));
+            assert_holds(&short, &map, seq, &format!("short of disk crash_at={crash_at}"));
+        }
         let engine = open(&left).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
         assert_holds(&engine, &map, seq, &format!("crash_at={crash_at}"));
         try_commit(&engine, &batch(9, 1, 20), seq + 1, Durability::Synced).unwrap();
@@ -164,6 +180,12 @@ fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhil
         let again = left.after_crash(crash_at + 1);
         assert_holds(&open(&again).unwrap(), &more, seq + 1, &format!("again crash_at={crash_at}"));
     }
+    assert!(short_of_disk > 0);
+}
+
+/// Returns the bytes of all segments on the disk.
+fn segment_bytes(disk: &FaultyStorage) -> u64 {
+    segments(disk).iter().map(|name| disk.open(name, false).unwrap().len_bytes().unwrap()).sum()
 }
 
 #[test]

@@ -17,8 +17,12 @@ pub(crate) struct Hooks {
     pub(crate) no_descriptors: AtomicBool,
     /// Whether the next manifest of `strata-merge` cannot be created, as without free descriptors.
     pub(crate) no_manifest: AtomicBool,
-    /// Whether the next flush of the directory fails, as on a full disk.
-    pub(crate) dir_full: AtomicBool,
+    /// Which flush of the directory from now on fails, as on a full disk: 1 is the next one, 0 none.
+    pub(crate) dir_full: AtomicU64,
+    /// Whether the disk looks full to `strata-merge`.
+    pub(crate) no_room_for_merges: AtomicBool,
+    /// Whether the next listing by `strata-flush` fails, as without free descriptors.
+    pub(crate) unlisted: AtomicBool,
     /// Number of segments that `strata-merge` may still begin. It waits while there are none.
     pub(crate) merge_segments_left: AtomicU64,
     /// Name of the file whose next opening fails, as without free descriptors.
@@ -43,7 +47,9 @@ impl Default for Hooks {
             disk_bytes: AtomicU64::new(u64::MAX),
             no_descriptors: AtomicBool::default(),
             no_manifest: AtomicBool::default(),
-            dir_full: AtomicBool::default(),
+            dir_full: AtomicU64::default(),
+            no_room_for_merges: AtomicBool::default(),
+            unlisted: AtomicBool::default(),
             merge_segments_left: AtomicU64::new(u64::MAX),
             unopened: Mutex::default(),
             unreadable: Mutex::default(),
@@ -137,17 +143,24 @@ impl Storage for Hooked {
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
+        if thread() == "strata-flush" && self.hooks.unlisted.swap(false, Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         self.inner.list()
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        if self.hooks.dir_full.swap(false, Ordering::Relaxed) {
+        let one_less = |left: u64| left.checked_sub(1);
+        if self.hooks.dir_full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) == Ok(1) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.inner.sync_dir()
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
+        if thread() == "strata-merge" && self.hooks.no_room_for_merges.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
         Ok(self.hooks.disk_bytes.load(Ordering::Relaxed).saturating_sub(self.inner.used_bytes()?))
     }
 

@@ -6,6 +6,7 @@
 mod bounds;
 mod faults;
 mod groups;
+mod held;
 mod hooked;
 mod hostile;
 mod loads;
@@ -20,6 +21,7 @@ mod ring;
 mod space;
 mod support;
 mod trouble;
+mod unread;
 mod warm;
 mod week;
 

@@ -27,7 +27,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(OPTIONS)
     }
 
@@ -206,7 +206,7 @@ fn a_batch_larger_than_the_reserve_is_refused_before_anything_of_it_is_written()
 fn a_name_of_a_wal_file_that_is_not_durable_ends_writing_whatever_the_reason() {
     let mut store = Store::sized(OPTIONS, SIZES);
     store.put(0..10);
-    store.hooks.dir_full.store(true, Ordering::Relaxed);
+    store.hooks.dir_full.store(1, Ordering::Relaxed);
     // The batch needs a new file, or the one that is made ahead fails.
     let refused = (1..4).find_map(|n| store.try_put(n * 250..(n + 1) * 250).err()).unwrap();
     assert_eq!(refused.kind(), ErrorKind::Reopen, "{refused}");
@@ -372,72 +372,6 @@ fn what_merges_replace_is_dropped_by_the_store_s_threads_and_never_by_a_reader()
     drop(reader);
     apply(&mut store.map, &changes);
     store.assert_holds();
-}
-
-#[test]
-fn a_want_of_descriptors_is_no_damage_to_a_repair() {
-    let mut store = Store::new();
-    store.put(0..900);
-    store.engine.settle().unwrap();
-    let Store { engine, disk, hooks, map, .. } = store;
-    Box::new(engine).close().unwrap();
-    let names = disk.names();
-    *hooks.unopened.lock() = names.iter().find(|name| name.ends_with(".seg")).cloned();
-    let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks });
-    let refused = StrataEngine::repair_on(&storage).unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Retry, "{refused}");
-    assert_eq!(disk.names(), names, "nothing is set aside");
-    assert!(StrataEngine::repair_on(&storage).unwrap().lost.is_empty());
-    let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
-    assert!(all(&engine).unwrap() == map, "content differs");
-}
-
-#[test]
-fn a_footer_that_the_device_does_not_give_costs_a_repair_its_segment_and_no_other() {
-    let mut store = Store::sized(OPTIONS, SIZES);
-    store.put(0..4000);
-    store.engine.settle().unwrap();
-    let Store { engine, disk, hooks, map, seq } = store;
-    Box::new(engine).close().unwrap();
-    let segments = segments(&disk);
-    for names_are_known in [true, false] {
-        let disk = disk.copy();
-        if !names_are_known {
-            disk.remove("MANIFEST").unwrap();
-        }
-        *hooks.unreadable.lock() = Some(segments[1].clone());
-        let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) });
-        let repaired = StrataEngine::repair_on(&storage).unwrap();
-        assert!(repaired.lost.iter().any(|line| line.contains(&segments[1])), "{:?}", repaired.lost);
-        *hooks.unreadable.lock() = None;
-        let engine = StrataEngine::open_sized(Arc::new(disk), &OPTIONS, SIZES).unwrap();
-        let left = all(&engine).unwrap();
-        let missing = map.len() - left.len();
-        assert!(missing > 0 && missing <= SIZES.segment_records as usize, "missing={missing}");
-        assert!(left.iter().all(|(key, value)| map.get(key) == Some(value)));
-        assert_eq!(engine.checkpoint().unwrap(), at(seq));
-    }
-}
-
-#[test]
-fn a_file_that_the_store_does_not_use_and_the_device_does_not_give_is_set_aside() {
-    let mut store = Store::sized(OPTIONS, SIZES);
-    store.put(0..4000);
-    store.engine.settle().unwrap();
-    let Store { engine, disk, hooks, map, .. } = store;
-    Box::new(engine).close().unwrap();
-    // As a crash leaves it, with a number that was given.
-    let left = "000000000001.seg".to_owned();
-    assert!(!disk.names().contains(&left));
-    disk.create(&left).unwrap().write_at(&[7; 4096], 0).unwrap();
-    *hooks.unreadable.lock() = Some(left.clone());
-    let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks });
-    let repaired = StrataEngine::repair_on(&storage).unwrap();
-    assert!(repaired.lost.is_empty() && repaired.findings.iter().any(|line| line.contains("cannot be read")));
-    let names = disk.names();
-    assert!(!names.contains(&left) && names.contains(&format!("{left}.set-aside")), "{names:?}");
-    let engine = StrataEngine::open_sized(storage, &OPTIONS, SIZES).unwrap();
-    assert!(all(&engine).unwrap() == map, "content differs");
 }
 
 #[test]
