@@ -15,6 +15,7 @@ use engine_api::{ErrorKind, words};
 
 use crate::args::LoadArgs;
 use crate::out::{self, say, tell};
+use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 use crate::{compare, get, info, load, migrate, repair, scrub, verify};
 
@@ -124,6 +125,10 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Man { dir } => man(&dir).map(|()| 0),
     };
     match (outcome, out::failure()) {
+        (Err(error), _) if Stopped::is_cause_of(&error) => {
+            tell!("{name}: {error}: nothing was changed, and the same command begins again");
+            ExitCode::from(signal::asked().unwrap_or(1))
+        }
         (Err(error), _) => {
             tell!("{name}: {}", words(error.as_ref()));
             if is_damage_without_a_way_out(&error) {

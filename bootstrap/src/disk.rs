@@ -33,6 +33,13 @@ impl Places {
         let share = probe::is_same_disk(&store, &work);
         Self { store, work, store_bytes, spill_bytes, share }
     }
+
+    /// Returns the bytes that a store and its spill take at their peak, if both are on one disk.
+    fn peak_bytes(&self, store_bytes: u64, spill_bytes: u64) -> u64 {
+        // A spill that is made anew holds all records, also those that the store has already.
+        let anew_bytes = if spill_bytes == 0 || is_spilled(&self.work) { 0 } else { self.store_bytes };
+        limits::peak_bytes(store_bytes, spill_bytes.saturating_add(anew_bytes))
+    }
 }
 
 /// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available. The check
@@ -46,8 +53,12 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
     let now = Places::of(args, setup);
     if now.share {
-        let peak_bytes = limits::peak_bytes(store_bytes, spill_bytes);
-        return check_store(args, setup, &now, peak_bytes.saturating_sub(now.spill_bytes));
+        return check_store(
+            args,
+            setup,
+            &now,
+            now.peak_bytes(store_bytes, spill_bytes).saturating_sub(now.spill_bytes),
+        );
     }
     // A complete spill does not grow, and neither does one of which a part was given back.
     let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };
@@ -89,4 +100,26 @@ fn check_store(args: &LoadArgs, setup: &Setup, now: &Places, bytes: u64) -> Resu
         now.store.display()
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spill_that_is_made_anew_needs_room_beside_what_the_store_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = |store_bytes| Places {
+            store: dir.path().join("store"),
+            work: dir.path().join("work"),
+            store_bytes,
+            spill_bytes: 0,
+            share: true,
+        };
+        let (store_bytes, spill_bytes) = (19 << 30, 21 << 30);
+        let fresh = now(0).peak_bytes(store_bytes, spill_bytes);
+        assert_eq!(fresh, limits::peak_bytes(store_bytes, spill_bytes));
+        assert_eq!(now(17 << 30).peak_bytes(store_bytes, spill_bytes), fresh + (17 << 30));
+        assert_eq!(now(17 << 30).peak_bytes(store_bytes, 0), store_bytes, "nothing is spilled");
+    }
 }

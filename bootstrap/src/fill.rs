@@ -191,7 +191,7 @@ impl<'a> Fill<'a> {
     fn give_back(&mut self) -> Result<()> {
         let reached = self.marks.iter().take_while(|mark| mark.pairs() <= self.checkpoint.seq).count();
         let last = self.marks.drain(..reached).next_back();
-        last.map_or(Ok(()), |mark| self.ordered.give_back(&mark))
+        last.map_or(Ok(()), |mark| self.ordered.give_back(&mark)).with_context(|| self.failed())
     }
 
     /// Context for an engine's error, because engines do not know their directory.

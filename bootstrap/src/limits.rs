@@ -52,6 +52,8 @@ const BUFFERS_BYTES_MAX: u64 = 448 << 20;
 const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Memory of the program without its buffers: code, histograms, the time series, and blocks being written.
 const PROGRAM_BYTES: u64 = 48 << 20;
+/// Memory of reading an archive of mainnet beside the sort: unpacking, and the table of the archive's files.
+const READING_BYTES: u64 = 112 << 20;
 /// Disk space of pages in a B+tree that the newest shuffled batches have freed. Only later transactions may use them
 /// again. It does not depend on the store's size: loads of redb left 33 MB.
 const FREED_BYTES: u64 = 64 << 20;
@@ -147,9 +149,14 @@ impl Buffers {
         let limit = probe::memory_limit();
         let cache_bytes = options.division_of(limit.clone()).cache_bytes;
         let bytes = asked.as_u64();
-        // All of it is used while the engine is not open yet, and half of it while the engine is open.
-        let most_bytes = limit.bytes.saturating_sub(PROGRAM_BYTES);
-        let most_bytes = most_bytes.min(most_bytes.saturating_sub(cache_bytes).saturating_mul(2));
+        // All of it is used while the source is read and the engine is not open yet, and half of it, beside the chunks,
+        // while the engine is open.
+        let chunks_bytes =
+            [Order::Shuffled, Order::Sorted].map(|order| self.chunks(order)).map(|of| of.count() * of.pairs * 64);
+        let chunks_bytes = chunks_bytes.into_iter().max().unwrap_or(0) as u64;
+        let own_bytes = limit.bytes.saturating_sub(PROGRAM_BYTES);
+        let merged_bytes = own_bytes.saturating_sub(cache_bytes.saturating_add(chunks_bytes)).saturating_mul(2);
+        let most_bytes = own_bytes.saturating_sub(READING_BYTES).min(merged_bytes);
         if bytes > most_bytes {
             return Err(Wrong::error(format!(
                 "--sort-memory is more than this process may use: sort_memory={asked} maximum={} memory_limit={} \

@@ -36,6 +36,17 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 
 /// Runs the load as [`run`] does, until `stop` asks to stop.
 pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
+    match read_and_fill(args, stop) {
+        // The source was looked at, or read to be compared with a complete load.
+        Err(error) if Stopped::is_cause_of(&error) => {
+            tell!("{error}: nothing was changed, and the same command begins again");
+            Ok(stop.asked().unwrap_or(1))
+        }
+        outcome => outcome,
+    }
+}
+
+fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
@@ -158,6 +169,10 @@ fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
 fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ordered> {
     let mut reading = Progress::of_source(&setup.source, "reading")?.seen_by(&args.seen);
     let Setup { source, order, work, buffers, .. } = setup;
+    // Progress through archives is in bytes, and begins with the first one again.
+    if let (false, Some(spilled)) = (source.has_versions(), spilled_records(&work.path)) {
+        reading.start_at(spilled);
+    }
     let ordered = Ordered::prepare(source, *order, args.source.seed, work, buffers, stored, &mut |records| {
         reading.set_read(source, records);
         match stop.asked() {

@@ -17,6 +17,8 @@ use crate::source::Source;
 
 /// Time between two lines where standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Time between two drawings of a bar.
+const TICK_EVERY: Duration = Duration::from_millis(500);
 
 /// Progress of a load, counted in pairs or, while an archive is read, in bytes.
 pub(crate) struct Progress {
@@ -72,10 +74,9 @@ impl Progress {
         let style = ProgressStyle::with_template(template).expect("the template is a constant");
         bar.set_style(style.with_key("rate", rate));
         bar.set_message(message);
-        if terminal {
-            bar.enable_steady_tick(Duration::from_millis(500));
-        }
-        Self { bar, in_bytes, line_at: (!terminal).then(Instant::now), seen: Seen::default() }
+        let new = Self { bar, in_bytes, line_at: (!terminal).then(Instant::now), seen: Seen::default() };
+        new.tick();
+        new
     }
 
     /// Also tells `seen` how far the work is.
@@ -85,8 +86,17 @@ impl Progress {
 
     /// Starts counting at the pairs of an earlier run, so that rate and ETA are those of this run.
     pub(crate) fn start_at(&self, pairs: u64) {
+        // A bar that ticks by itself takes the first position for progress.
+        self.bar.disable_steady_tick();
         self.bar.set_position(pairs);
         self.bar.reset_eta();
+        self.tick();
+    }
+
+    fn tick(&self) {
+        if self.line_at.is_none() {
+            self.bar.enable_steady_tick(TICK_EVERY);
+        }
     }
 
     /// Sets the number of pairs to count to.

@@ -19,6 +19,7 @@ use crate::out::tell;
 use crate::rank::Order;
 use crate::running;
 use crate::scan::{open_to_scan, scan_memory};
+use crate::signal::{self, Stopped};
 use crate::source::{Archives, Source};
 use crate::state::{State, is_complete};
 use crate::wrong::Wrong;
@@ -247,11 +248,18 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     Ok(unused)
 }
 
+/// Number of records between two checks for a signal, far fewer than are read in a second.
+const LOOK_EVERY_RECORDS: u64 = 1 << 16;
+
 /// Reads all of the source, for its digest.
+///
+/// # Errors
+/// [`Stopped`] after a signal; errors of reading the source.
 fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     let mut read = Content::new(source.has_versions());
     source.for_each(&mut |record| {
         read.add(&record);
+        ensure!(!read.records().is_multiple_of(LOOK_EVERY_RECORDS) || !signal::is_asked(), Stopped);
         Ok(())
     })?;
     args.source.check_records(read.records())?;

@@ -8,7 +8,7 @@ use anyhow::{Error, Result, anyhow};
 use engine_api::ErrorKind;
 use engines::LoadState;
 
-use crate::order::{spilled_records, spilled_source};
+use crate::order::{is_spilled, spilled_records, spilled_source};
 use crate::out::tell;
 use crate::paths::beside;
 use crate::state::State;
@@ -51,16 +51,17 @@ pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
     if known.as_ref().is_some_and(|known| !known.is_loading()) {
         return Ok(None);
     }
-    let source = State::read(dir).ok().flatten();
+    let (source, work) = (State::read(dir).ok().flatten(), beside(dir, ".work"));
+    let spilled = spilled_records(&work);
     let progress = match (&known, source) {
-        (Some(_), Some(state)) => format!(
+        // A load whose spill was lost reads its source again beside the store.
+        (Some(_), Some(state)) if spilled.is_none() || is_spilled(&work) => format!(
             "records={} source={:?} disk_bytes={}: they are being written to the store",
             state.records,
             state.source,
             probe::disk_bytes(dir)
         ),
         _ => {
-            let spilled = spilled_records(&beside(dir, ".work"));
             let spilled = spilled.map_or_else(|| "unknown".to_owned(), |records| records.to_string());
             format!("spilled_records={spilled}: its source is being read")
         }

@@ -37,8 +37,12 @@ impl Stopped {
 
 /// Whether the work under way was asked to stop; `false` if there is no [`Stop`].
 pub(crate) fn is_asked() -> bool {
-    let current = CURRENT.read().unwrap_or_else(PoisonError::into_inner);
-    current.as_ref().is_some_and(|stop| stop.asked().is_some())
+    asked().is_some()
+}
+
+/// Returns [`Stop::asked`] of the work under way; `None` if there is no [`Stop`].
+pub(crate) fn asked() -> Option<u8> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Stop::asked)
 }
 
 /// Tells which signal has asked the process to stop, if any.

@@ -60,8 +60,8 @@ pub(crate) struct Chunk {
     pub(crate) mark: Option<Mark>,
 }
 
-/// Number of pairs passed over between two chunks without pairs: far less than a second's.
-const PASSED_PAIRS: u64 = 1 << 16;
+/// Number of records passed over between two chunks without pairs: far less than a second's.
+const PASSED_RECORDS: u64 = 1 << 16;
 
 /// Receives the memory of chunks that were taken. Filling it again costs less than new memory, whose pages the kernel
 /// has to clear first.
@@ -89,6 +89,8 @@ pub(super) struct Chunker {
     taken: Vec<u64>,
     /// Number of records at the last mark.
     marked: u64,
+    /// Number of records that were passed over.
+    passed: u64,
     to: Outlet,
 }
 
@@ -97,7 +99,7 @@ impl Chunker {
     /// first one of the order that are not wanted.
     pub(super) fn new(tally: Tally, taken: Vec<u64>, skip: u64, to: Outlet) -> Self {
         let (skip, chunk) = (skip.saturating_sub(tally.pairs), Vec::with_capacity(to.pairs));
-        Self { skip, chunk, absent: Vec::new(), tally, taken, marked: tally.records(), to }
+        Self { skip, chunk, absent: Vec::new(), tally, taken, marked: tally.records(), passed: 0, to }
     }
 
     /// Adds a pair from this run; returns `false` when no more are wanted.
@@ -106,14 +108,19 @@ impl Chunker {
         self.taken[run] += 1;
         if self.skip > 0 {
             self.skip -= 1;
-            return Ok(!self.skip.is_multiple_of(PASSED_PAIRS) || self.send_nothing());
+            return Ok(self.pass_over());
         }
         self.chunk.push((record.1, record.2));
         Ok(self.send_if_full())
     }
 
-    /// Sends a chunk without pairs, so that the receiver can stop; returns `false` if it does.
-    fn send_nothing(&self) -> bool {
+    /// Counts a record that adds no pair. Now and then sends a chunk without pairs, so that the receiver can stop; returns
+    /// `false` if it does.
+    pub(super) fn pass_over(&mut self) -> bool {
+        self.passed += 1;
+        if !self.passed.is_multiple_of(PASSED_RECORDS) {
+            return true;
+        }
         let nothing = Chunk { pairs: Vec::new(), absent: Vec::new(), tally: self.tally, mark: None };
         self.to.chunks.send(nothing).is_ok()
     }
@@ -169,7 +176,7 @@ impl Chunker {
         self.tally.absent += 1;
         self.taken[run] += 1;
         if !self.to.with_absent {
-            return true;
+            return self.pass_over();
         }
         self.absent.push(*key);
         self.send_if_full()

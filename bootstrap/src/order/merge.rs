@@ -127,6 +127,8 @@ pub(super) fn unique(
             if !end(chunker, held, held_run)? {
                 return Ok(false);
             }
+        } else if !chunker.pass_over() {
+            return Ok(false);
         } else {
             match rule {
                 Rule::OnDuplicate(rule) => chunker.duplicate(held, held_run, later, rule)?,

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -315,6 +316,32 @@ fn ctrl_c_stops_a_resumed_load_while_it_passes_over_what_it_has_read() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     said.read_to_string(&mut line).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{line}");
+}
+
+/// A server that is down is asked again for minutes.
+#[test]
+fn a_signal_while_a_server_is_asked_again_ends_any_command_with_its_own_code() {
+    let home = tempfile::tempdir().unwrap();
+    let (store, free) = (home.path().join("store"), TcpListener::bind("127.0.0.1:0").unwrap());
+    let url = format!("http://{}/{FULL}", free.local_addr().unwrap());
+    drop(free);
+    ok(&["--dir", str(&store), "--pairs", "1000"]);
+    let new = home.path().join("new");
+    let source = ["--extract", "token-owner", "--input", &url];
+    for words in [vec!["load", "--dir", str(&new)], vec!["verify", "--dir", str(&store)]] {
+        let words = [&words[..], &source].concat();
+        let mut child = command(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("is asked again") {
+            assert!(said.read_line(&mut line).unwrap() > 0, "{line}");
+        }
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        said.read_to_string(&mut line).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{words:?}: {line}");
+        assert!(line.contains("the same command"), "{words:?}: {line}");
+    }
+    assert!(!new.exists());
 }
 
 #[test]
