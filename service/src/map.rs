@@ -151,7 +151,8 @@ impl Map {
     /// # Errors
     /// A checkpoint that cannot be read.
     pub(crate) fn apply(&mut self, config: &Config, stop: watch::Receiver<bool>) -> engine_api::Result<Apply> {
-        let (engine, state, pulse) = (Arc::clone(&self.engine), self.state.clone(), self.pulses.add("ingest-apply"));
+        let pulse = self.pulses.add_writer("ingest-apply", &config.store.dir.join(engines::DATA));
+        let (engine, state) = (Arc::clone(&self.engine), self.state.clone());
         let durability = config.engine_use.durability.into();
         let settings = ApplyConfig::new(&config.commit, &config.receive, config.engine.engine, durability);
         let apply = Apply::new(engine, state, self.writer.take(), settings, pulse, stop)?;

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
 use crate::chain::Phase;
 use crate::ingest::receive::Message;
-use crate::pulse::Pulses;
+use crate::pulse::{Pulses, Seen};
 use crate::readiness::Verdict;
 use crate::shm::Doorbell;
 use crate::status::Status;
@@ -94,7 +95,7 @@ pub(crate) async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
         if let Some(watchdog) = &mut watchdog
             && watchdog.due(Instant::now())
         {
-            let still = pulses.still(&mut watchdog.seen);
+            let still = watchdog.look(&pulses).await;
             if still.is_empty() {
                 notify(&[NotifyState::Watchdog]);
             } else {
@@ -109,7 +110,7 @@ pub(crate) async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
 struct Watchdog {
     every: Duration,
     at: Option<Instant>,
-    seen: Vec<u64>,
+    seen: Vec<Seen>,
 }
 
 impl Watchdog {
@@ -123,6 +124,16 @@ impl Watchdog {
             self.at = Some(now);
         }
         due
+    }
+
+    /// Returns the names of the threads that have made no progress. Does not return if the device of a store does not
+    /// answer.
+    async fn look(&mut self, pulses: &Pulses) -> Vec<String> {
+        let (pulses, mut seen) = (pulses.clone(), std::mem::take(&mut self.seen));
+        let looked = spawn_blocking(move || (pulses.still(&mut seen), seen)).await;
+        let (still, seen) = looked.unwrap_or_else(|error| (vec![error.to_string()], Vec::new()));
+        self.seen = seen;
+        still
     }
 }
 
