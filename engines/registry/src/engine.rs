@@ -4,6 +4,8 @@
 //! Owns: the options that a store remembers. Must not: check the directory or take its lock. Runs on the thread that
 //! opens the store.
 
+use std::error::Error as _;
+use std::io;
 use std::path::Path;
 
 use engine_api::{Engine, Error, ErrorKind, Result};
@@ -30,18 +32,48 @@ pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dy
     (options.engine.descriptor().open_read_only)(data, &options.settings())
 }
 
-/// Adds the possible remedies to the error of an engine that cannot open its damaged files.
+/// Adds the possible remedies to the error of an engine that cannot open its files, because they are damaged or the device
+/// does not give them.
 pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
+    let cause = match error.kind() {
+        ErrorKind::DataDamaged => "",
+        _ if is_of_device(&error) => "the device fails, as dmesg shows: ",
+        _ => return error,
+    };
     let said = error.to_string();
-    if error.kind() != ErrorKind::DataDamaged
-        || engine.descriptor().repair.is_none()
-        || said.contains("bootstrap repair")
-    {
+    if engine.descriptor().repair.is_none() || said.contains("bootstrap repair") {
         return error;
     }
     let way_out = format!(
-        "restore a snapshot, or try `bootstrap repair --dir {}`, which keeps all that can be read",
+        "{cause}restore a snapshot, or try `bootstrap repair --dir {}`, which keeps all that can be read",
         dir.display()
     );
-    Error::with_source(ErrorKind::DataDamaged, format!("{said}: {way_out}"), error)
+    Error::with_source(error.kind(), format!("{said}: {way_out}"), error)
+}
+
+fn is_of_device(error: &Error) -> bool {
+    let io = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    io.is_some_and(|io| io.raw_os_error() == Some(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_damage_or_of_the_device_names_a_way_out_and_no_other_does() {
+        let told = |engine, error| with_way_out(Path::new("/map"), engine, error);
+        let io = |code| Error::io("cannot read file=/map/data/MANIFEST", io::Error::from_raw_os_error(code));
+        for error in [Error::new(ErrorKind::DataDamaged, "WAL is damaged"), io(libc::EIO)] {
+            let kind = error.kind();
+            let told = told(EngineKind::Strata, error);
+            assert!(told.to_string().contains("try `bootstrap repair --dir /map`"), "{told}");
+            assert_eq!(told.kind(), kind);
+        }
+        for other in [io(libc::EACCES), io(libc::EMFILE), Error::new(ErrorKind::Reopen, "poisoned")] {
+            let said = other.to_string();
+            assert_eq!(told(EngineKind::Strata, other).to_string(), said);
+        }
+        assert!(!told(EngineKind::Redb, io(libc::EIO)).to_string().contains("repair"), "redb has no repair");
+    }
 }
