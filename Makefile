@@ -126,7 +126,7 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: the te
 mutations-apply:
 	@engines/torture/mutations/run.sh --check
 
-check: setup fmt mutations-apply fuzz-locks clippy doc edges circles prose units catalogue tree prometheus architecture ## Format, lints, docs, edges, circles, architecture, prose, units, metric documents, rules, mutations apply.
+check: setup fmt mutations-apply fuzz-locks clippy doc edges circles prose units catalogue tree prometheus architecture targets ## Format, lints, docs, edges, circles, architecture, prose, units, metric documents, rules, tables, mutations apply.
 
 deny: ## Licences, sources, duplicates and known vulnerabilities of the dependencies (needs cargo-deny and the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
@@ -154,6 +154,9 @@ circles:
 
 architecture:
 	@.ci/architecture
+
+targets:
+	@.ci/targets
 
 # What is made from the metric catalogue is committed: this says when it is old, `make metrics` makes it anew. Built as
 # `make test` builds it, so that nothing is compiled twice.

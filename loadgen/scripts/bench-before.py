@@ -16,6 +16,8 @@ import os
 import subprocess
 import sys
 
+from kit import origin
+
 # Percentiles of a get, and keys a second, as the example prints them.
 FIGURES = ("p50_ns", "p99_ns", "keys_per_s")
 COMMIT = "0865469f3895c22b881e1dbc7e18e3b4a1292c6e"
@@ -36,17 +38,17 @@ def words(line):
     return dict(word.split("=") for word in line.split() if "=" in word)
 
 
-def run(name, example, args, repeat):
+def run(name, example, program, args, repeat):
     """Runs an example once and returns its figures as lines."""
     command = [example, "--pairs", str(args.pairs), "--runs", "0", "--dir", os.path.join(args.work, "store")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"the example of {name} failed: code={done.returncode}\n{done.stderr}")
-    lines, texts = done.stdout.splitlines(), []
+    lines, texts, made = done.stdout.splitlines(), [], origin(program)
     pages_percent = words(next(line for line in lines if line.startswith("warm:")))["pages_percent"]
     for kind in KINDS:
         figures = words(next(line for line in lines if line.startswith(f"  {kind} ")))
-        row = {"build": name, "repeat": repeat, "pairs": args.pairs, "pages_percent": float(pages_percent), "get": kind}
+        row = {**made, "build": name, "repeat": repeat, "pairs": args.pairs, "pages_percent": float(pages_percent), "get": kind}
         texts.append(json.dumps(row | {figure: float(figures[figure]) for figure in FIGURES}))
         print(texts[-1], flush=True)
     return texts
@@ -76,10 +78,11 @@ def main():
         (args.commit[:12], build(tree, os.path.join(args.work, "target"), "engine-strata")),
         ("this", build(here, target, "solkv-engine-strata")),
     ]
-    texts = []
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True)
+    program, texts = described.stdout.strip(), []
     for repeat in range(args.repeats):
         for name, example in examples if repeat % 2 == 0 else reversed(examples):
-            texts += run(name, example, args, repeat)
+            texts += run(name, example, program, args, repeat)
     if args.out:
         with open(args.out, "w") as out:
             out.writelines(text + "\n" for text in texts)

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 
-from kit import Group, options, tell, used_bytes
+from kit import Group, built, options, origin, tell, used_bytes
 
 SEED = "1"
 SAMPLE_SECONDS = 0.5
@@ -149,7 +149,8 @@ def measure(args, engine):
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     store = os.path.join(args.work, "store")
-    row = {"engine": engine, "pairs": args.pairs, "cap_bytes": args.cap, **load(args, engine, store)}
+    row = {**origin(built(args.bin)), "engine": engine, "pairs": args.pairs, "cap_bytes": args.cap}
+    row |= load(args, engine, store)
     if row["is_complete"] and args.sorted_input:
         row["sorted_input_s"] = load_in_key_order(args, engine, store)
     if row["is_complete"]:

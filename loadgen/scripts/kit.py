@@ -163,6 +163,24 @@ def used_bytes(*paths):
     return total
 
 
+def origin(program):
+    """Returns the part of a line of results that says what was measured, when and on which machine, as `loadgen bench` names it."""
+    cpu = {}
+    with open("/proc/cpuinfo") as info:
+        for line in info:
+            name, _, value = line.partition(":")
+            cpu.setdefault(name.strip(), value.strip())
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = {"cpu": cpu.get("model name"), "cores": os.cpu_count(), "memory_bytes": memory_bytes, "kernel": os.uname().release}
+    return {"program": program, "start_unix_ms": int(time.time() * 1000), "machine": machine}
+
+
+def built(bin):
+    """Returns version and commit of the programs in the folder `bin`."""
+    told = subprocess.run([os.path.join(bin, "loadgen"), "--version"], capture_output=True, text=True, check=True)
+    return told.stdout.split(" ", 1)[1].strip()
+
+
 def tell(row, out):
     """Prints a line of results, and appends it to the file `out` if there is one."""
     print(json.dumps(row), flush=True)

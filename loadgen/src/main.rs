@@ -14,7 +14,11 @@ use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
-#[command(name = "solkv-loadgen", version, arg_required_else_help = true)]
+#[command(
+    name = "solkv-loadgen",
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SOLKV_COMMIT"), ")"),
+    arg_required_else_help = true
+)]
 #[command(
     after_help = "Exit codes:\n  0  done\n  1  a run failed, a key is absent, or a map differs from the stream's digest\n  2  wrong arguments"
 )]
