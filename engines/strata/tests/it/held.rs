@@ -21,7 +21,7 @@ const LONGER_THAN_PATIENCE: Duration = Duration::from_millis(5_500);
 fn a_commit_that_was_held_for_long_outlasts_a_merge_that_meets_an_unreadable_segment() {
     // Too little memory for pages to stay in memory, and runs that a merge reads in several pieces.
     let sizes = Sizes { mem_records: 4000, segment_records: 8000, wal_bytes: 1 << 20 };
-    let mut store = Store::sized(StrataOptions { memory_bytes: 1 << 20, ..OPTIONS }, sizes);
+    let mut store = Store::sized(StrataOptions { memory_bytes: 64 << 10, ..OPTIONS }, sizes);
     store.hooks.merge_segments_left.store(0, Ordering::Relaxed);
     let (disk, hooks) = (store.disk.clone(), Arc::clone(&store.hooks));
     std::thread::scope(|scope| {
@@ -58,7 +58,9 @@ fn a_commit_that_is_held_goes_on_as_soon_as_there_is_space_again() {
         assert_eq!(store.engine.settle().unwrap_err().kind(), ErrorKind::FreeSpace);
     }
     store.hooks.no_room_for_merges.store(false, Ordering::Relaxed);
+    // The first of these fills the memtable that the requests to settle have left, and the second one needs another.
     store.put(0..250);
+    store.put(250..500);
     store.assert_holds();
     store.assert_holds_when_opened_again();
 }

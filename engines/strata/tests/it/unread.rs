@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use engine_api::{Engine, ErrorKind};
-use solkv_engine_strata::faulty::FaultyStorage;
+use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine};
 
@@ -91,7 +91,7 @@ fn a_manifest_that_the_device_does_not_give_is_made_anew() {
 }
 
 #[test]
-fn a_full_disk_ends_a_repair_and_is_no_damage_of_the_wal_that_it_reads() {
+fn an_error_of_writing_ends_a_repair_and_is_no_damage_of_the_wal_that_it_reads() {
     // More changes in the WAL than a repair holds in memory, so that it writes a run while it reads.
     let sizes = Sizes { mem_records: 400_000, segment_records: 400_000, wal_bytes: 64 << 20 };
     let mut store = Store::sized(OPTIONS, sizes);
@@ -101,6 +101,12 @@ fn a_full_disk_ends_a_repair_and_is_no_damage_of_the_wal_that_it_reads() {
     let Store { engine, disk, hooks, map, seq } = store;
     Box::new(engine).close().unwrap();
     disk.remove("MANIFEST").unwrap();
+    for write in [1, 5, 20] {
+        let disk = disk.copy();
+        disk.set(Fault::WriteAt(write));
+        let refused = StrataEngine::repair_on(&(Arc::new(disk) as Arc<dyn Storage>)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Reopen, "write={write}: {refused}");
+    }
     let storage: Arc<dyn Storage> = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) });
     hooks.disk_bytes.store(storage.used_bytes().unwrap() + (1 << 20), Ordering::Relaxed);
     let refused = StrataEngine::repair_on(&storage).unwrap_err();
