@@ -156,7 +156,8 @@ impl Buffers {
         let chunks_bytes = chunks_bytes.into_iter().max().unwrap_or(0) as u64;
         let own_bytes = limit.bytes.saturating_sub(PROGRAM_BYTES);
         let merged_bytes = own_bytes.saturating_sub(cache_bytes.saturating_add(chunks_bytes)).saturating_mul(2);
-        let most_bytes = own_bytes.saturating_sub(READING_BYTES).min(merged_bytes);
+        // The default is always right.
+        let most_bytes = own_bytes.saturating_sub(READING_BYTES).min(merged_bytes).max(self.sort_bytes as u64);
         if bytes > most_bytes {
             return Err(Wrong::error(format!(
                 "--sort-memory is more than this process may use: sort_memory={asked} maximum={} memory_limit={} \
