@@ -46,12 +46,11 @@ pub(crate) struct Replay<'a> {
     pub(crate) accept: Accept<'a>,
 }
 
-/// Where the WAL ends.
+/// The last batch of the WAL, and the end of each of its files.
 struct Ends {
     /// Number of the last batch, and its checkpoint.
     batch: u64,
     checkpoint: Checkpoint,
-    /// End of each file.
     ends: Vec<(u64, End)>,
 }
 
