@@ -53,12 +53,8 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
     let now = Places::of(args, setup);
     if now.share {
-        return check_store(
-            args,
-            setup,
-            &now,
-            now.peak_bytes(store_bytes, spill_bytes).saturating_sub(now.spill_bytes),
-        );
+        let peak_bytes = now.peak_bytes(store_bytes, spill_bytes);
+        return check_store(args, setup, &now, peak_bytes.saturating_sub(now.spill_bytes));
     }
     // A complete spill does not grow, and neither does one of which a part was given back.
     let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };

@@ -93,6 +93,7 @@ impl Progress {
         self.tick();
     }
 
+    /// Has a bar draw itself.
     fn tick(&self) {
         if self.line_at.is_none() {
             self.bar.enable_steady_tick(TICK_EVERY);

@@ -123,7 +123,7 @@ pub trait WriteTxn {
     /// - [`ErrorKind::FreeSpace`]: nothing of the batch was applied. A new transaction may be begun once there is
     ///   space.
     /// - [`ErrorKind::Retry`]: nothing of the batch was applied, because descriptors or memory were lacking for several
-    ///   seconds.
+    ///   seconds, or merges that it waits for have failed for as long.
     /// - [`ErrorKind::Reopen`]: it is not known whether the batch is durable. The engine refuses further writes, and
     ///   only opening the store again tells. Never retry the commit itself.
     /// - [`ErrorKind::FixInput`]: the checkpoint is longer than [`Checkpoint::BYTES_MAX`] allows. Nothing of the batch

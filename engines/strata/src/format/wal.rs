@@ -267,14 +267,7 @@ fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Re
         let Some(header) = header else { return Ok(None) };
         read_record(&*file, 0, length, (&header.salt, header.file.get()), &mut bytes)
     };
-    read().map_err(|e| {
-        let message = format!("cannot read file={} reason={e}", shown(storage, &name(id)));
-        match e.kind() {
-            // Something other than a regular file has the name.
-            std::io::ErrorKind::InvalidInput => Error::with_source(ErrorKind::DataDamaged, message, e),
-            _ => io_error(message, e),
-        }
-    })
+    read().map_err(|e| io_error(format!("cannot read file={} reason={e}", shown(storage, &name(id))), e))
 }
 
 /// Upper bound on the number of changes, and so of memtable records, in a WAL file of this length.

@@ -34,7 +34,8 @@ pub(crate) struct Recovered {
     pub(crate) next_id: u64,
 }
 
-/// Recovers the runs from the manifest and later batches from the WAL. Files that nothing needs are removed after the whole store proved to be in a state that a crash can leave and `accept` has accepted the checkpoint.
+/// Recovers the runs from the manifest and later batches from the WAL. Files that nothing needs are removed after the
+/// whole store proved to be in a state that a crash can leave and `accept` has accepted the checkpoint.
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
