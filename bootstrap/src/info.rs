@@ -150,6 +150,12 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         say!("options {options}");
     }
     say!("open_in={open_in}");
+    if open_in == "none" {
+        say!(
+            "memory={} of this look, which the figures below depend on; --memory names another",
+            scan_memory(args.memory)
+        );
+    }
     say!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
     let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
     match (no_chain, blockhash, phase) {

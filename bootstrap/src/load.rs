@@ -21,7 +21,7 @@ use crate::paths;
 use crate::progress::Progress;
 use crate::rank::Order;
 use crate::report::{self, Figures, Outcome};
-use crate::resume::{self, Found, check_directory};
+use crate::resume::{self, check_directory};
 use crate::running;
 use crate::setup::{Setup, check_dir, default_order, with_known};
 use crate::signal::{Stop, Stopped};
@@ -140,7 +140,7 @@ fn setup(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Setup>
 fn hold(args: &LoadArgs, setup: &Setup) -> Result<Held> {
     let held = engines::hold(&args.dir).map_err(|error| running::explain(&args.dir, error))?;
     let as_before =
-        check_directory(&args.dir, args.resume)? == Found::Open && engines::inspect(&args.dir)?.is_none() == setup.new;
+        check_directory(&args.dir, args.resume)? == setup.found && engines::inspect(&args.dir)?.is_none() == setup.new;
     ensure!(as_before, "another process has just filled the directory: dir={}: start again", args.dir.display());
     Ok(held)
 }

@@ -75,13 +75,14 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     let latencies = export::report(latency);
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let order = outcome.order.name();
+    let of_this_run = of_this_run(&outcome);
     let mut rows = vec![
         row("Load", (*label).to_owned()),
         row("  pairs", format!("{} ({order})", table::grouped(outcome.tally.pairs))),
         row("  disk usage", ByteSize::b(disk_bytes).to_string()),
         row("  bytes / pair", format!("{:.1}", disk_bytes as f64 / outcome.tally.pairs.max(1) as f64)),
-        row("  bootstrap time", format!("{:.2} s", outcome.elapsed.as_secs_f64())),
-        row("  pairs / s", table::grouped(per_second as u64)),
+        row("  bootstrap time", format!("{:.2} s{of_this_run}", outcome.elapsed.as_secs_f64())),
+        row("  pairs / s", format!("{}{of_this_run}", table::grouped(per_second as u64))),
         row("  peak RSS", ByteSize::b(rss_peak_bytes).to_string()),
         row("  page cache", ByteSize::b(page_cache_bytes).to_string()),
     ];
@@ -92,14 +93,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             rows.push(row(&format!("  {name}"), format!("avg {avg}  p50 {p50}  p99 {p99}")));
         }
     }
-    if outcome.tally.duplicates > 0 {
-        // An archive holds older versions of its accounts; no key in it is given twice by mistake.
-        let name = if outcome.source.has_versions() { "  older versions" } else { "  duplicates" };
-        rows.push(row(name, table::grouped(outcome.tally.duplicates)));
-    }
-    if outcome.tally.absent > 0 {
-        rows.push(row("  without a value", table::grouped(outcome.tally.absent)));
-    }
+    rows.extend(remarks(&outcome).into_iter().map(|(name, value)| row(name, value)));
     say!("{}{}", table::aligned(&rows), next(&outcome));
     if let Some(path) = &args.report {
         let json = json!({
@@ -133,6 +127,32 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
         std::fs::write(path, export::hlog(latency)).with_context(|| format!("cannot write file={}", path.display()))?;
     }
     Ok(())
+}
+
+/// Says of time and rate that they are of the rest of the load, after a resume.
+fn of_this_run(outcome: &Outcome<'_>) -> String {
+    match outcome.loaded < outcome.tally.pairs {
+        true => format!(" (of this run's {} pairs)", table::grouped(outcome.loaded)),
+        false => String::new(),
+    }
+}
+
+/// Returns the rows that only some loads have.
+fn remarks(outcome: &Outcome<'_>) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    let runs = outcome.figures.details.iter().find(|(name, _)| *name == "delta_runs").map_or(0, |(_, runs)| *runs);
+    if runs > 0 {
+        rows.push(("  not merged", format!("{runs} delta runs, which cost disk and reads; --settle merges them")));
+    }
+    if outcome.tally.duplicates > 0 {
+        // An archive holds older versions of its accounts; no key in it is given twice by mistake.
+        let name = if outcome.source.has_versions() { "  older versions" } else { "  duplicates" };
+        rows.push((name, table::grouped(outcome.tally.duplicates)));
+    }
+    if outcome.tally.absent > 0 {
+        rows.push(("  without a value", table::grouped(outcome.tally.absent)));
+    }
+    rows
 }
 
 /// Describes where the store is, its position, and the commands to run next.

@@ -131,8 +131,8 @@ fn refuse_lost(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens the store briefly to see whether the engine still accepts it, and returns its checkpoint. `None`: another
-/// process has it open.
+/// Opens the store of a complete load briefly to see whether the engine still accepts it, and returns its checkpoint.
+/// `None`: another process has it open.
 fn look(dir: &Path) -> Result<Option<Checkpoint>> {
     let opened = engines::open_read_only(dir, Some(scan_memory(None)));
     let looked = opened.and_then(|engine| {
@@ -141,10 +141,7 @@ fn look(dir: &Path) -> Result<Option<Checkpoint>> {
         Ok(checkpoint)
     });
     match looked {
-        Ok(checkpoint) => {
-            refuse_part(dir, &checkpoint)?;
-            Ok(Some(checkpoint))
-        }
+        Ok(checkpoint) => Ok(Some(checkpoint)),
         // Most likely a service has it open.
         Err(error) if error.kind() == ErrorKind::Retry => Ok(None),
         Err(error) => Err(error)
@@ -173,25 +170,38 @@ pub(crate) fn stored_pairs(dir: &Path) -> Result<u64> {
 /// # Errors
 /// `DataDamaged`, naming the directory, with the way out.
 pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
-    let is_part = ChainCheckpoint::read(checkpoint).is_ok_and(|found| found.phase == MapPhase::Loading);
-    if !is_part || is_complete(dir)? != Some(true) {
+    if !is_part(checkpoint) || is_complete(dir)? != Some(true) {
         return Ok(());
     }
+    // A load does not go on after a repair has lost a part of its pairs.
+    let again = match engines::lost(dir)? {
+        0 => "give the load's command with --resume, which loads the missing rest",
+        _ => "remove the directory and load again",
+    };
     let text = format!(
-        "the load of this store was complete, but its last commit is gone: dir={} phase=loading: restore a snapshot, or remove \
-         the directory and load again",
+        "the load of this store was complete, but its last commit is gone: dir={} phase=loading: restore a snapshot, or \
+         {again}",
         dir.display()
     );
     Err(engine_api::Error::new(ErrorKind::DataDamaged, text).into())
 }
 
+fn is_part(checkpoint: &Checkpoint) -> bool {
+    ChainCheckpoint::read(checkpoint).is_ok_and(|found| found.phase == MapPhase::Loading)
+}
+
 /// Ends a load whose store is complete already. Compares the requested source with the loaded one, and removes the
-/// spill of a process that was killed at its very end.
+/// spill of a process that was killed at its very end. Returns `false` if the store lacks the load's last commit, so
+/// that the load has to go on.
 ///
 /// # Errors
 /// A store that was loaded from another source or as of another slot, with the way out; errors of reading the source.
-pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> Result<()> {
+pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> Result<bool> {
     let stored = look(&args.dir)?;
+    if stored.as_ref().is_some_and(is_part) {
+        tell!("the load was complete, but its last commit is gone: it goes on: dir={}", args.dir.display());
+        return Ok(false);
+    }
     let slot = stored.map(|checkpoint| slot_as_loaded(&args.dir, &checkpoint)).transpose()?.flatten();
     // The slot in the store's checkpoint takes precedence over the slot in the state file.
     let state = State::read(&args.dir)?.map(|state| State { slot: slot.unwrap_or(state.slot), ..state });
@@ -209,6 +219,20 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> 
     if !unused.is_empty() {
         tell!("options without effect, because the load is complete: {}", unused.join(", "));
     }
+    if args.settle {
+        settle(args)?;
+    }
+    Ok(true)
+}
+
+/// Merges everything that a complete load, and changes after it, have left unmerged.
+fn settle(args: &LoadArgs) -> Result<()> {
+    let failed = || format!("cannot settle the store: dir={}", args.dir.display());
+    let engine = engines::open_existing(&args.dir, args.engine.memory).with_context(failed)?;
+    tell!("settling");
+    engine.settle().with_context(failed)?;
+    engine.close().with_context(failed)?;
+    tell!("settled: dir={}", args.dir.display());
     Ok(())
 }
 
@@ -243,7 +267,7 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     if let (Some(asked), Some(loaded)) = (args.order.filter(|asked| Some(*asked) != loaded), loaded) {
         unused.push(format!("--order {} (it was loaded {})", asked.name(), loaded.name()));
     }
-    let asked = [("--report", args.report.is_some()), ("--hlog", args.hlog.is_some()), ("--settle", args.settle)];
+    let asked = [("--report", args.report.is_some()), ("--hlog", args.hlog.is_some())];
     unused.extend(asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name.to_owned()));
     Ok(unused)
 }

@@ -29,6 +29,8 @@ pub(crate) struct Setup {
     pub(crate) terms: Terms,
     /// Whether the store does not exist yet.
     pub(crate) new: bool,
+    /// What the marker said of the load: [`Found::Complete`] only if its last commit is gone.
+    pub(crate) found: Found,
 }
 
 impl Setup {
@@ -47,8 +49,7 @@ impl Setup {
             );
         }
         engines::check(&args.dir, &options, mode, &terms)?;
-        if found == Found::Complete {
-            resume::end_complete(args, &source, &work)?;
+        if found == Found::Complete && resume::end_complete(args, &source, &work)? {
             return Ok(None);
         }
         source.check_records_before(&args.source)?;
@@ -61,7 +62,7 @@ impl Setup {
         let (options, buffers) = limits::divide(&options, order, 0)?;
         let buffers = buffers.with_sort_memory(args.sort_memory, &options)?;
         let new = engines::inspect(&args.dir)?.is_none();
-        Ok(Some(Self { source, order, options, buffers, work, mode, terms, new }))
+        Ok(Some(Self { source, order, options, buffers, work, mode, terms, new, found }))
     }
 }
 

@@ -100,7 +100,7 @@ fn a_scrub_says_what_it_could_not_check() {
         opened.close().unwrap();
         let said = fails(1, &["scrub", "--dir", str(&store)]);
         assert!(said.contains("damaged: ") && said.contains("pairs=1001 loaded_pairs=1000"), "{engine}: {said}");
-        assert_eq!(said.contains("`repair --dir"), engine == "strata", "{engine}: {said}");
+        assert_eq!(said.contains("`bootstrap repair --dir"), engine == "strata", "{engine}: {said}");
     }
 }
 
@@ -164,14 +164,37 @@ fn a_loaded_store_that_lacks_its_last_commit_is_not_called_complete() {
     let logs: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "wal")).collect();
     assert!(!logs.is_empty());
     logs.iter().for_each(|log| fs::remove_file(log).unwrap());
-    let said = fails(1, &[&load[..], &["--resume"]].concat());
-    assert!(said.contains("its last commit is gone: dir="), "{said}");
     let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
     assert!(said.contains("its last commit is gone: dir=") && !moved.exists(), "{said}");
     let said = fails(1, &["scrub", "--dir", str(&store)]);
     assert!(said.contains("damaged: ") && said.contains("its last commit is gone: dir="), "{said}");
+    assert!(said.contains("--resume") && !said.contains("load the store again"), "{said}");
     let said = fails(1, &["repair", "--dir", str(&store)]);
     assert!(said.contains("its last commit is gone: dir=") && !said.contains("in order"), "{said}");
+    // Its own source brings the last commit back, and another one does not.
+    let other = ["--engine", "strata", "--dir", str(&store), "--order", "sorted", "--pairs", "3000", "--seed", "9"];
+    let said = fails(1, &[&other[..], &["--slot", "5", "--resume"]].concat());
+    assert!(said.contains("another source"), "{said}");
+    let said = ok(&[&load[..], &["--resume"]].concat());
+    assert!(said.contains("3,000 (sorted)"), "{said}");
+    ok(&["scrub", "--dir", str(&store)]);
+    assert!(ok(&["info", "--dir", str(&store)]).contains("slot=5"));
+}
+
+#[test]
+fn a_complete_load_is_settled_when_it_is_asked_for_again() {
+    if !has("strata") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let store = home.path().join("store");
+    let load = ["--engine", "strata", "--dir", str(&store), "--order", "shuffled", "--pairs", "30000"];
+    let is_merged = || ok(&["info", "--dir", str(&store)]).lines().any(|line| line == "base_records=30000");
+    ok(&load);
+    assert!(!is_merged());
+    ok(&[&load[..], &["--resume", "--settle"]].concat());
+    assert!(is_merged());
+    ok(&["verify", "--dir", str(&store), "--pairs", "30000"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn options_that_a_complete_load_does_nothing_for_are_named() {
     assert!(!ok(&load).contains("options without effect"));
     for (more, named) in [
         (&["--report", str(&report)][..], "without effect, because the load is complete: --report"),
-        (&["--settle"], "--settle"),
+        (&["--settle"], "settled: dir="),
         (&["--extract", "token-mint"], "--extract token-mint (the store does not record it"),
         (&["--cluster", "devnet"], "--cluster devnet"),
     ] {

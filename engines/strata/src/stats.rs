@@ -18,6 +18,7 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
     let now = shared.visible.load();
     let version = &now.version;
     let pairs_estimate = version.pairs_estimate() + now.unflushed();
+    let unmerged = version.unmerged() + now.unflushed();
     let disk_bytes = shared
         .storage
         .used_bytes()
@@ -34,7 +35,8 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
         ("segments", version.segments().count() as u64),
         ("merge_debt_bytes", (deltas + now.unflushed()) * PAIR_BYTES),
         ("merge_debt_percent", debt(&now).percent()),
-        ("space_amplification_percent", percent(disk_bytes, pairs_estimate * PAIR_BYTES)),
+        // Beside the pairs that are certainly distinct, so that it is not too low while updates are unmerged.
+        ("space_amplification_percent", percent(disk_bytes, version.base.records().max(unmerged) * PAIR_BYTES)),
         ("memory_memtable_bytes", memtable_bytes),
         ("memory_directory_bytes", of_segments(|segment| segment.directory_bytes())),
         ("memory_filter_bytes", of_segments(|segment| segment.filter_bytes())),

@@ -9,6 +9,7 @@ use engine_api::{Key, Result, Value};
 
 use crate::format::Record;
 use crate::format::filter::Spot;
+use crate::format::footer::SegmentInfo;
 use crate::format::manifest::MergedBelow;
 use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
@@ -228,11 +229,30 @@ impl Version {
     /// Estimates the number of pairs, counting a key once for each run. Exact if nothing was overwritten since the last
     /// full merge.
     pub(crate) fn pairs_estimate(&self) -> u64 {
-        let deltas = self.deltas.iter();
-        let (records, tombstones) =
-            deltas.fold((0, 0), |(records, dead), run| (records + run.records(), dead + run.tombstones()));
-        (self.base.records() + records).saturating_sub(2 * tombstones)
+        let tombstones: u64 = self.deltas.iter().map(|run| run.tombstones()).sum();
+        (self.base.records() + self.unmerged()).saturating_sub(2 * tombstones)
     }
+
+    /// Returns the number of records in delta runs, without those that a merge under way has put into the base already.
+    pub(crate) fn unmerged(&self) -> u64 {
+        let (merged, below) = self.merged_below.map_or((0, [0; 32]), |below| (below.deltas, below.key));
+        let newer = self.deltas.len() - merged;
+        let of = |(at, run): (usize, &Arc<Run>)| match at < newer {
+            true => run.records(),
+            false => run.segments().iter().map(|segment| records_from(&segment.info, &below)).sum(),
+        };
+        self.deltas.iter().enumerate().map(of).sum()
+    }
+}
+
+/// Estimates how many records of a segment have this key or a greater one, as if its keys were spread evenly.
+fn records_from(info: &SegmentInfo, key: &Key) -> u64 {
+    let head = |key: &Key| u128::from(u64::from_be_bytes(std::array::from_fn(|at| key[at])));
+    let (first, last, from) = (head(&info.first), head(&info.last), head(key));
+    if from <= first {
+        return info.records;
+    }
+    (u128::from(info.records) * last.saturating_sub(from) / (last - first).max(1)) as u64
 }
 
 #[cfg(test)]
