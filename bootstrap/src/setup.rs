@@ -29,7 +29,7 @@ pub(crate) struct Setup {
     pub(crate) terms: Terms,
     /// Whether the store does not exist yet.
     pub(crate) new: bool,
-    /// What the marker said of the load: [`Found::Complete`] only if its last commit is gone.
+    /// Progress of the load by its marker: [`Found::Complete`] only if its last commit is gone.
     pub(crate) found: Found,
 }
 
