@@ -62,8 +62,8 @@ pub(crate) struct LoadArgs {
     /// Sample latencies every N pairs; the default is a 200th of the load
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sample_every: Option<u64>,
-    /// Merge everything that the load leaves unmerged (strata with --order shuffled, RocksDB) before the end, and include
-    /// it in the figures; with --resume also in a store whose load is complete
+    /// Merge everything that the load leaves unmerged (strata with --order shuffled, RocksDB) before the end, and
+    /// include it in the figures; with --resume also in a store whose load is complete
     #[arg(long)]
     pub(crate) settle: bool,
     /// Directory for the spill of a file or a sort, 73 bytes a pair at first; default: DIR with .work at the end

@@ -125,10 +125,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Man { dir } => man(&dir).map(|()| 0),
     };
     match (outcome, out::failure()) {
-        (Err(error), _) if Stopped::is_cause_of(&error) => {
-            tell!("{name}: {error}: nothing was changed, and the same command begins again");
-            ExitCode::from(signal::asked().unwrap_or(1))
-        }
+        (Err(error), _) if Stopped::is_cause_of(&error) => ExitCode::from(signal::tell_unchanged(&error)),
         (Err(error), _) => {
             tell!("{name}: {}", words(error.as_ref()));
             if is_damage_without_a_way_out(&error) {

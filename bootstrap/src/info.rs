@@ -30,7 +30,8 @@ pub(crate) struct InfoArgs {
     /// Print JSON instead of one fact a line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Memory of the engine; prints how strata would divide it, and the cost of reads with it
+    /// Memory of the engine; prints how strata would divide it, and the cost of reads with it [default: an eighth of the
+    /// process's]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
 }
@@ -151,10 +152,7 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     }
     say!("open_in={open_in}");
     if open_in == "none" {
-        say!(
-            "memory={} of this look, which the figures below depend on; --memory names another",
-            scan_memory(args.memory)
-        );
+        say!("memory={}", scan_memory(args.memory));
     }
     say!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
     let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());

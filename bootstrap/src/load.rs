@@ -24,7 +24,7 @@ use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, check_directory};
 use crate::running;
 use crate::setup::{Setup, check_dir, default_order, with_known};
-use crate::signal::{Stop, Stopped};
+use crate::signal::{self, Stop, Stopped};
 use crate::source::Source;
 use crate::state::{State, load_of};
 use crate::uncounted;
@@ -38,10 +38,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     match read_and_fill(args, stop) {
         // The source was looked at, or read to be compared with a complete load.
-        Err(error) if Stopped::is_cause_of(&error) => {
-            tell!("{error}: nothing was changed, and the same command begins again");
-            Ok(stop.asked().unwrap_or(1))
-        }
+        Err(error) if Stopped::is_cause_of(&error) => Ok(signal::tell_unchanged(&error)),
         outcome => outcome,
     }
 }

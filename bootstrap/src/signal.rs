@@ -11,6 +11,8 @@ use anyhow::{Context, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::out::tell;
+
 /// The [`Stop`] of the work under way, which is the newest one. It is global because the code that waits for input has no
 /// other way to the flag.
 static CURRENT: RwLock<Option<Stop>> = RwLock::new(None);
@@ -40,8 +42,14 @@ pub(crate) fn is_asked() -> bool {
     asked().is_some()
 }
 
+/// Says that a signal has ended a command before it changed anything, and returns the command's exit code.
+pub(crate) fn tell_unchanged(error: &Error) -> u8 {
+    tell!("{error}: nothing was changed, and the same command begins again");
+    asked().unwrap_or(1)
+}
+
 /// Returns [`Stop::asked`] of the work under way; `None` if there is no [`Stop`].
-pub(crate) fn asked() -> Option<u8> {
+fn asked() -> Option<u8> {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Stop::asked)
 }
 

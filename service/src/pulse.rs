@@ -4,8 +4,8 @@
 //! of its loop and, in long rounds, after each piece of work. An observer that finds the same number twice has found a
 //! thread that is stalled in one piece of work, for example by a deadlock or a device that does not answer.
 //!
-//! A commit may wait for the engine's merges for minutes, for example after a repair. As long as they make progress, the
-//! files of the store change in size, and the thread that commits counts as alive.
+//! A commit may wait for the engine's merges for minutes, for example after a repair. As long as they make progress,
+//! the files of the store change in size, and the thread that commits counts as alive.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

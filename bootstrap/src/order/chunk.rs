@@ -114,8 +114,8 @@ impl Chunker {
         Ok(self.send_if_full())
     }
 
-    /// Counts a record that adds no pair. Now and then sends a chunk without pairs, so that the receiver can stop; returns
-    /// `false` if it does.
+    /// Counts a record that adds no pair. Now and then sends a chunk without pairs, so that the receiver can stop;
+    /// returns `false` if it does.
     pub(super) fn pass_over(&mut self) -> bool {
         self.passed += 1;
         if !self.passed.is_multiple_of(PASSED_RECORDS) {

@@ -32,8 +32,8 @@ pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dy
     (options.engine.descriptor().open_read_only)(data, &options.settings())
 }
 
-/// Adds the possible remedies to the error of an engine that cannot open its files, because they are damaged or the device
-/// does not give them.
+/// Adds the possible remedies to the error of an engine that cannot open its files, because they are damaged or the
+/// device does not give them.
 pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
     let cause = match error.kind() {
         ErrorKind::DataDamaged => "",

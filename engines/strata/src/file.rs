@@ -74,7 +74,8 @@ pub(crate) fn passes(e: &io::Error) -> bool {
 }
 
 /// Makes an error of an I/O call that changed nothing when it failed: a temporary shortage becomes
-/// [`ErrorKind::Retry`], and something other than a regular file [`ErrorKind::FixInput`]. Do not use it for flushes, because after a failed flush nothing is known about the bytes.
+/// [`ErrorKind::Retry`], and something other than a regular file [`ErrorKind::FixInput`]. Do not use it for flushes,
+/// because after a failed flush nothing is known about the bytes.
 pub(crate) fn io_error(message: impl Into<String>, e: io::Error) -> Error {
     // The kernel's own EINVAL has a number.
     let is_no_file = e.kind() == io::ErrorKind::InvalidInput && e.raw_os_error().is_none();

@@ -261,6 +261,18 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn records_from_a_key_on_are_those_of_its_share_of_the_keys() {
+        let key = |head: u8| [head; 32];
+        let info = SegmentInfo { id: 1, records: 1000, tombstones: 0, first: key(10), last: key(110) };
+        for (from, expected) in [(0, 1000), (10, 1000), (60, 500), (110, 0), (200, 0)] {
+            let found = records_from(&info, &key(from));
+            assert!(found.abs_diff(expected) <= 1, "from={from} found={found} expected={expected}");
+        }
+        let alone = SegmentInfo { records: 1, last: key(10), ..info };
+        assert_eq!((records_from(&alone, &key(10)), records_from(&alone, &key(11))), (1, 0));
+    }
+
     proptest! {
         #[test]
         fn as_many_are_up_to_a_key_as_a_plain_search_says(

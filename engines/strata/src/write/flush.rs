@@ -66,8 +66,8 @@ fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
     None
 }
 
-/// Writes the oldest frozen memtable as a delta run and frees its WAL. Returns false if there is none. `unlisted` is the
-/// lowest number of the WAL files that nobody needs any more, if they could not be listed before.
+/// Writes the oldest frozen memtable as a delta run and frees its WAL. Returns false if there is none. `unlisted` is
+/// the lowest number of the WAL files that nobody needs any more, if they could not be listed before.
 fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     // Drop the guard of `visible` at once; the frozen memtable is kept by its own reference.
     let oldest = shared.visible.load().frozen.last().cloned();

@@ -142,8 +142,8 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or the store does not
-    /// use it and it cannot be read, so that every opening would fail at it.
+    /// Returns a message if a file cannot be of the store that the manifest describes: it is foreign, or the store does
+    /// not use it and it cannot be read, so that every opening would fail at it.
     fn is_of_others(&self, own: Own) -> Result<Option<String>> {
         let failed = match is_foreign(&**self.storage, &self.manifest, own) {
             Err(failed) if is_damage(&failed) => failed,

@@ -83,6 +83,34 @@ fn a_manifest_whose_name_may_not_be_durable_ends_writing_also_if_the_disk_is_ful
 }
 
 #[test]
+fn pairs_of_a_merge_under_way_count_once_and_overwritten_ones_not_as_space_for_pairs() {
+    let mut store = Store::sized(OPTIONS, SIZES);
+    store.load(4000);
+    for n in 0..8 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    store.wait_until("the flushes", |store| store.stat("delta_records") >= 1750);
+    let disk_bytes = store.engine.stats().unwrap().disk_bytes;
+    let percent = store.stat("space_amplification_percent");
+    assert!(percent >= disk_bytes * 100 / (4001 * 64), "percent={percent} disk_bytes={disk_bytes}");
+    // New pairs, a part of which a merge into the base has put there while their runs are kept.
+    let mut store = Store::sized(OPTIONS, SIZES);
+    for n in 0..8 {
+        store.put(n * 250..(n + 1) * 250);
+    }
+    store.hooks.merge_segments_left.store(3, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| store.engine.settle());
+        store.wait_until("a part of the base", |store| store.stat("base_records") > 300);
+        let pairs = store.engine.stats().unwrap().pairs_estimate;
+        assert!(pairs.abs_diff(2000) < 100, "pairs={pairs} of 2000");
+        store.hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+        settled.join().unwrap().unwrap();
+    });
+    assert_eq!(store.engine.stats().unwrap().pairs_estimate, 2000);
+}
+
+#[test]
 fn a_wal_that_could_not_be_listed_after_its_flush_is_overwritten_or_removed_later() {
     let mut store = Store::sized(OPTIONS, SIZES);
     for n in 0..20 {
