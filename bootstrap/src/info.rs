@@ -122,7 +122,7 @@ fn print_unread(args: &InfoArgs, load: &str) -> Result<u8> {
 
 fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>) -> Result<u8> {
     let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, phase, no_chain, details } = found;
-    let load = load(&args.dir, *seq)?;
+    let (load, listing) = load(&args.dir, *seq)?;
     // Before a load's first commit, the store's checkpoint does not mention the load.
     let is_part = is_complete(&args.dir)? == Some(false);
     // An all-zero blockhash means that no block is known yet.
@@ -139,7 +139,7 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
             "seq": seq, "slot": slot, "blockhash": block, "phase": phase, "no_chain": no_chain,
-            "load": load, "lost": lost, "holds": holds,
+            "load": load, "manifest_list": listing, "lost": lost, "holds": holds,
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
@@ -164,6 +164,9 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         (why, ..) => say!("checkpoint seq={seq} {}", why.as_deref().unwrap_or("nothing of a chain")),
     }
     say!("load={load}");
+    if let Some(listing) = listing {
+        say!("manifest_list={listing}");
+    }
     if lost > 0 {
         say!("lost={lost}");
     }
@@ -177,20 +180,24 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     Ok(0)
 }
 
-/// Describes the load that filled the store. `seq`: number of pairs committed.
-fn load(dir: &Path, seq: u64) -> Result<String> {
-    let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
+/// Describes the load that filled the store, and the list of files in its archives' manifests if that was not compared.
+/// `seq`: number of pairs committed.
+fn load(dir: &Path, seq: u64) -> Result<(String, Option<&'static str>)> {
+    let Some(complete) = is_complete(dir)? else { return Ok(("none".to_owned(), None)) };
     if engines::lost(dir)? > 0 {
-        return Ok("damaged: a repair has lost a part of it; restore a snapshot, or load again".to_owned());
+        return Ok(("damaged: a repair has lost a part of it; restore a snapshot, or load again".to_owned(), None));
     }
-    Ok(match State::read_or_tell(dir) {
+    let state = State::read_or_tell(dir);
+    let listing = state.as_ref().and_then(|state| state.listing.shown());
+    let load = match state {
         Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
         Some(State { records, source, .. }) if !complete => {
             format!("interrupted: {seq} pairs of {records} records from {source}; --resume continues")
         }
         _ if complete => "complete".to_owned(),
         _ => "interrupted; --resume continues".to_owned(),
-    })
+    };
+    Ok((load, listing))
 }
 
 fn meaning(holds: &Holds) -> String {

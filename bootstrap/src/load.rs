@@ -104,11 +104,22 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let digest = fill.digest;
     fill.end();
     complete(args, state, ordered.source_id, tally, digest)?;
-    let (options, source, order) = (&setup.options, &setup.source, setup.order);
+    let (options, source, order, listing) = (&setup.options, &setup.source, setup.order, ordered.listing);
     let figures = Figures::of(&engine)?;
     // Close before the files are measured, because an open log has space allocated ahead.
     close(args, engine)?;
-    report::print_and_write(Outcome { args, options, source, order, tally, loaded, elapsed, samples, figures })?;
+    report::print_and_write(Outcome {
+        args,
+        options,
+        source,
+        order,
+        tally,
+        listing,
+        loaded,
+        elapsed,
+        samples,
+        figures,
+    })?;
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)

@@ -23,6 +23,7 @@ use std::sync::mpsc::sync_channel;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use engines::source_id;
+use solana::archive::Listing;
 
 use crate::identity::Stamp;
 use crate::limits::{Buffers, Chunks};
@@ -60,6 +61,8 @@ pub(crate) struct Ordered {
     pub(crate) stamp: Option<Stamp>,
     /// Blockhash of the source's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
+    /// List of files in the manifest of the source's archives; that of another source says nothing.
+    pub(crate) listing: Listing,
     /// Of archives, whose records are versions: files that count in another order than that of the numbers.
     versions: Option<Files>,
     kind: Kind,
@@ -110,6 +113,7 @@ impl Ordered {
             records,
             stamp: None,
             blockhash: [0; 32],
+            listing: Listing::Compared,
             versions: None,
             kind,
             rank: Rank::new(order, seed),
@@ -127,11 +131,12 @@ impl Ordered {
             Spilled::Memory(records) => Kind::Memory(records),
             Spilled::Runs(manifest) => Kind::Runs(*manifest),
         };
-        let Told { files, blockhash } = read.told;
+        let Told { files, blockhash, listing } = read.told;
         Ok(Self {
             content: Some(read.digest),
             stamp: read.stamp,
             blockhash,
+            listing,
             versions: source.has_versions().then_some(files),
             ..of(file_id(read.digest, order, seed), read.records, kind, work)
         })

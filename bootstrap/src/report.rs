@@ -11,6 +11,7 @@ use engine_api::Engine;
 use engine_latency::{Measured, Op, Snapshot, export, table};
 use engines::EngineOptions;
 use serde_json::json;
+use solana::archive::Listing;
 
 use crate::args::LoadArgs;
 use crate::limits::BATCH_PAIRS;
@@ -27,6 +28,7 @@ pub(crate) struct Outcome<'a> {
     pub(crate) source: &'a Source,
     pub(crate) order: Order,
     pub(crate) tally: Tally,
+    pub(crate) listing: Listing,
     /// Pairs loaded by this run: fewer than `tally.pairs` after a resume.
     pub(crate) loaded: u64,
     pub(crate) elapsed: Duration,
@@ -109,6 +111,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "pairs_loaded_by_this_run": outcome.loaded,
             "duplicates": outcome.tally.duplicates,
             "keys_without_a_value": outcome.tally.absent,
+            "manifest_list": outcome.listing.shown(),
             "elapsed_ms": outcome.elapsed.as_millis() as u64,
             "pairs_per_second": per_second,
             "disk_bytes": disk_bytes,
@@ -152,6 +155,12 @@ fn remarks(outcome: &Outcome<'_>) -> Vec<(&'static str, String)> {
     if outcome.tally.absent > 0 {
         rows.push(("  without a value", table::grouped(outcome.tally.absent)));
     }
+    let listing = match outcome.listing {
+        Listing::Compared => return rows,
+        Listing::Empty => "lists no files: the archive's end alone shows that it is whole",
+        Listing::Unknown => "has an unknown layout: a file that is missing would not be noticed",
+    };
+    rows.push(("  manifest", listing.to_owned()));
     rows
 }
 

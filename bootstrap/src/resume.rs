@@ -482,5 +482,6 @@ pub(crate) fn state(
         order: Some(order),
         content: source.format().and(ordered.content).map(hex),
         stamp: ordered.stamp,
+        listing: ordered.listing,
     })
 }

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use engines::LoadState;
 use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
+use solana::archive::Listing;
 
 use crate::identity::{Stamp, hex};
 use crate::out::tell;
@@ -40,6 +41,9 @@ pub(crate) struct State {
     /// Stamp of the source's file when it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stamp: Option<Stamp>,
+    /// List of files in the manifest of the archives that the pairs are from; that of another source says nothing.
+    #[serde(default, skip_serializing_if = "Listing::is_compared")]
+    pub(crate) listing: Listing,
 }
 
 impl State {

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
 use solana::archive::append_vec::HEADER_BYTES;
-use solana::archive::{Archive, Name, Packing, Version, is_url};
+use solana::archive::{Archive, Listing, Name, Packing, Version, is_url};
 
 use super::numbers::{Files, Numbers};
 use super::open::{Failing, open};
@@ -219,7 +219,7 @@ impl Archives {
     /// Everything that makes an archive unreadable or dubious, naming archive, entry and offset; errors of `take`.
     pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Told> {
         let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
-        let mut newest_blockhash = None;
+        let (mut newest_blockhash, mut listing) = (None, Listing::Compared);
         for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown).rev() {
             let (mut failed, mut other) = (None, None);
             // The newest archive comes first.
@@ -265,7 +265,8 @@ impl Archives {
             };
             let expected = slot.unwrap_or(summary.slot);
             ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
-            if !summary.is_listed {
+            listing = listing.max(summary.listing);
+            if summary.listing == Listing::Unknown {
                 tell!(
                     "the layout of the archive's manifest is unknown, so that a file that is missing from the archive would not \
                      be noticed: archive={shown}"
@@ -274,7 +275,7 @@ impl Archives {
             newest_blockhash.get_or_insert(summary.blockhash);
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
-        Ok(Told { files: numbers.files(), blockhash: newest_blockhash.unwrap_or_default() })
+        Ok(Told { files: numbers.files(), blockhash: newest_blockhash.unwrap_or_default(), listing })
     }
 }
 
@@ -367,6 +368,9 @@ pub(crate) struct Told {
     pub(crate) files: Files,
     /// Blockhash of the newest archive's slot; all zeros if it is unknown.
     pub(crate) blockhash: [u8; 32],
+    /// List of files in the manifest that proves least; that of a source without archives says nothing.
+    #[serde(default, skip_serializing_if = "Listing::is_compared")]
+    pub(crate) listing: Listing,
 }
 
 impl Told {

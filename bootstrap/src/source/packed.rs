@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Cursor, ErrorKind as Io, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use flate2::bufread::MultiGzDecoder;
+use solana::archive::gzip::Gzip;
 
 use super::open::window_bytes_max;
 use super::{Format, pipe};
@@ -70,8 +70,7 @@ impl Packing {
     pub(super) fn open(self, packed: Box<dyn BufRead>) -> Result<Box<dyn BufRead>> {
         Ok(match self {
             Self::None => packed,
-            // A gzip file may have several members, one after the other, as pigz and `cat` make them.
-            Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
+            Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Gzip::new(packed))),
             Self::Zstd => {
                 let mut unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
                 let window_log = window_bytes_max(&probe::memory_limit()).ilog2().min(WINDOW_LOG_MAX);

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::Listing;
 use super::error::Fault;
 use super::manifest::Listed;
 use super::name::{Name, number};
@@ -39,8 +40,9 @@ pub(super) struct Contents {
     files_max: usize,
     /// Number of accounts files that were met.
     files: u64,
-    /// Whether the manifest's list was read to its end.
-    is_listed: bool,
+    /// Whether the manifest lists a file, also one of the base.
+    has_list: bool,
+    listing: Listing,
     others: HashSet<String>,
     /// The latest slot of an accounts file.
     highest: u64,
@@ -80,7 +82,8 @@ impl Contents {
             accounts: HashMap::new(),
             files_max: files_max.min(ACCOUNTS_FILES_MAX),
             files: 0,
-            is_listed: false,
+            has_list: false,
+            listing: Listing::Unknown,
             others: HashSet::new(),
             highest: 0,
         }
@@ -134,7 +137,7 @@ impl Contents {
         if self.highest > slot {
             return Err(Fault::SlotAbove { slot: self.highest, archive: slot });
         }
-        if self.is_listed {
+        if self.listing.is_compared() {
             self.compare_with_list()?;
         }
         Ok((slot, self.files))
@@ -142,6 +145,7 @@ impl Contents {
 
     /// Takes in an accounts file of the manifest's list. Returns whether there was room for it.
     pub(super) fn list(&mut self, file: Listed) -> bool {
+        self.has_list = true;
         // An incremental archive has no files of its base.
         if self.base.is_some_and(|base| file.slot <= base) {
             return true;
@@ -156,15 +160,19 @@ impl Contents {
 
     /// Ends the manifest's list, which counts only if `is_known`: it was read to its end.
     pub(super) fn end_list(&mut self, is_known: bool) {
-        self.is_listed = is_known;
+        self.listing = match (is_known, self.has_list) {
+            (true, true) => Listing::Compared,
+            (true, false) => Listing::Empty,
+            (false, _) => Listing::Unknown,
+        };
         if !is_known {
             self.accounts.retain(|_, sizes| sizes.found != NO_FILE);
         }
     }
 
-    /// Whether the accounts files were compared with a list of them at the end.
-    pub(super) fn is_listed(&self) -> bool {
-        self.is_listed
+    /// Returns how the accounts files are listed, as far as the manifest was read.
+    pub(super) fn listing(&self) -> Listing {
+        self.listing
     }
 
     /// Checks that the archive has the files that its manifest lists, and no others. Old archives pad their files.
@@ -180,14 +188,17 @@ impl Contents {
     }
 
     fn accounts(&mut self, name: &str, size: u64) -> Result<Part, Fault> {
-        let numbers = name.split_once('.').and_then(|(slot, file)| Some((number(slot)?, number(file)?)));
-        let (slot, file) = numbers.ok_or(Fault::UnknownEntry)?;
+        let numbers = |name: &str| name.split_once('.').and_then(|(slot, file)| Some((number(slot)?, number(file)?)));
+        if name.strip_suffix(".data").and_then(numbers).is_some() {
+            return Err(Fault::Split);
+        }
+        let (slot, file) = numbers(name).ok_or(Fault::UnknownEntry)?;
         limit(size, ACCOUNTS_FILE_BYTES_MAX)?;
         if let Some(archive) = self.slot.filter(|archive| slot > *archive) {
             return Err(Fault::SlotAbove { slot, archive });
         }
         if let Some(base) = self.base.filter(|base| slot <= *base) {
-            return Err(Fault::SlotBelow { slot, base });
+            return Err(if slot == 0 { Fault::SlotZero } else { Fault::SlotBelow { slot, base } });
         }
         if self.files == self.files_max as u64 {
             return Err(Fault::TooManyFiles(self.files_max));
@@ -243,7 +254,13 @@ fn components(path: &str, kind: Kind) -> Result<Vec<&str>, Fault> {
     }
     let components: Vec<&str> = path.split('/').collect();
     let is_bad = |component: &&str| matches!(*component, "" | "." | "..");
-    if components.iter().any(is_bad) { Err(Fault::Path) } else { Ok(components) }
+    if components.iter().any(is_bad) {
+        return Err(Fault::Path);
+    }
+    if components.iter().any(|component| component.starts_with("._")) {
+        return Err(Fault::AppleDouble);
+    }
+    Ok(components)
 }
 
 /// Directories say nothing, and may be left out or repeated; only those that snapshots have are let through.
@@ -288,6 +305,7 @@ mod tests {
         let mut named = Contents::new(Some(&name(Some(5), 9)), ACCOUNTS_FILES_MAX);
         assert_eq!(named.enter(&file("accounts/10.1", 0)), Err(Fault::SlotAbove { slot: 10, archive: 9 }));
         assert_eq!(named.enter(&file("accounts/5.1", 0)), Err(Fault::SlotBelow { slot: 5, base: 5 }));
+        assert_eq!(named.enter(&file("accounts/0.1", 0)), Err(Fault::SlotZero));
         assert_eq!(named.enter(&file("accounts/6.1", 0)), Ok(Part::Accounts { slot: 6, file: 1 }));
         assert_eq!(named.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
         // Without a name only the manifest tells, which may come last.
@@ -320,6 +338,11 @@ mod tests {
         let short = Fault::FileShort { slot: 8, file: 1, found: 500, listed: 501 };
         assert_eq!(of(&both, &[(9, 2, 512), (8, 1, 501)], None), Err(short));
         assert_eq!(of(&both, &[(9, 2, 512)], None), Err(Fault::FileUnlisted { slot: 8, file: 1 }));
+        // A list of the base's files alone is a list, and an empty one is none.
+        assert_eq!(of(&both, &[(4, 7, 1)], Some(4)), Err(Fault::FileUnlisted { slot: 8, file: 1 }));
+        for base in [None, Some(4)] {
+            assert_eq!(of(&both, &[], base), Ok((9, 2)));
+        }
         // A list that was not read to its end counts for nothing.
         let mut unknown = Contents::new(None, ACCOUNTS_FILES_MAX);
         [("version", 5), ("snapshots/9/9", 5), both[0]].iter().for_each(|(path, size)| {
@@ -327,7 +350,7 @@ mod tests {
         });
         assert!(unknown.list(Listed { slot: 9, file: 3, bytes: 1 }));
         unknown.end_list(false);
-        assert_eq!((unknown.finish(), unknown.is_listed()), (Ok((9, 1)), false));
+        assert_eq!((unknown.finish(), unknown.listing()), (Ok((9, 1)), Listing::Unknown));
     }
 
     #[test]
@@ -355,6 +378,7 @@ mod tests {
             "accounts/1.x",
             "accounts/.1",
             "accounts/1.2.3",
+            "accounts/1.data",
             "version/1",
             "accounts/1.2/3",
             "accounts/-1.2",
@@ -367,6 +391,15 @@ mod tests {
                 "{path}"
             );
         }
+        for path in ["._version", "accounts/._1.2", "snapshots/9/._9", "./._accounts", "accounts/._1.2.data"] {
+            assert_eq!(
+                Contents::new(None, ACCOUNTS_FILES_MAX).enter(&file(path, 0)),
+                Err(Fault::AppleDouble),
+                "{path}"
+            );
+        }
+        let split = Contents::new(None, ACCOUNTS_FILES_MAX).enter(&file("accounts/1.2.data", 0));
+        assert_eq!(split, Err(Fault::Split));
         for path in ["./", ".", "snapshots/", "./snapshots", "snapshots/9/", "accounts", "././accounts/"] {
             let header = Header { path: path.to_owned(), kind: Kind::Directory, size: 0 };
             assert_eq!(Contents::new(None, ACCOUNTS_FILES_MAX).enter(&header), Ok(Part::Ignored), "{path}");

@@ -69,16 +69,19 @@ impl Feed {
         self.state.clone()
     }
 
-    /// Recognizes the packing from the first bytes. Everything unknown is taken for a tar file, whose first bytes are a
-    /// name.
-    pub(super) fn packing(&mut self) -> io::Result<Packing> {
+    /// Recognizes the packing from the first bytes; `None` for a frame to be skipped, which zstd and lz4 have alike.
+    /// Everything unknown is taken for a tar file, whose first bytes are a name.
+    pub(super) fn packing(&mut self) -> io::Result<Option<Packing>> {
         let first = self.at_least(ZSTD_MAGIC.len())?;
-        Ok(match first {
+        Ok(Some(match first {
             _ if first.starts_with(&ZSTD_MAGIC) => Packing::Zstd,
-            _ if first.starts_with(&lz4::MAGIC) => Packing::Lz4,
+            _ if first.starts_with(&lz4::MAGIC) || first.starts_with(&lz4::LEGACY_MAGIC) => Packing::Lz4,
             _ if first.starts_with(&GZIP_MAGIC) => Packing::Gzip,
+            [skipped, rest @ ..] if skipped & 0xf0 == 0x50 && rest.starts_with(&lz4::SKIPPED_MAGIC[1..]) => {
+                return Ok(None);
+            }
             _ => Packing::None,
-        })
+        }))
     }
 
     /// Returns the bytes that come next: `bytes` of them or more, unless the stream ends before.
@@ -189,7 +192,7 @@ impl Read for Zstd {
 
 /// Returns the error for a stream that ends within a frame.
 pub(super) fn cut(packing: &str) -> io::Error {
-    io::Error::new(ErrorKind::UnexpectedEof, format!("the {packing} data are cut short"))
+    io::Error::new(ErrorKind::UnexpectedEof, format!("the {packing} data are cut short: get them again"))
 }
 
 /// Returns the window that a zstd frame's header asks for, in bytes (RFC 8878, 3.1.1.1). `None` for a frame to be
@@ -362,11 +365,14 @@ mod tests {
     #[test]
     fn the_first_bytes_tell_the_packing() {
         let cases = [
-            (zstd::encode_all(&b"x"[..], 1).unwrap(), Packing::Zstd),
-            (lz4_frame(b"x"), Packing::Lz4),
-            (vec![0x1f, 0x8b, 8, 0], Packing::Gzip),
-            (b"version".to_vec(), Packing::None),
-            (vec![], Packing::None),
+            (zstd::encode_all(&b"x"[..], 1).unwrap(), Some(Packing::Zstd)),
+            (lz4_frame(b"x"), Some(Packing::Lz4)),
+            (vec![0x02, 0x21, 0x4c, 0x18], Some(Packing::Lz4)),
+            (vec![0x1f, 0x8b, 8, 0], Some(Packing::Gzip)),
+            (vec![0x5f, 0x2a, 0x4d, 0x18, 0, 0, 0, 0], None),
+            (b"version".to_vec(), Some(Packing::None)),
+            (b"P*".to_vec(), Some(Packing::None)),
+            (vec![], Some(Packing::None)),
         ];
         for (bytes, packing) in cases {
             let mut feed = feed(&bytes);

@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Read as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::Listing;
 use super::contents::ACCOUNTS_FILES_MAX;
 use super::error::{Error, Fault};
 use super::name::number;
@@ -34,6 +35,10 @@ pub(super) fn read(root: &Path, count: &AtomicU64, reading: &mut Reading<'_>) ->
         for inner in names(root, &path)? {
             file(&format!("{path}/{inner}"), reading)?;
         }
+    }
+    // A tar file ends in a mark, but a directory that lacks files looks like any other.
+    if reading.listing() == Listing::Empty {
+        return Err(reading.archive_error(Fault::NoList));
     }
     let mut accounts = names(root, "accounts")?;
     if accounts.len() > ACCOUNTS_FILES_MAX {

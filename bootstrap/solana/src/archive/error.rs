@@ -73,7 +73,10 @@ pub enum Fault {
     #[error("the tar header has a bad number: field={0}")]
     HeaderNumber(&'static str),
     /// An entry of a kind that snapshots never have.
-    #[error("the tar entry is neither a regular file nor a directory: kind={0}")]
+    #[error(
+        "the tar entry is neither a regular file nor a directory: kind={0}: unpack the archive, and pack its files again with \
+         tar --format=ustar"
+    )]
     Kind(&'static str),
     /// A name that points out of the archive, or cannot be shown.
     #[error("the tar entry's name is not allowed")]
@@ -81,6 +84,18 @@ pub enum Fault {
     /// A name that no entry of a snapshot has.
     #[error("unknown entry in a snapshot: expected version, snapshots/... or accounts/SLOT.ID")]
     UnknownEntry,
+    /// A file of macOS's own beside a snapshot's.
+    #[error(
+        "an AppleDouble file, which tar on macOS adds: unpack the archive, and pack its files again with COPYFILE_DISABLE=1 \
+         tar --format=ustar"
+    )]
+    AppleDouble,
+    /// The data of an accounts file whose accounts lie elsewhere.
+    #[error(
+        "agave's split accounts file storage is not supported yet: get an archive from a validator that writes \
+         accounts/SLOT.ID alone"
+    )]
+    Split,
     /// A directory with bytes of its own.
     #[error("a directory entry has data: size_bytes={0}")]
     DirectoryData(u64),
@@ -111,6 +126,12 @@ pub enum Fault {
     /// An accounts file that an incremental archive cannot have.
     #[error("an accounts file in an incremental archive is not newer than its base: slot={slot} base={base}")]
     SlotBelow { slot: u64, base: u64 },
+    /// An accounts file in an incremental archive whose name does not tell when its accounts were written.
+    #[error(
+        "an accounts file of slot=0 in an incremental archive, as Firedancer named all of them at first, does not tell which \
+         version of an account is the newest: get an incremental archive from a newer validator, or a full one"
+    )]
+    SlotZero,
     /// A format of snapshots that this reader does not know.
     #[error("unknown version of snapshots: version={0}: this program knows versions that begin with 1.")]
     Version(String),
@@ -118,7 +139,7 @@ pub enum Fault {
     #[error("the archive has no {0}")]
     Missing(&'static str),
     /// The bytes end too early.
-    #[error("the archive is cut short: it ends {0}")]
+    #[error("the archive is cut short: it ends {0}: get the archive again")]
     Cut(&'static str),
     /// There is something after the archive's end.
     #[error("there are bytes after the end of the tar archive")]
@@ -135,6 +156,12 @@ pub enum Fault {
     /// Something other than zeros after the last record.
     #[error("damaged accounts file: its padding has bytes other than zero")]
     Padding,
+    /// An unpacked archive of which nothing tells whether it is whole.
+    #[error(
+        "the manifest lists no accounts files, so a directory does not show whether it has all of them: give the archive \
+         itself, which need not be unpacked"
+    )]
+    NoList,
     /// An accounts file of the manifest's list that the archive does not have.
     #[error(
         "the archive has not all of its accounts: entry=accounts/{slot}.{file} is missing, which its manifest lists with \

@@ -1,6 +1,6 @@
 //! Downloads an archive over HTTP, and continues where a connection was cut.
 //!
-//! Owns: the requests, their time-outs and repetitions, and the proof that the rest of a download belongs to its
+//! Owns: the requests for bytes, the repetition of requests, and the proof that the rest of a download belongs to its
 //! beginning. Must not: put a URL's user, password or query into a message. [`open`] runs on the thread of the caller,
 //! the rest on the thread `unpack`.
 //!
@@ -12,24 +12,18 @@
 //! support ranges, works only until the first cut. The check is this strict because two servers of one name may hold
 //! the same archive, packed differently.
 
+mod ask;
+
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustls::crypto::ring;
 use ureq::http::{HeaderMap, Response};
-use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
-use ureq::{Agent, Body, ResponseExt as _};
+use ureq::{Agent, Body};
 
-use super::error::Error;
-
-/// Longest time to find and reach the server. A busy one answers within seconds.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Longest time without a single byte. Some servers make an archive ready when it is asked for.
-const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) use ask::open;
 
 /// How often and after which pauses a request is repeated. The pauses last ten minutes in all, unless the server asks
 /// for longer ones. So a download of hours survives the restart of a server or a router.
@@ -43,23 +37,12 @@ const PATIENCE: Patience = Patience {
 /// Fewest bytes that a connection brings in [`FLOOR_TIME`]. At this rate an archive of mainnet would take months.
 const FLOOR_BYTES: u64 = 1 << 20;
 
-/// Time of waiting for bytes in which [`FLOOR_BYTES`] have to come. It is longer than [`STALL_TIMEOUT`], so that one
+/// Time of waiting for bytes in which [`FLOOR_BYTES`] have to come. It is longer than [`ask::STALL_TIMEOUT`], so that one
 /// pause of the network does not end a connection.
 const FLOOR_TIME: Duration = Duration::from_secs(120);
 
 /// Longest pause that a server can ask for with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
-
-/// Time between two calls of the function that is told about waiting, so that a signal is seen soon.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-
-/// A download that has been asked about, but not begun.
-pub(super) struct Opened {
-    pub(super) bytes: Download,
-    /// URL after all redirections, without secrets.
-    pub(super) shown: String,
-    pub(super) length: Option<u64>,
-}
 
 /// The bytes of a file on a server.
 pub(super) struct Download {
@@ -146,10 +129,6 @@ impl Failures {
     }
 }
 
-/// Function that is called while a server is asked again. It gets the number of failures, the time of the next request,
-/// and the text of the last failure. If it returns an error, the waiting ends.
-pub(super) type Waiting<'a> = dyn FnMut(u32, Instant, &Arc<str>) -> Result<(), Error> + 'a;
-
 /// Whether a location is a URL that can be downloaded from.
 pub fn is_url(location: &str) -> bool {
     let has_scheme = |scheme: &str| location.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
@@ -163,47 +142,6 @@ pub fn shown(url: &str) -> String {
         Some((scheme, rest)) => format!("{scheme}{rest}"),
         None => url.to_owned(),
     }
-}
-
-/// Asks about the file at a URL, without its bytes. Asks once, or repeatedly according to [`PATIENCE`] if there is a
-/// `waiting`, which is called several times a second between two requests.
-///
-/// # Errors
-/// The server cannot be reached, or does not have the file; errors of `waiting`.
-pub(super) fn open(url: &str, mut waiting: Option<&mut Waiting<'_>>) -> Result<Opened, Error> {
-    let failed = |source| Error::Open { archive: shown(url), source };
-    let agent = agent(url).map_err(failed)?;
-    let mut failures = 0;
-    let answer = loop {
-        let (asked, error) = match probe(&agent, url) {
-            Ok(answer) => break answer,
-            Err(Failed::ForGood(error)) => return Err(failed(error)),
-            Err(Failed::ForNow(asked, error)) => (asked, error),
-        };
-        let Some(waiting) = &mut waiting else { return Err(failed(error)) };
-        failures += 1;
-        if failures == PATIENCE.tries {
-            return Err(failed(given_up(failures, 0, &error)));
-        }
-        let until = Instant::now() + PATIENCE.pause(failures).max(asked);
-        let why: Arc<str> = error.to_string().into();
-        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-            waiting(failures, until, &why)?;
-            thread::sleep(left.min(LOOK_EVERY));
-        }
-    };
-    let found = answer.get_uri().to_string();
-    let headers = answer.headers();
-    let length = match content_range(headers) {
-        Some((_, length)) => length,
-        None => number(headers, "content-length"),
-    };
-    // Without a redirection the URL stays as it was given, with its user.
-    let is_same = split_user(url).is_some_and(|(scheme, rest)| format!("{scheme}{rest}") == found);
-    let url = if is_same { url.to_owned() } else { found };
-    let shown = shown(&url);
-    let bytes = Download::new(agent, url, Edition::of(headers), length, PATIENCE);
-    Ok(Opened { bytes, shown, length })
 }
 
 impl Read for Download {
@@ -317,7 +255,7 @@ impl Download {
             })?;
             request = request.header("range", format!("bytes={}-", self.at)).header("if-range", condition);
         }
-        let answer = request.call().map_err(call_failed)?;
+        let answer = request.call().map_err(|error| ask::naming_proxy(&self.agent, &self.url, call_failed(error)))?;
         check_encoding(answer.headers())?;
         if self.at == 0 {
             if answer.status() != 200 {
@@ -394,43 +332,6 @@ fn split_user(url: &str) -> Option<(&str, &str)> {
     Some((scheme, &rest[host_begins..]))
 }
 
-fn agent(url: &str) -> io::Result<Agent> {
-    // Trust the machine's certificates, as for the stream. If one of them cannot be read, the others still count.
-    let found = rustls_native_certs::load_native_certs();
-    let roots: Vec<_> = found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
-    if roots.is_empty() && url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:")) {
-        return Err(io::Error::other("there are no certificates on this machine: install ca-certificates"));
-    }
-    let tls = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .build();
-    let config = Agent::config_builder()
-        .http_status_as_error(false)
-        .user_agent(concat!("solkv/", env!("CARGO_PKG_VERSION")))
-        .tls_config(tls)
-        .timeout_resolve(Some(CONNECT_TIMEOUT))
-        .timeout_connect(Some(CONNECT_TIMEOUT))
-        .timeout_recv_response(Some(STALL_TIMEOUT))
-        .timeout_per_read(Some(STALL_TIMEOUT))
-        .timeout_per_write(Some(STALL_TIMEOUT));
-    Ok(config.build().new_agent())
-}
-
-/// Asks for a file's headers. URLs that are signed for GET refuse HEAD, so this asks for one byte instead.
-fn probe(agent: &Agent, url: &str) -> Result<Response<Body>, Failed> {
-    let head = agent.head(url).header("accept-encoding", "identity").call().map_err(call_failed)?;
-    match head.status().as_u16() {
-        200 => return Ok(head),
-        404 | 410 | 429 | 503 => return Err(status_failed(&head)),
-        _ => (),
-    }
-    let get = agent.get(url).header("accept-encoding", "identity").header("range", "bytes=0-0");
-    let answer = get.call().map_err(call_failed)?;
-    if matches!(answer.status().as_u16(), 200 | 206) { Ok(answer) } else { Err(status_failed(&answer)) }
-}
-
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
@@ -493,6 +394,7 @@ fn call_failed(error: ureq::Error) -> Failed {
         ureq::Error::Io(error) => io_failed(error),
         ureq::Error::Timeout(timeout) => for_now(format!("the server is too slow: timeout={timeout}")),
         ureq::Error::HostNotFound => for_now("the host is not found".to_owned()),
+        ureq::Error::ConnectProxyFailed(_) => for_now("the proxy does not connect to the server".to_owned()),
         ureq::Error::ConnectionFailed => for_now("the connection failed".to_owned()),
         ureq::Error::Protocol(_) => for_now("the server's answer is not HTTP".to_owned()),
         ureq::Error::Rustls(error) => for_good(format!("the secure connection failed: {error}")),

@@ -1,7 +1,7 @@
 //! Opens an archive wherever it is: a file, a directory, standard input or a URL.
 //!
-//! Owns: the meaning of a location, and its text for messages. Must not: read any of the archive's bytes. Runs on the
-//! thread of the caller.
+//! Owns: the meaning of a location, and its text for messages. Must not: read any of the archive's bytes, or wait for a
+//! writer of a pipe. Runs on the thread of the caller.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::error::Error;
 use super::name::Name;
-use super::{Progress, Tell, directory, http};
+use super::{Tell, directory, http};
 
 /// The location that stands for standard input.
 const STDIN: &str = "-";
@@ -58,17 +58,7 @@ impl Input {
 
     fn open_url(url: &str, waiting: Option<&mut Tell<'_>>) -> Result<Self, Error> {
         let shown = http::shown(url);
-        let opened = match waiting {
-            None => http::open(url, None)?,
-            Some(waiting) => {
-                let mut waiting = |failures, next_try, why: &Arc<str>| {
-                    let last_failure = Some(Arc::clone(why));
-                    let now = Progress { failures, last_failure, next_try: Some(next_try), ..Progress::default() };
-                    waiting(now).map_err(Error::Stopped)
-                };
-                http::open(url, Some(&mut waiting))?
-            }
-        };
+        let opened = http::open(url, waiting)?;
         // A server may lead from a fixed name to that of its newest archive.
         let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));
         let name = names.into_iter().flatten().next().transpose()?;
@@ -96,9 +86,24 @@ impl Input {
             });
         }
         let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse).transpose()?;
-        let file = File::open(path).map_err(failed)?;
+        let bytes: Box<dyn Read + Send> = match metadata.is_file() {
+            true => Box::new(File::open(path).map_err(failed)?),
+            false => Box::new(Pipe(Err(path.to_owned()))),
+        };
         let packed_bytes = metadata.is_file().then_some(metadata.len());
-        let (source, location) = (Source::Stream(Box::new(file)), shown.clone());
+        let (source, location) = (Source::Stream(bytes), shown.clone());
         Ok(Self { source, name, shown, location, packed_bytes, failures: Arc::default() })
+    }
+}
+
+/// A named pipe, or its path before the first read. The opening waits for a writer, so the thread `unpack` opens it.
+struct Pipe(Result<File, PathBuf>);
+
+impl Read for Pipe {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if let Err(path) = &self.0 {
+            self.0 = Ok(File::open(path)?);
+        }
+        self.0.as_mut().map_or(Ok(0), |file| file.read(out))
     }
 }

@@ -16,8 +16,11 @@ use super::decode::{Feed, cut};
 /// First bytes of every frame.
 pub(super) const MAGIC: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];
 
+/// First bytes of a file of `lz4 -l`, which has neither a length nor an end.
+pub(super) const LEGACY_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+
 /// First bytes of a frame to be skipped, of which the first byte may be anything from 0x50 to 0x5f.
-const SKIPPED_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
+pub(super) const SKIPPED_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 
 /// Farthest that a block refers back to earlier ones, in bytes.
 const HISTORY_BYTES: usize = 64 << 10;
@@ -69,6 +72,12 @@ impl Lz4 {
                 if skipped < length {
                     return Err(cut("lz4"));
                 }
+            }
+            LEGACY_MAGIC => {
+                return Err(bad(
+                    "lz4's legacy frames do not show where they end, and are not supported: pack the archive again without -l, as \
+                     with: lz4 -d FILE | lz4 - NEW",
+                ));
             }
             _ => return Err(bad("this is not the start of an lz4 frame")),
         }

@@ -19,6 +19,7 @@ mod contents;
 mod decode;
 mod directory;
 mod error;
+pub mod gzip;
 mod http;
 mod input;
 mod lz4;
@@ -41,6 +42,7 @@ pub use http::{is_url, shown as shown_url};
 use input::{Input, Source};
 pub use name::{BadName, Name, Packing};
 use reading::Reading;
+use serde::{Deserialize, Serialize};
 use unpack::Unpacked;
 
 pub use crate::extract::HEAD_BYTES;
@@ -103,13 +105,42 @@ pub struct Summary {
     pub blockhash: [u8; 32],
     /// Number of its accounts files.
     pub files: u64,
-    /// Whether these are the files that the manifest lists. Otherwise the manifest has a layout that this reader does not
-    /// know, and a file that is missing from the archive would not be noticed.
-    pub is_listed: bool,
+    /// How these files are listed in the manifest.
+    pub listing: Listing,
     /// Number of versions in all of them.
     pub versions: u64,
     /// Length of the unpacked archive in bytes.
     pub unpacked_bytes: u64,
+}
+
+/// List of accounts files in an archive's manifest. A later variant proves less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Listing {
+    /// The archive has exactly the files of the list.
+    #[default]
+    Compared,
+    /// The manifest lists no file, as newer validators write it. The end of the archive alone shows that it is whole.
+    #[serde(rename = "none")]
+    Empty,
+    /// The manifest has a layout that this reader does not know. A file that its writer has left out is not noticed.
+    Unknown,
+}
+
+impl Listing {
+    /// Whether the archive has exactly the files of the list.
+    pub fn is_compared(&self) -> bool {
+        *self == Self::Compared
+    }
+
+    /// Returns the list's name in facts; `None` for one that was compared.
+    pub fn shown(self) -> Option<&'static str> {
+        match self {
+            Self::Compared => None,
+            Self::Empty => Some("none"),
+            Self::Unknown => Some("unknown"),
+        }
+    }
 }
 
 /// An archive that is open, and was not read yet.

@@ -12,7 +12,7 @@ use super::error::{Error, Fault, Within};
 use super::http::Failures;
 use super::manifest::Manifest;
 use super::tar::Header;
-use super::{Progress, Summary, Take, Tell};
+use super::{Listing, Progress, Summary, Take, Tell};
 
 /// Unpacked bytes between two calls of the caller's progress: some hundred calls a second.
 const TELL_BYTES: u64 = 4 << 20;
@@ -144,10 +144,15 @@ impl<'a> Reading<'a> {
     pub(super) fn finish(mut self) -> Result<Summary, Error> {
         let (slot, files) = self.contents.finish().map_err(|fault| self.archive_error(fault))?;
         self.tell_progress()?;
-        let is_listed = self.contents.is_listed();
+        let listing = self.listing();
         let Self { blockhash, versions, unpacked: unpacked_bytes, .. } = self;
         let blockhash = blockhash.unwrap_or_default();
-        Ok(Summary { slot, blockhash, files, is_listed, versions, unpacked_bytes })
+        Ok(Summary { slot, blockhash, files, listing, versions, unpacked_bytes })
+    }
+
+    /// Returns how the accounts files are listed, as far as the manifest was read.
+    pub(super) fn listing(&self) -> Listing {
+        self.contents.listing()
     }
 
     /// Returns the error for a fault of the archive as a whole, at the current offset.

@@ -189,7 +189,9 @@ mod tests {
             assert!(matches!(error, Fault::Kind(_)), "{flag}: {error}");
         }
         let error = Header::parse(&block("x", b'x', b"0")).unwrap_err();
-        assert_eq!(error.to_string(), "the tar entry is neither a regular file nor a directory: kind=PAX header");
+        let expected =
+            "neither a regular file nor a directory: kind=PAX header: unpack the archive, and pack its files again";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]

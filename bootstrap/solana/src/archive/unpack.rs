@@ -13,10 +13,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use flate2::bufread::MultiGzDecoder;
-
 use super::decode::{Feed, Zstd};
 use super::error::{Error, Within};
+use super::gzip::Gzip;
 use super::lz4::Lz4;
 use super::name::Packing;
 
@@ -152,7 +151,10 @@ impl Work {
     fn run(self, mut feed: Feed, packing: Option<Packing>) {
         let state = feed.state();
         let (packing, is_other) = match feed.packing() {
-            Ok(found) => (packing.unwrap_or(found), packing.is_some_and(|named| named != found)),
+            Ok(found) => {
+                let is_other = packing.zip(found).is_some_and(|(named, found)| named != found);
+                (packing.or(found).unwrap_or(Packing::Zstd), is_other)
+            }
             Err(source) => {
                 let (archive, within) = (self.archive.clone(), Within::default());
                 let error = Error::Io { archive, offset: state.offset(), within, source };
@@ -213,8 +215,7 @@ fn other_bytes(packing: Packing, source: &io::Error) -> io::Error {
 fn decoder(feed: Feed, packing: Packing, window_bytes_max: u64) -> io::Result<Box<dyn Read>> {
     Ok(match packing {
         Packing::None => Box::new(feed),
-        // A gzip file may have several members, one after the other, as pigz and `cat` make them.
-        Packing::Gzip => Box::new(MultiGzDecoder::new(feed)),
+        Packing::Gzip => Box::new(Gzip::new(feed)),
         Packing::Lz4 => Box::new(Lz4::new(feed)),
         Packing::Zstd => Box::new(Zstd::new(feed, window_bytes_max)?),
     })

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use solkv_solana::archive::{Archive, Name, Packing, Summary};
+use solkv_solana::archive::{Archive, Listing, Name, Packing, Summary};
 use solkv_solana::extract::Extract;
 
 use crate::support::{Accounts, FULL, INCREMENTAL, Row, add, chain, data, read, rows, unpacked};
@@ -218,7 +218,7 @@ fn a_file_that_is_missing_is_found_by_the_manifest() {
     for (archive, base) in [(FULL, ""), (INCREMENTAL, "incremental ")] {
         let bytes = unpacked(archive);
         let (_, summary) = read(&bytes, None).unwrap();
-        assert!(summary.is_listed, "{base}{summary:?}");
+        assert_eq!(summary.listing, Listing::Compared, "{base}{summary:?}");
         let files = accounts_files(&bytes);
         assert!(files.len() > 5);
         for (name, entry) in files {

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use solkv_solana::archive::Name;
+use solkv_solana::archive::{Listing, Name};
 
 use crate::support::{INCREMENTAL, Row, data, read, unpacked};
 
@@ -48,7 +48,7 @@ fn rows(packed: &Packed, bytes: &[u8]) -> Option<Vec<Row>> {
     let name = name.trim_end_matches('.');
     assert!(Name::parse(name).unwrap().is_ok());
     let (rows, summary) = read(bytes, Some(name)).ok()?;
-    assert!(summary.is_listed);
+    assert_eq!(summary.listing, Listing::Compared);
     Some(rows)
 }
 

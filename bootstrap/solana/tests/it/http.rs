@@ -345,3 +345,25 @@ fn a_server_that_is_busy_at_first_is_asked_again() {
     let error = Archive::open_telling(&absent.url(), &mut |_| panic!("it waits")).map(|_| ()).unwrap_err();
     assert!(chain(&error).contains("status=404"));
 }
+
+/// A server that takes the connection and says nothing would be waited for until the time-out.
+#[test]
+fn a_caller_that_stops_does_not_wait_for_a_server_that_says_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/{FULL}", listener.local_addr().unwrap());
+    let (asked, is_asked) = std::sync::mpsc::channel();
+    let server = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        asked.send(read_request(&stream)).unwrap();
+        // Until the client goes away.
+        let _ = std::io::Read::read(&mut &stream, &mut [0; 1]);
+    });
+    let mut request = None;
+    let opened = Archive::open_telling(&url, &mut |now| {
+        assert_eq!(now.failures, 0, "the time-out has come first");
+        request = request.take().or_else(|| is_asked.try_recv().ok());
+        if request.is_some() { Err("enough".into()) } else { Ok(()) }
+    });
+    assert!(matches!(opened, Err(Error::Stopped(stop)) if stop.to_string() == "enough"));
+    assert!(!server.is_finished(), "the connection is still open");
+}

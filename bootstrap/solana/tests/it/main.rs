@@ -14,4 +14,8 @@ mod hostile;
 mod http;
 // Accounts files of any shape, against a simple writer.
 mod model;
+// Archives of agave, rewritten into the shapes of other writers.
+mod rewrite;
 mod support;
+// Archives whose manifest lists no files.
+mod unlisted;

@@ -128,5 +128,5 @@ fn a_server_may_ask_for_a_pause_of_ten_minutes_at_most() {
 }
 
 fn download(url: String, patience: Patience) -> Download {
-    Download::new(agent(&url).unwrap(), url, Edition::default(), None, patience)
+    Download::new(ask::agent(&url).unwrap(), url, Edition::default(), None, patience)
 }
