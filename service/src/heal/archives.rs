@@ -22,6 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 const NEWEST_FULL: &str = "snapshot.tar.bz2";
 const NEWEST_INCREMENTAL: &str = "incremental-snapshot.tar.bz2";
 
+/// Directory beside a validator's own archives, into which agave downloads those of others.
+const REMOTE: &str = "remote";
+
 /// Archives that bring a store to a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
@@ -197,9 +200,10 @@ impl Server {
     }
 }
 
-/// Returns the archives in a directory. Other names, such as those of unfinished archives, are left out.
+/// Returns the archives in a directory, and those in its directory [`REMOTE`] if that can be read. Other names, such as
+/// those of unfinished archives, are left out.
 pub(super) fn in_directory(dir: &Path) -> Asked {
-    let list = || -> std::io::Result<_> {
+    let list = |dir: &Path| -> std::io::Result<_> {
         let mut found = Vec::new();
         for entry in fs::read_dir(dir)? {
             let path = entry?.path();
@@ -214,7 +218,9 @@ pub(super) fn in_directory(dir: &Path) -> Asked {
         }
         Ok(found)
     };
-    list().with_context(|| format!("cannot list heal_from={}", dir.display()))
+    let mut found = list(dir).with_context(|| format!("cannot list heal_from={}", dir.display()))?;
+    found.extend(list(&dir.join(REMOTE)).unwrap_or_default());
+    Ok(found)
 }
 
 /// Returns the archive at a URL, or the newest ones of the validator whose RPC it is.
