@@ -8,7 +8,7 @@
 //! file, 16 bytes for each update of the blocks since the full archive, and some 20 bytes for each account that these
 //! touch.
 //!
-//! Every file of accounts is made twice, because the manifest comes before the files and lists their lengths.
+//! Every file of accounts is made twice where the manifest, which comes before the files, lists their lengths.
 //!
 //! The archives of a workload tell the story of `loadgen stream` with the same options. Load a map from the full
 //! archive and then from an incremental one, and let it follow the stream from the archive's slot to the end: it then
@@ -34,7 +34,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 pub use oddity::Oddity;
-pub use options::{ArchiveArgs, Plan, options};
+pub use options::{ArchiveArgs, Like, Plan, options};
 pub use pack::Packing;
 pub use page::Counts;
 pub use story::At;
@@ -154,9 +154,13 @@ pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archi
         }
         let base = archives.first().map(|full| full.slot);
         let slot = blocks.last().map_or(plan.workload.start_slot - 1, |block| block.slot);
-        let story = Story::new(&plan.workload, &keys, plan.oddities(), number as u64, (base, slot), &blocks);
-        let mut writer = ArchiveWriter::create(dir, base, slot, plan.pack)?;
-        let mut files = story.list(&mut |at| watch.at(at))?;
+        let form = (plan.like, plan.oddities());
+        let story = Story::new(&plan.workload, &keys, form, number as u64, (base, slot), &blocks);
+        let mut writer = ArchiveWriter::create(dir, base, slot, plan.pack, plan.like == Like::Firedancer)?;
+        let mut files = match plan.like {
+            Like::Agave => story.list(&mut |at| watch.at(at))?,
+            Like::AgaveUnlisted | Like::Firedancer => Vec::new(),
+        };
         // A bank has the files of its base too, although an incremental archive lacks them.
         files.extend_from_slice(&base_files);
         let counts = story.write(&mut writer, &files, &mut |at| watch.at(at))?;

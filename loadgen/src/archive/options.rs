@@ -26,12 +26,27 @@ pub struct Plan {
     /// How the archives are packed
     #[arg(long, value_enum, value_name = "PACKING", default_value = "zst")]
     pub pack: Packing,
+    /// The validator whose form the archives have
+    #[arg(long, value_enum, value_name = "WRITER", default_value = "agave")]
+    pub like: Like,
     /// Leave these oddities out of the archives
     #[arg(long, value_enum, value_name = "ODDITY,...", value_delimiter = ',')]
     pub without: Vec<Oddity>,
     /// Leave every oddity out: one version of each account, and no account that the stream does not know
     #[arg(long, conflicts_with = "without")]
     pub plain: bool,
+}
+
+/// The validator whose form an archive has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Like {
+    /// agave 4.2 and earlier: the manifest lists the accounts files
+    Agave,
+    /// agave after 4.2: the manifest lists no files
+    AgaveUnlisted,
+    /// Firedancer: no list either, every accounts file of the archive's slot, a frame for each entry, and no oddities
+    Firedancer,
 }
 
 /// Command line of `loadgen archive`: a plan, and places for its results.
@@ -80,6 +95,6 @@ impl Plan {
     }
 
     pub(super) fn oddities(&self) -> Oddities {
-        if self.plain { Oddities::none() } else { Oddities::without(&self.without) }
+        if self.plain || self.like == Like::Firedancer { Oddities::none() } else { Oddities::without(&self.without) }
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: the compressors. Must not: know the contents. Runs on the thread that writes the archive.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, BufWriter, Seek as _, Write as _};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -15,6 +15,10 @@ const BUFFER_BYTES: usize = 1 << 20;
 const ZSTD_LEVEL: i32 = 1;
 /// Logarithm of zstd's window, which is 512 KiB at that level.
 const ZSTD_WINDOW_LOG: u32 = 19;
+
+/// Bytes to which Firedancer fills up each frame, and first bytes of the frame to be skipped that does it.
+const FRAME_ALIGN: u64 = 4096;
+const SKIPPED_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 
 /// How an archive is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -52,7 +56,10 @@ pub(super) enum Packer {
 
 impl Packer {
     pub(super) fn new(packing: Packing, file: File) -> io::Result<Self> {
-        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        Self::on(packing, BufWriter::with_capacity(BUFFER_BYTES, file))
+    }
+
+    fn on(packing: Packing, file: BufWriter<File>) -> io::Result<Self> {
         Ok(match packing {
             Packing::Zst => {
                 let mut encoder = zstd::Encoder::new(file, ZSTD_LEVEL)?;
@@ -81,14 +88,30 @@ impl Packer {
         }
     }
 
+    /// Ends the frame, and begins the next one. That of zstd is filled up as Firedancer does it.
+    pub(super) fn next_frame(self) -> io::Result<Self> {
+        let (packing, mut file) = self.end()?;
+        if packing == Packing::Zst {
+            let begin = file.stream_position()? + 8;
+            let skipped = begin.next_multiple_of(FRAME_ALIGN) - begin;
+            file.write_all(&SKIPPED_MAGIC)?;
+            file.write_all(&(skipped as u32).to_le_bytes())?;
+            file.write_all(&vec![0; skipped as usize])?;
+        }
+        Self::on(packing, file)
+    }
+
     /// Ends the packed stream and returns the file, to which every byte was written.
     pub(super) fn finish(self) -> io::Result<File> {
-        let file = match self {
-            Self::Zst(encoder) => encoder.finish()?,
-            Self::Lz4(encoder) => encoder.finish().map_err(io::Error::other)?,
-            Self::Gz(encoder) => encoder.finish()?,
-            Self::None(file) => file,
-        };
-        file.into_inner().map_err(io::IntoInnerError::into_error)
+        self.end()?.1.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+
+    fn end(self) -> io::Result<(Packing, BufWriter<File>)> {
+        Ok(match self {
+            Self::Zst(encoder) => (Packing::Zst, encoder.finish()?),
+            Self::Lz4(encoder) => (Packing::Lz4, encoder.finish().map_err(io::Error::other)?),
+            Self::Gz(encoder) => (Packing::Gz, encoder.finish()?),
+            Self::None(file) => (Packing::None, file),
+        })
     }
 }

@@ -22,6 +22,7 @@ use workload::Rng;
 
 use super::manifest::{Listed, manifest};
 use super::oddity::{Oddities, Oddity};
+use super::options::Like;
 use super::others::{EXTENDED_BYTES, FOREIGN_PROGRAM, Others};
 use super::page::{Counts, Page, Role};
 use super::writer::ArchiveWriter;
@@ -103,6 +104,7 @@ pub struct At {
 pub(super) struct Story<'a> {
     workload: &'a Workload,
     keys: &'a Keys,
+    like: Like,
     oddities: Oddities,
     /// Slot of the full archive, if this is an incremental one.
     base: Option<u64>,
@@ -129,7 +131,7 @@ impl<'a> Story<'a> {
     pub(super) fn new(
         workload: &'a Workload,
         keys: &'a Keys,
-        oddities: Oddities,
+        (like, oddities): (Like, Oddities),
         number: u64,
         (base, slot): (Option<u64>, u64),
         blocks: &'a [Arc<Block>],
@@ -143,6 +145,7 @@ impl<'a> Story<'a> {
         Self {
             workload,
             keys,
+            like,
             oddities,
             base,
             slot,
@@ -256,7 +259,7 @@ impl<'a> Story<'a> {
     /// Returns slot and id of a file. The ids of a group rise with its layers, because these may share a slot.
     fn place(&self, job: Job) -> (u64, u64) {
         let layers = Layer::ALL.len() as u64;
-        match job {
+        let (slot, id) = match job {
             Job::Block(at) => (self.blocks[at].slot, self.groups * layers + at as u64),
             Job::Layer(group, layer) => {
                 let (first, slots) = self.slots;
@@ -268,7 +271,8 @@ impl<'a> Story<'a> {
                 };
                 (first + back, group * layers + layer as u64)
             }
-        }
+        };
+        (if self.like == Like::Firedancer { self.slot } else { slot }, id)
     }
 
     /// Returns the first account of a group.

@@ -30,6 +30,8 @@ pub struct ArchiveWriter {
     stem: String,
     slot: u64,
     packing: Packing,
+    /// Whether each entry is packed by itself, as Firedancer does.
+    by_entry: bool,
     /// `None` once the packed stream has ended.
     packer: Option<Packer>,
     hash: Box<Xxh3>,
@@ -52,11 +54,12 @@ pub struct Written {
 }
 
 impl ArchiveWriter {
-    /// Begins the archive of `slot` in the directory `dir`: an incremental one if `base` is the slot of a full one.
+    /// Begins the archive of `slot` in the directory `dir`: an incremental one if `base` is the slot of a full one. Each
+    /// entry is packed by itself if `by_entry`.
     ///
     /// # Errors
     /// I/O errors, with the file's name.
-    pub fn create(dir: &Path, base: Option<u64>, slot: u64, packing: Packing) -> Result<Self> {
+    pub fn create(dir: &Path, base: Option<u64>, slot: u64, packing: Packing, by_entry: bool) -> Result<Self> {
         let stem = match base {
             None => format!("snapshot-{slot}"),
             Some(base) => format!("incremental-snapshot-{base}-{slot}"),
@@ -72,6 +75,7 @@ impl ArchiveWriter {
             stem,
             slot,
             packing,
+            by_entry,
             packer: Some(packer),
             hash: Box::new(Xxh3::new()),
             bytes: 0,
@@ -142,7 +146,12 @@ impl ArchiveWriter {
         let size = contents.len() as u64;
         self.put(&header(kind, name, size, MTIME)?)?;
         self.put(contents)?;
-        self.put(&[0; BLOCK_BYTES][..padding(size)])
+        self.put(&[0; BLOCK_BYTES][..padding(size)])?;
+        if self.by_entry {
+            let packer = self.packer.take().context("the archive was ended before")?;
+            self.packer = Some(packer.next_frame().with_context(|| wrong(&self.partial))?);
+        }
+        Ok(())
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {

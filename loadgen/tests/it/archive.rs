@@ -256,6 +256,28 @@ fn the_packings_hold_the_same_tar_and_begin_as_agaves_do() {
 }
 
 #[test]
+fn archives_like_those_of_other_writers_tell_the_same_story() {
+    let line = format!("{SEED} {STORY} --events 4000 --slots-after 3 --incremental-slots 4 --extract token-owner");
+    for (like, more) in [("agave", "--plain"), ("agave-unlisted", "--without large"), ("firedancer", "")] {
+        let temp = tempfile::tempdir().unwrap();
+        let archives = archives(&format!("{line} --like {like} {more}"), temp.path());
+        let snapshots: Vec<_> = archives.iter().map(|archive| Snapshot::read(&archive.file)).collect();
+        let all = snapshots.iter().flat_map(|snapshot| &snapshot.versions);
+        assert_eq!(digest(&map(Extract::TokenOwner, all)), archives[1].digest, "{like}");
+        assert!(snapshots[1].versions.iter().any(|one| one.lamports == 0), "closes have to be told: {like}");
+        for (archive, snapshot) in archives.iter().zip(&snapshots) {
+            // Each frame begins a block of 4 KiB, and the last one holds the end of the tar.
+            let bytes = std::fs::read(&archive.file).unwrap();
+            let frames = bytes.chunks(4096).filter(|block| block.starts_with(&[0x28, 0xb5, 0x2f, 0xfd])).count();
+            let entries = if like == "firedancer" { snapshot.names.len() + 1 } else { 1 };
+            assert_eq!(frames, entries, "{like}");
+            let slots: BTreeSet<u64> = snapshot.padding.keys().map(|(slot, _)| *slot).collect();
+            assert_eq!(slots == BTreeSet::from([archive.slot]), like == "firedancer", "{like} {slots:?}");
+        }
+    }
+}
+
+#[test]
 fn equal_options_give_equal_bytes() {
     let temp = tempfile::tempdir().unwrap();
     let line = "--pairs 2000 --events 3000 --slots-after 1 --events-per-slot 500 --without large";
