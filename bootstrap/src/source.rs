@@ -77,7 +77,7 @@ pub struct SourceArgs {
     ///
     /// A name that ends in .gz or .zst is unpacked while it is read. An archive is known by its name, such as
     /// snapshot-312000000-HASH.tar.zst (also .tar.lz4, .tar.gz, .tar); it may also be the directory that one was unpacked
-    /// into, or an http(s) URL.
+    /// into, if its manifest lists its files, or an http(s) URL.
     #[arg(long, value_name = "FILE", group = "source")]
     pub input: Option<PathBuf>,
     /// Incremental snapshot archive on top of the full one of --input

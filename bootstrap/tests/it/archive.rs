@@ -13,8 +13,9 @@ use workload::Rng;
 
 use crate::{Map, command, digest, engines, fails, ok, str};
 
-const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar";
-const INCREMENTAL: &str = "incremental-snapshot-351000355-351000368-2NbmC84r6h4FyfFczn1S9j2MSXqpXtzJrfmmSyyg1evr.tar";
+pub(crate) const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar";
+pub(crate) const INCREMENTAL: &str =
+    "incremental-snapshot-351000355-351000368-2NbmC84r6h4FyfFczn1S9j2MSXqpXtzJrfmmSyyg1evr.tar";
 /// Address of the SPL Token program in base58.
 const TOKEN: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
 
@@ -23,12 +24,12 @@ fn data(name: &str) -> Vec<u8> {
     fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn unpacked(name: &str) -> Vec<u8> {
+pub(crate) fn unpacked(name: &str) -> Vec<u8> {
     zstd::decode_all(&data(&format!("{name}.zst"))[..]).unwrap()
 }
 
 /// The map of one column of a list that the bank has made.
-fn listed(name: &str, column: &str) -> Map {
+pub(crate) fn listed(name: &str, column: &str) -> Map {
     let text = String::from_utf8(unpacked(name)).unwrap();
     let key = |text: &str| <[u8; 32]>::try_from(bs58::decode(text).into_vec().unwrap()).unwrap();
     let mut lines = text.lines().filter(|line| !line.starts_with('#'));

@@ -21,11 +21,14 @@ mod changed;
 mod limits;
 mod places;
 mod repair;
+#[path = "../../solana/tests/it/rewrite.rs"]
+mod rewrite;
 mod served;
 mod soundness;
 mod sources;
 mod spill;
 mod swarm;
+mod unlisted;
 mod window;
 mod words;
 

@@ -319,6 +319,23 @@ mod tests {
         assert!(failed.len() == 1 && failed[0].contains(&missing), "{failed:?}");
     }
 
+    #[test]
+    fn archives_that_agave_has_downloaded_are_found_beside_its_own() {
+        let temp = tempfile::tempdir().unwrap();
+        let remote = temp.path().join(REMOTE);
+        fs::create_dir_all(remote.join(REMOTE)).unwrap();
+        let path = |dir: &Path, name: &str| dir.join(format!("{name}-{HASH}.tar.zst")).to_str().unwrap().to_owned();
+        let (own, downloaded) = (path(temp.path(), "snapshot-10"), path(&remote, "incremental-snapshot-10-30"));
+        for file in [&own, &downloaded, &path(&remote.join(REMOTE), "snapshot-40")] {
+            fs::write(file, "").unwrap();
+        }
+        let Search { found, failed, .. } = search(&[temp.path().to_str().unwrap().to_owned()]);
+        let told: Vec<_> = found.iter().map(|found| found.archives.clone()).collect();
+        let both = Archives::Both { full: own.clone(), incremental: downloaded.clone() };
+        assert_eq!(told, [alone(10, &downloaded), both, Archives::Full(own)], "{failed:?}");
+        assert_eq!(failed, [""; 0]);
+    }
+
     fn alone(base: u64, incremental: &str) -> Archives {
         Archives::Incremental { base, incremental: incremental.to_owned() }
     }

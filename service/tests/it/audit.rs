@@ -398,7 +398,7 @@ fn the_manifests_of_loadgen_list_the_files_of_its_archives() {
         let read =
             || solana::archive::Archive::open(str(&archive.file)).unwrap().read(&mut |_| Ok(()), &mut |_| Ok(()));
         let summary = read().unwrap();
-        assert!(summary.is_listed, "{archive:?}");
+        assert!(summary.listing.is_compared(), "{archive:?}");
         assert_eq!(
             (summary.slot, summary.files, summary.versions),
             (archive.slot, archive.counts.files, archive.counts.records)
@@ -408,5 +408,37 @@ fn the_manifests_of_loadgen_list_the_files_of_its_archives() {
         fs::write(&archive.file, tar).unwrap();
         let refused = read().unwrap_err().to_string();
         assert!(refused.contains(&format!("entry={name} is missing")), "{refused}");
+    }
+}
+
+/// Archives of other writers, whose manifest lists no files, hold the same map.
+#[test]
+fn an_audit_takes_archives_without_a_list_and_no_part_of_one() {
+    let temp = tempfile::tempdir().unwrap();
+    let write = |like: &str| {
+        let line = format!("--pairs 3000 --seed 5 --without large --slots-after 3 --incremental-slots 4 --like {like}");
+        let plan = loadgen::archive::options(&line).unwrap();
+        let archives = loadgen::archive::write(&plan, &temp.path().join(like), &mut ()).unwrap();
+        let [full, incremental] = <[_; 2]>::try_from(archives).unwrap();
+        (full.file, incremental.file)
+    };
+    let (full, incremental) = write("agave");
+    let load = ["--incremental", str(&incremental), "--extract", "account-owner"];
+    let loaded = Loaded::of(&full, columns().remove(0), &load);
+    for like in ["agave-unlisted", "firedancer"] {
+        let (full, incremental) = write(like);
+        let newer = ["--archive", str(&full), "--incremental", str(&incremental)];
+        let said = loaded.audit_with(0, &newer);
+        assert!(said.contains("equal: archive_slot="), "{like}: {said}");
+        if like == "firedancer" {
+            for file in [&full, &incremental] {
+                let bytes = fs::read(file).unwrap();
+                // The last frame holds the end of the tar.
+                fs::write(file, &bytes[..bytes.len() - 4096]).unwrap();
+                let said = loaded.audit_with(1, &newer);
+                assert!(said.contains(str(file)) && said.contains("get the archive again"), "{said}");
+                fs::write(file, bytes).unwrap();
+            }
+        }
     }
 }

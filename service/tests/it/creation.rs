@@ -406,10 +406,12 @@ fn check_config_refuses_archives_directories_and_disks_that_a_start_would_refuse
 
 #[test]
 fn an_incremental_archive_is_loaded_with_its_full_one() {
-    for options in columns() {
+    // Neither form lists its files.
+    for (options, like) in columns().into_iter().zip(["firedancer", "agave-unlisted"].into_iter().cycle()) {
         // A stream that waits for its first subscriber has no slot of the archive's height to send.
         let delivery = "--no-wait --rate 4000 --replay-slots 100000";
-        let run = Run::with_archives(options, "--incremental-slots 20", &format!("{STORY} {delivery}"));
+        let more = format!("--incremental-slots 20 --like {like}");
+        let run = Run::with_archives(options, &more, &format!("{STORY} {delivery}"));
         let mut service = run.start(&[]);
         let (_, reason) = wait_for("the reason", || {
             service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("archive of slot="))

@@ -282,7 +282,9 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         assert!(status["heal"]["under_way"] == true && status["spool"]["under_way"] == true, "{status}");
         assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
         let reader = Reader::start(&run, before);
-        let slot = run.archive(needed - BASE_SLOT);
+        // As a validator of another kind wrote it, and agave downloads it.
+        let remote = run.archives.join("remote");
+        let slot = write_archive_of("--like firedancer", &remote, needed - BASE_SLOT);
         let seen_slot = reader.join().unwrap();
         assert!(seen_slot >= slot, "the first slot after the view from before is the archive's or later: {seen_slot}");
         let end = run.reach_end(&mut service);

@@ -1,7 +1,7 @@
 //! Decoder of gzip members, one after the other, as pigz and `cat` make them.
 //!
-//! Owns: the step from one member to the next, and the padding after the last one. Must not: know what is packed. Runs on
-//! the thread that reads.
+//! Owns: the step from one member to the next, and the padding after the last one. Must not: know the contents. Runs on the
+//! thread that reads.
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
