@@ -192,7 +192,7 @@ impl Read for Zstd {
 
 /// Returns the error for a stream that ends within a frame.
 pub(super) fn cut(packing: &str) -> io::Error {
-    io::Error::new(ErrorKind::UnexpectedEof, format!("the {packing} data are cut short: get them again"))
+    io::Error::new(ErrorKind::UnexpectedEof, format!("the {packing} data are cut short: get the archive again"))
 }
 
 /// Returns the window that a zstd frame's header asks for, in bytes (RFC 8878, 3.1.1.1). `None` for a frame to be
