@@ -108,18 +108,8 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let figures = Figures::of(&engine)?;
     // Close before the files are measured, because an open log has space allocated ahead.
     close(args, engine)?;
-    report::print_and_write(Outcome {
-        args,
-        options,
-        source,
-        order,
-        tally,
-        listing,
-        loaded,
-        elapsed,
-        samples,
-        figures,
-    })?;
+    let outcome = Outcome { args, options, source, order, tally, listing, loaded, elapsed, samples, figures };
+    report::print_and_write(outcome)?;
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)
