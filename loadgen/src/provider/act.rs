@@ -38,16 +38,12 @@ pub enum Act {
     Withholds,
     /// Gives every block another parent blockhash than the chain has
     Lies,
-    /// Gives the next slot a wrong blockhash, for good; the slot after it names the right one
-    LiesOnce,
     /// Gives the next slot a wrong blockhash and other accounts, for good; the slot after it names the right one
     Forks,
     /// Changes the owner of every account, and sends every block meta 0.3 s late
     Alters,
     /// Ends connections, then sends another chain with higher slots, whatever is asked for
     Foreign,
-    /// Sends every block meta 0.3 s late
-    Trails,
     /// Sends with each confirmation one of a slot that is far ahead
     Boasts,
     /// Sends every slot as if made at the beginning of 1970
@@ -139,17 +135,14 @@ pub(super) fn changed(act: Act, mut update: SubscribeUpdate) -> Vec<SubscribeUpd
     vec![update]
 }
 
-/// Gives the slot of a block meta another blockhash.
-pub(super) fn misname(update: &mut SubscribeUpdate) {
-    if let Some(UpdateOneof::BlockMeta(meta)) = &mut update.update_oneof {
-        meta.blockhash = other(&meta.blockhash);
-    }
-}
-
-/// Gives the account of an update another address.
-pub(super) fn readdress(update: &mut SubscribeUpdate) {
-    if let Some(UpdateOneof::Account(account)) = &mut update.update_oneof {
-        account.account.iter_mut().flat_map(|account| account.pubkey.first_mut()).for_each(|byte| *byte ^= 1);
+/// Gives the slot of a block meta another blockhash, and the account of an update another address.
+pub(super) fn fork(update: &mut SubscribeUpdate) {
+    match &mut update.update_oneof {
+        Some(UpdateOneof::BlockMeta(meta)) => meta.blockhash = other(&meta.blockhash),
+        Some(UpdateOneof::Account(account)) => {
+            account.account.iter_mut().flat_map(|account| account.pubkey.first_mut()).for_each(|byte| *byte ^= 1);
+        }
+        _ => {}
     }
 }
 
@@ -194,13 +187,12 @@ mod tests {
         assert_eq!(slots(&sent(Act::Boasts)), [8, 8, 8 + AHEAD_SLOTS, 8, 9, 9, 9 + AHEAD_SLOTS, 9]);
         let lied = hashes(&sent(Act::Lies));
         assert!(lied[1].1 != lied[0].0 && lied[0].0 == hashes(&honest)[0].0, "only the parent is another: {lied:?}");
-        let mut misnamed = honest.clone();
-        misnamed.iter_mut().for_each(misname);
-        let mut both = hashes(&misnamed).into_iter().zip(hashes(&honest));
-        assert!(both.all(|(lied, honest)| lied.0 != honest.0 && lied.1 == honest.1));
         let mut forked = honest.clone();
-        forked.iter_mut().for_each(readdress);
-        assert_eq!(forked.iter().zip(&honest).filter(|(one, other)| one != other).count(), 2, "two accounts");
+        forked.iter_mut().for_each(fork);
+        let mut both = hashes(&forked).into_iter().zip(hashes(&honest));
+        assert!(both.all(|(forked, honest)| forked.0 != honest.0 && forked.1 == honest.1));
+        let changed = forked.iter().zip(&honest).filter(|(one, other)| one != other).count();
+        assert_eq!(changed, 4, "two accounts and two block metas");
         let foreign = sent(Act::Foreign);
         let hashes_of_foreign = hashes(&foreign);
         assert!(slots(&foreign).iter().all(|slot| *slot > AHEAD_SLOTS));

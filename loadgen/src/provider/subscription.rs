@@ -13,7 +13,7 @@ use tonic::{Status, Streaming};
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdate, SubscribeUpdatePing};
 
-use super::act::{Act, changed, misname, readdress, slot_of};
+use super::act::{Act, changed, fork, slot_of};
 use super::messages;
 use super::server::upstream;
 use super::world::{World, lock, unix_ms};
@@ -24,7 +24,7 @@ pub(super) const STEP: Duration = Duration::from_millis(20);
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// Time between two repetitions under `repeats`.
 const REPEAT_EVERY: Duration = Duration::from_millis(100);
-/// How late each block meta is under `alters` and `trails`.
+/// How late each block meta is under `alters`.
 const META_LATE: Duration = Duration::from_millis(300);
 /// Number of another server's messages that may wait to be sent.
 const AHEAD: usize = 256;
@@ -178,21 +178,18 @@ impl Subscription {
         if self.slot.slot != slot {
             self.slot = Playing { slot, act, is_whole: act.sends_whole() };
         }
-        let (is_withheld, is_lied_about) = lock(&self.world).picks(slot, self.number);
+        let (is_withheld, forks) = lock(&self.world).picks(slot, self.number);
         if is_withheld {
             self.slot.is_whole = false;
             return Ok(());
         }
-        if is_lied_about {
+        if forks {
             self.slot.is_whole = false;
-            misname(&mut update);
-            if lock(&self.world).forks {
-                readdress(&mut update);
-            }
+            fork(&mut update);
         }
         let act = self.slot.act;
         let is_meta = matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
-        if matches!(act, Act::Alters | Act::Trails) && is_meta {
+        if act == Act::Alters && is_meta {
             tokio::time::sleep(META_LATE).await;
         }
         let confirms = matches!(&update.update_oneof, Some(UpdateOneof::Slot(status))

@@ -49,9 +49,7 @@ pub(super) struct World {
     pub(super) generation: u64,
     pub(super) restarted: Option<Instant>,
     pub(super) lost: Option<Picked>,
-    pub(super) lied: Option<Picked>,
-    /// Whether that slot has other accounts as well.
-    pub(super) forks: bool,
+    pub(super) forked: Option<Picked>,
     /// Newest slot that any subscription has come to.
     pub(super) newest: u64,
     /// Messages of the first slots that were sent.
@@ -65,7 +63,7 @@ pub(super) struct World {
     pub(super) sent: u64,
 }
 
-/// A slot that is withheld or lied about: the first one after `after`.
+/// A slot that is withheld or forks: the first one after `after`.
 #[derive(Debug)]
 pub(super) struct Picked {
     after: u64,
@@ -98,8 +96,7 @@ impl World {
             generation: 0,
             restarted: None,
             lost: None,
-            lied: None,
-            forks: false,
+            forked: None,
             newest: 0,
             remembered: Vec::new(),
             first_slot: None,
@@ -119,7 +116,7 @@ impl World {
             Act::Restarts => self.restarted = Some(Instant::now()),
             Act::Loses => self.lost = next(self.subscriptions),
             Act::Withholds => self.lost = next(u64::MAX),
-            Act::LiesOnce | Act::Forks => (self.lied, self.forks) = (next(u64::MAX), act == Act::Forks),
+            Act::Forks => self.forked = next(u64::MAX),
             _ => {}
         }
     }
@@ -153,11 +150,11 @@ impl World {
         }
     }
 
-    /// Whether a slot is withheld from the subscription of this number, and whether it is lied about.
+    /// Whether a slot is withheld from the subscription of this number, and whether it forks.
     pub(super) fn picks(&mut self, slot: u64, subscription: u64) -> (bool, bool) {
         self.newest = self.newest.max(slot);
         let is = |picked: &mut Option<Picked>| picked.as_mut().is_some_and(|picked| picked.is(slot, subscription));
-        (is(&mut self.lost), is(&mut self.lied))
+        (is(&mut self.lost), is(&mut self.forked))
     }
 
     /// Keeps a message that was sent if it is one of the first slots.

@@ -18,7 +18,7 @@ use engines::EngineKind;
 use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
@@ -27,7 +27,6 @@ use super::doubt::Doubt;
 use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
-use super::refuted::{Named, Newest, Searched};
 use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
@@ -95,8 +94,6 @@ pub struct Apply {
     feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
-    /// The same slot, if this process has applied it: its provider may refute it.
-    newest: Newest,
     /// The memory of a contradiction; `None` without a directory for it.
     doubt: Option<Doubt>,
     created_unix_ms: u64,
@@ -135,7 +132,6 @@ impl Apply {
             batch: Batch::new(config.batch),
             feed,
             complete,
-            newest: Newest::default(),
             doubt: None,
             created_unix_ms: 0,
             standing,
@@ -198,7 +194,6 @@ impl Apply {
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
             Message::Heal(heal) => self.heal(*heal)?,
-            Message::Replaced { slot, provider } => self.replace(*slot, Some(provider))?,
             Message::Beat => {}
         }
         // The queue is empty, so commit now instead of waiting for a fuller batch.
@@ -227,19 +222,7 @@ impl Apply {
         if self.standing.has_given_up() {
             return Ok(());
         }
-        let provider = self.standing.provider();
-        let input = match self.newest.look_at(provider, input) {
-            Searched::Passes(input) => input,
-            Searched::Kept => return Ok(()),
-            Searched::Fails(gap) => return self.start_over(gap),
-            Searched::Found(block) => {
-                self.replace(*block, provider)?;
-                return self.hand_out();
-            }
-        };
-        if let Err(gap) = self.assembler.push(input)
-            && !self.is_awaited(&gap)
-        {
+        if let Err(gap) = self.assembler.push(input) {
             return self.start_over(gap);
         }
         if matches!(input, Input::Account { .. }) { Ok(()) } else { self.hand_out() }
@@ -252,7 +235,7 @@ impl Apply {
                 return self.start_over(gap);
             }
         }
-        if let Some(gap) = self.assembler.check_gap().filter(|gap| !self.is_awaited(gap)) {
+        if let Some(gap) = self.assembler.check_gap() {
             return self.start_over(gap);
         }
         self.check_waiting()?;
@@ -262,12 +245,6 @@ impl Apply {
         self.state.figures.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
         self.state.figures.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// Whether the child of the block that is looked for has come first. That block may follow, and the child waits for it
-    /// as for any parent.
-    fn is_awaited(&self, gap: &Gap) -> bool {
-        gap.contradicts && self.newest.is_sought(self.standing.provider(), self.assembler.contradicting_block())
     }
 
     fn check_waiting(&mut self) -> Result<()> {
@@ -281,11 +258,9 @@ impl Apply {
         if !self.batch.has_room(slot.events.len()) {
             self.flush()?;
         }
-        let earlier = self.batch.changes().len();
         if let Some(gap) = self.take_in(slot)? {
             return Ok(Some(gap));
         }
-        self.newest.applied(slot, self.standing.provider(), &self.batch.changes()[earlier..]);
         self.standing.applied(slot.slot, self.standing.provider());
         self.complete = Some(slot.base());
         self.created_unix_ms = slot.created_unix_ms;
@@ -341,7 +316,6 @@ impl Apply {
             );
             return Ok(());
         }
-        self.newest.forget();
         // The store may have stood at another block of the archive's slot.
         let parent_slot = self.committed.slot.unwrap_or(0).min(to.slot.saturating_sub(1));
         if let Some(feed) = self.feed.as_mut().filter(|_| !fits_feed) {
@@ -381,62 +355,10 @@ impl Apply {
         Ok(())
     }
 
-    /// Puts a block of this provider in the place of the newest slot, whose own provider has refuted it, and commits the
-    /// differences between the two.
-    fn replace(&mut self, block: WholeSlot, provider: Option<usize>) -> Result<()> {
-        if self.standing.has_given_up() {
-            return Ok(());
-        }
-        self.flush()?;
-        let number = block.slot;
-        let Some((slot, wrong)) = self.newest.replaced_by(block) else {
-            // The sender has to learn at which block the store stands.
-            let detail = format!("a block was to take the place of slot={number}, at which the store does not stand");
-            return self.start_over(Gap { first_slot: number, last_slot: number, detail, contradicts: false });
-        };
-        let base = slot.base();
-        if let Some(gap) = self.take_in(&slot)? {
-            return self.start_over(gap);
-        }
-        let changes = self.batch.changes();
-        let name = |of: Option<usize>| of.map_or("", |index| self.state.providers.name(index));
-        error!(
-            slot = base.slot,
-            blockhash = bs58::encode(base.blockhash).into_string(),
-            provider = name(wrong),
-            confirmed_by = name(provider),
-            changes = changes.len(),
-            "a provider sent a slot with a wrong blockhash, as its own later messages show: another provider's block \
-             takes the place of that slot, and the first one is asked again after a SIGHUP, a restart or a heal"
-        );
-        self.newest.replaced(&slot, provider, changes);
-        self.standing.applied(base.slot, provider);
-        self.complete = Some(base);
-        self.created_unix_ms = slot.created_unix_ms;
-        self.assembler.replace_last(base);
-        self.waiting.over();
-        self.commit_and_publish(self.up_to(base.slot))?;
-        self.standing.committed(base.slot, self.created_unix_ms);
-        // Two providers have named this block.
-        self.state.readiness.contradiction_is_over();
-        Ok(())
-    }
-
     /// Handles a gap in the received chain. The slots before it are committed and nothing after it is applied. The next
     /// connection starts over from there.
-    fn start_over(&mut self, mut gap: Gap) -> Result<()> {
+    fn start_over(&mut self, gap: Gap) -> Result<()> {
         self.flush()?;
-        if let Some(named) = self.assembler.contradicting_block() {
-            match self.newest.named(self.standing.provider(), named) {
-                Named::Refutes(agree) => agree.into_iter().for_each(|index| self.state.providers.trust(index)),
-                Named::Agrees => {
-                    gap.contradicts = false;
-                    gap.detail =
-                        format!("the block that takes the place of the newest slot has not come: {}", gap.detail);
-                }
-                Named::Contradicts => {}
-            }
-        }
         self.assembler.restart(self.complete);
         self.waiting.over();
         self.state.readiness.set_awaited(None);

@@ -85,8 +85,6 @@ pub struct Assembler {
     held_bytes: usize,
     /// Newest handed-out slots, ascending; at most [`REMEMBERED_SLOTS`].
     remembered: VecDeque<Base>,
-    /// The other block as which a handed-out slot came again, until the restart after that.
-    came_again: Option<Base>,
     /// Position of each key's update in one slot. Kept between slots only to reuse its allocation.
     positions: KeyMap<usize>,
     dropped: Dropped,
@@ -133,7 +131,6 @@ impl Assembler {
             whole: BTreeMap::new(),
             held_bytes: 0,
             remembered: base.into_iter().collect(),
-            came_again: None,
             positions: KeyMap::default(),
             dropped: Dropped::default(),
         }
@@ -167,7 +164,6 @@ impl Assembler {
         self.whole.clear();
         self.held_bytes = 0;
         self.last = base;
-        self.came_again = None;
         // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
         // only from the stream may belong to a fork, so it is learned again.
         self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
@@ -194,13 +190,6 @@ impl Assembler {
         // Not remembered: this stream may still announce a block of that slot that is going to be dead.
         self.last = Some(base);
         passed
-    }
-
-    /// Takes `base` for the last slot handed out, which was another block. Everything that is held stays.
-    pub fn replace_last(&mut self, base: Base) {
-        self.last = Some(base);
-        self.remembered.retain(|known| known.slot < base.slot);
-        self.remembered.push_back(base);
     }
 
     /// Removes and returns the next slot of the chain, if it is whole.
@@ -255,14 +244,6 @@ impl Assembler {
             return self.missing_parent(&format!("over slots_max={}", self.limits.slots_max));
         }
         (self.held_bytes > self.limits.bytes_max).then(|| self.over_bytes(parent))
-    }
-
-    /// Returns the block that the input of a contradiction names in the place of the last slot handed out: as the parent
-    /// of the first whole slot, or as that slot itself. Call it before the restart.
-    pub fn contradicting_block(&self) -> Option<Base> {
-        let first = self.whole.values().next().filter(|first| !is_child(self.last, first));
-        let parent = first.map(|first| Base { slot: first.parent_slot, blockhash: first.parent_blockhash });
-        self.came_again.or(parent).filter(|named| self.last.is_some_and(|last| last.slot == named.slot))
     }
 
     /// Returns the first whole slot whose parent has not come, and that parent's slot. Call it once [`Assembler::next`]
@@ -406,7 +387,6 @@ impl Assembler {
         };
         if self.remembered[at].blockhash != UNKNOWN {
             let same = same_block(slot, self.remembered[at].blockhash, blockhash);
-            self.came_again = same.is_err().then_some(Base { slot, blockhash });
             return same.map_err(|gap| Gap { contradicts: true, ..gap });
         }
         // A base without a blockhash learns it from the replay, so that the base's child can be checked against it.

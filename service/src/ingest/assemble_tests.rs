@@ -103,28 +103,6 @@ fn a_base_without_a_blockhash_takes_any_and_learns_it_from_the_replay() {
 }
 
 #[test]
-fn a_contradiction_names_the_block_in_the_place_of_the_last_one() {
-    let named = |inputs: &[Input]| {
-        let mut assembler = from(10);
-        gap(&mut assembler, inputs);
-        assembler.contradicting_block()
-    };
-    let other = Some(Base { slot: 10, blockhash: [9; 32] });
-    assert_eq!(named(&[meta_of(11, hash(11), 10, [9; 32]), confirmed(11)]), other);
-    assert_eq!(named(&[meta_of(10, [9; 32], 9, hash(9))]), other);
-    assert_eq!(named(&[meta_of(12, hash(12), 9, hash(9)), confirmed(12)]), None, "the fork is below it");
-}
-
-#[test]
-fn later_slots_stay_when_the_last_one_is_replaced() {
-    let mut assembler = from(10);
-    assert_eq!(feed(&mut assembler, &[account(11, 1, 1, 1), meta_of(11, hash(11), 10, [9; 32])]), []);
-    assembler.replace_last(Base { slot: 10, blockhash: [9; 32] });
-    let out = feed(&mut assembler, &[meta_of(10, [9; 32], 9, hash(9)), confirmed(11)]);
-    assert_eq!((numbers(&out), out[0].events.len()), (vec![11], 1));
-}
-
-#[test]
 fn a_dead_slot_is_dropped_and_may_come_again() {
     let mut assembler = from(10);
     assert_eq!(feed(&mut assembler, &[account(11, 1, 1, 1), meta(11, 10), dead(11)]), []);

@@ -8,10 +8,7 @@
 //! where both lanes lack a slot, or where one does and the other's provider fails.
 //!
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
-//! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it. The
-//! first block's own provider may refute it: the parent of its next block has the other lane's blockhash. Then that
-//! blockhash is the chain's. ingest-apply puts the other lane's block in the place of its newest slot, the other provider
-//! is trusted again, and the first one is distrusted.
+//! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it.
 //!
 //! Two lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends,
 //! so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
@@ -108,34 +105,28 @@ impl Merge {
     /// Takes in one message of a lane.
     async fn take(&mut self, at: usize, message: Message) -> Result<(), Closed> {
         self.start_over_if_given_up();
+        if matches!(message, Message::Reconnected { .. })
+            && let Some(last) = self.passed.last()
+        {
+            // The connection begins at a slot that was passed on. The lane may lack slots before it.
+            self.lanes[at].restart(Some(last));
+        }
         let ends_slot = matches!(&message, Message::Batch(inputs)
             if !matches!(inputs.last(), Some(Input::Account { .. })));
-        let gap = self.lanes[at].take(message);
-        self.lacks(at, gap).await?;
+        if let Some(gap) = self.lanes[at].take(message) {
+            self.lack(at, gap);
+        }
         let mut has_passed = self.hand_out().await?;
         // A slot that came before its parent may contradict it.
         for at in 0..self.lanes.len() {
-            let gap = self.lanes[at].check_gap();
-            self.lacks(at, gap).await?;
+            if let Some(gap) = self.lanes[at].check_gap() {
+                self.lack(at, gap);
+            }
             has_passed |= self.hand_out().await?;
         }
         if ends_slot && !has_passed {
             // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
             self.out.try_send(Message::Beat).ok();
-        }
-        Ok(())
-    }
-
-    /// Takes in the gap that a lane has found, if any, and the block that it has named for the newest slot.
-    async fn lacks(&mut self, at: usize, gap: Option<Gap>) -> Result<(), Closed> {
-        if let Some(gap) = gap {
-            self.lack(at, gap);
-        }
-        if let Some(named) = self.lanes[at].take_named()
-            && self.passed.names(self.lanes[at].provider(), named)
-        {
-            self.refuted(at, named.slot);
-            self.replace().await?;
         }
         Ok(())
     }
@@ -167,15 +158,10 @@ impl Merge {
             Place::Known => self.state.readiness.chain_goes_on(slot.slot, provider),
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
-                let number = slot.slot;
-                self.contradicted(at, slot);
-                if self.replace().await? {
-                    return Ok(false);
-                }
                 // The contradiction of an applied slot lasts until the next one is applied.
-                let first_slot = self.passed.last().map_or(number, |last| last.slot + 1);
+                let first_slot = self.passed.last().map_or(slot.slot, |last| last.slot + 1);
                 let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
-                if let Some(gap) = self.lanes[at].lack(self.passed.begin(), gap) {
+                if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
                     self.lack(at, gap);
                 }
             }
@@ -203,7 +189,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Has the lanes that lack the newest slot continue after it.
+    /// Has the lanes that lack the newest slot, or cannot bring it, continue after it.
     fn catch_up(&mut self) {
         let Some(last) = self.passed.last() else { return };
         for at in 0..self.lanes.len() {
@@ -212,8 +198,7 @@ impl Merge {
                 match self.passed.place(&slot) {
                     Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
                     // The lane's next slot contradicts those that were passed on, too.
-                    Place::Contradicts(_) => self.contradicted(at, slot),
-                    Place::Next | Place::Known => {}
+                    Place::Contradicts(_) | Place::Next | Place::Known => {}
                 }
             }
         }
@@ -229,45 +214,13 @@ impl Merge {
         self.differing.tell(providers);
     }
 
-    /// Notes a lane's slot that contradicts those that were passed on.
-    fn contradicted(&mut self, at: usize, slot: WholeSlot) {
-        let number = slot.slot;
-        if self.passed.contradicted(self.lanes[at].provider(), slot) {
-            self.refuted(at, number);
-        }
-    }
-
-    /// Has each lane that stands at the newest slot begin before it, because the slot's own provider, which the lane `at`
-    /// follows, has refuted it. So each lane assembles the block in its place. Trusts the providers that have named the
-    /// same block.
-    fn refuted(&mut self, at: usize, slot: u64) {
-        let providers = &self.state.providers;
-        self.passed.agree().into_iter().for_each(|provider| providers.trust(provider));
-        if providers.distrust(self.lanes[at].provider()) {
-            self.gap = None;
-        }
-        let base = self.passed.begin();
-        self.lanes.iter_mut().filter(|lane| lane.stands_at(slot)).for_each(|lane| lane.give_up(base));
-    }
-
-    /// Puts another block in the place of the newest slot, if both providers agree that a wrong one was passed on. Returns
-    /// whether they do.
-    async fn replace(&mut self) -> Result<bool, Closed> {
-        let Some((slot, wrong, right)) = self.passed.replaced() else { return Ok(false) };
-        let providers = &self.state.providers;
-        providers.trust(right);
-        providers.distrust(wrong);
-        self.gap = None;
-        self.lanes.iter_mut().for_each(|lane| lane.replace(slot.base()));
-        self.follow(right).await?;
-        self.send(Message::Replaced { slot: Box::new(slot), provider: right }).await?;
-        Ok(true)
-    }
-
-    /// Notes that a lane lacks slots that were not passed on, or contradicts those that were.
+    /// Notes that a lane lacks slots that were not passed on, or contradicts those that were. A lane that lacks others
+    /// continues after them.
     fn lack(&mut self, at: usize, gap: Gap) {
         if gap.contradicts || self.passed.last().is_none_or(|last| gap.first_slot > last.slot) {
             self.gap = Some((self.lanes[at].provider(), gap));
+        } else {
+            self.catch_up();
         }
     }
 

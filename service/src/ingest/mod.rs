@@ -20,7 +20,6 @@ pub mod provider;
 pub mod providers;
 pub mod reads;
 pub mod receive;
-mod refuted;
 mod roster;
 mod settings;
 #[cfg(test)]

@@ -305,14 +305,6 @@ impl Providers {
         others
     }
 
-    /// Trusts a provider again, because the chain it told has turned out to be right.
-    pub(super) fn trust(&self, index: usize) {
-        if let Some(provider) = self.all.get(index) {
-            // ORDERING: Relaxed: see `is_distrusted`.
-            provider.distrusted.store(false, Ordering::Relaxed);
-        }
-    }
-
     /// Trusts every provider again, at the word of the operator. Returns whether any was distrusted.
     pub(super) fn trust_all(&self) -> bool {
         // ORDERING: Relaxed: see `is_distrusted`.

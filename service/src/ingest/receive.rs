@@ -98,8 +98,6 @@ pub enum Message {
     Gap(Gap),
     /// The store is brought to the slot of an archive. No connection is open meanwhile.
     Heal(Box<Heal>),
-    /// This block of the provider with this index takes the place of the newest slot, whose own provider names it too.
-    Replaced { slot: Box<WholeSlot>, provider: usize },
     /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.
     Beat,
 }

@@ -86,7 +86,7 @@ impl State {
     pub(super) fn of_lane(&self) -> Self {
         Self {
             readiness: Arc::new(self.readiness.anew()),
-            resume: Arc::new(Resume::new(self.resume.slot())),
+            resume: Arc::new(Resume::of_lane(&self.resume)),
             ..self.clone()
         }
     }
@@ -165,6 +165,8 @@ pub(super) struct Resume {
     announced: AtomicU64,
     /// Whether the receiver has a subscription. Writer: the receiver.
     is_open: AtomicBool,
+    /// The word of ingest-apply to all lanes, if this is the word to one of them.
+    ingest: Option<Arc<Resume>>,
 }
 
 impl Resume {
@@ -174,14 +176,22 @@ impl Resume {
             given_up: AtomicU64::new(0),
             announced: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
+            ingest: None,
         }
     }
 
+    /// Returns the word to a lane of the ingest that `ingest` is the word to.
+    fn of_lane(ingest: &Arc<Self>) -> Self {
+        Self { ingest: Some(Arc::clone(ingest)), ..Self::new(ingest.slot()) }
+    }
+
     /// Returns the newest slot that ingest-apply has taken over from the assembler, committed or not: a new connection
-    /// replays the stream from it. After a restart it is the checkpoint's slot. `None` means to begin with new slots.
+    /// replays the stream from it. After a restart it is the checkpoint's slot. `None` means to begin with new slots. A
+    /// lane that is behind begins there too, because a server may no longer have the lane's own slot.
     pub(super) fn slot(&self) -> Option<u64> {
         // ORDERING: Relaxed: an older slot only makes the replay longer.
-        Some(self.slot.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT)
+        let own = Some(self.slot.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT);
+        own.max(self.ingest.as_ref().and_then(|ingest| ingest.slot()))
     }
 
     /// Sets the slot of [`Resume::slot`].

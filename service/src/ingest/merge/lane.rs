@@ -21,8 +21,6 @@ pub(crate) struct Lane {
     assembler: Assembler,
     standing: Standing,
     waiting: Waiting,
-    /// Block that the newest contradiction of the lane's own chain names in the place of its last slot, until it is taken.
-    named: Option<Base>,
 }
 
 impl Lane {
@@ -33,7 +31,6 @@ impl Lane {
             assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
             standing: Standing::of_lane(state.clone()),
             waiting: Waiting::new(gap_timeout),
-            named: None,
             state,
         }
     }
@@ -51,24 +48,6 @@ impl Lane {
     /// Notes that the newest slot that was passed on is `slot` of this provider.
     pub(super) fn passed(&mut self, slot: u64, provider: usize) {
         self.standing.applied(slot, Some(provider));
-    }
-
-    /// Returns the block that the lane's provider has named for a slot at which the lane holds another block.
-    pub(super) fn take_named(&mut self) -> Option<Base> {
-        self.named.take()
-    }
-
-    /// Continues after `base`, which has taken the place of the newest slot, if the lane stands at that slot. Everything
-    /// that is held stays, because the accounts of later slots are not sent again on this connection.
-    pub(super) fn replace(&mut self, base: Base) {
-        if self.stands_at(base.slot) && self.assembler.last() != Some(base) {
-            self.assembler.replace_last(base);
-        }
-    }
-
-    /// Whether `slot` is the last one of the lane's chain.
-    pub(super) fn stands_at(&self, slot: u64) -> bool {
-        self.assembler.last().is_some_and(|last| last.slot == slot)
     }
 
     /// The newest slot that the lane's provider is known to have, unless it is so far ahead of the lane's own slots that it
@@ -114,7 +93,7 @@ impl Lane {
             Message::Tick => self.check_waiting(),
             Message::Gap(gap) => self.lack(self.assembler.last(), gap),
             // A lane gets its messages from a receiver alone, which sends none of these.
-            Message::Heal(_) | Message::Replaced { .. } | Message::Beat => None,
+            Message::Heal(_) | Message::Beat => None,
         }
     }
 
@@ -127,16 +106,15 @@ impl Lane {
         Some(slot)
     }
 
-    /// Continues after `last`, which another lane has brought, if this lane lacks it or slots before it. Returns the
-    /// whole slots that are passed over.
+    /// Continues after `last`, the newest slot that was passed on, if this lane lacks it or slots before it, or has no
+    /// connection that could bring them. A gap that begins at or before `last` is over. Returns the whole slots that are
+    /// passed over.
     pub(super) fn pass_over(&mut self, last: Base) -> Vec<WholeSlot> {
-        let own = self.assembler.last();
-        if own.is_some_and(|own| own.slot >= last.slot) {
-            return Vec::new();
-        }
         self.standing.committed(last.slot, 0);
-        let lacks = own.is_none() || self.assembler.awaits_parent().is_some() || self.standing.has_given_up();
-        if !lacks {
+        let own = self.assembler.last();
+        let brings = self.state.resume.is_open() && !self.standing.has_given_up();
+        let lacks = own.is_none() || !brings || self.assembler.awaits_parent().is_some();
+        if !lacks || own.is_some_and(|own| own.slot >= last.slot) {
             return Vec::new();
         }
         self.waiting.over();
@@ -153,7 +131,8 @@ impl Lane {
     /// Returns the gap before the slots that are held, which may have come before the lane's last one. Call it once
     /// [`Lane::next`] returns `None`.
     pub(super) fn check_gap(&mut self) -> Option<Gap> {
-        self.assembler.check_gap().and_then(|gap| self.give_up_for(gap))
+        let gap = self.assembler.check_gap()?;
+        self.lack(self.assembler.last(), gap)
     }
 
     /// Ends the connection because of `gap`, and begins after `base`. Returns the gap, unless the provider is distrusted
@@ -167,12 +146,7 @@ impl Lane {
         if self.standing.has_given_up() {
             return None;
         }
-        self.assembler.push(input).err().and_then(|gap| self.give_up_for(gap))
-    }
-
-    /// Ends the connection because of a gap that the assembler has found.
-    fn give_up_for(&mut self, gap: Gap) -> Option<Gap> {
-        self.named = self.assembler.contradicting_block();
+        let gap = self.assembler.push(input).err()?;
         self.lack(self.assembler.last(), gap)
     }
 }

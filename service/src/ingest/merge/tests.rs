@@ -51,7 +51,17 @@ impl Two {
     /// Has a lane's receiver connect to the provider with this index.
     async fn connect(&mut self, lane: usize, provider: usize) {
         self.state.providers.turn(lane, Some(provider));
+        std::mem::forget(self.merge.lanes[lane].state().open());
         self.take(lane, Message::Reconnected { provider }).await;
+    }
+
+    /// Ends a lane's connection.
+    fn disconnect(&self, lane: usize) {
+        drop(self.merge.lanes[lane].state().open());
+    }
+
+    fn resumed(&self) -> Vec<Option<u64>> {
+        self.merge.lanes.iter().map(|lane| lane.state().resume.slot()).collect()
     }
 
     async fn slot(&mut self, lane: usize, number: u64, value: u8) {
@@ -64,10 +74,6 @@ impl Two {
         while let Ok(message) = self.passed.try_recv() {
             match message {
                 Message::Reconnected { provider } => told.push(format!("provider={provider}")),
-                Message::Replaced { slot, provider } => {
-                    assert_eq!(slot.blockhash, hash(slot.slot));
-                    told.push(format!("replaced={} provider={provider}", slot.slot));
-                }
                 Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
                 Message::Batch(inputs) => told.extend(inputs.iter().filter_map(|input| match input {
                     Input::Status { slot, .. } => Some(format!("slot={slot}")),
@@ -108,7 +114,7 @@ async fn a_slot_that_one_lane_lacks_comes_from_the_other() {
     two.slot(0, 12, 1).await;
     two.slot(1, 11, 1).await;
     assert_eq!(two.told(), ["provider=1", "slot=11", "provider=0", "slot=12"]);
-    assert_eq!(two.merge.lanes.iter().map(|lane| lane.state().resume.slot()).collect::<Vec<_>>(), [Some(12), Some(11)]);
+    assert_eq!(two.resumed(), [Some(12), Some(11)]);
 }
 
 #[tokio::test]
@@ -125,6 +131,51 @@ async fn a_gap_is_told_once_no_lane_can_close_it() {
     assert_eq!(two.told(), ["provider=2", "slot=11"]);
     two.take(0, gap(11)).await;
     assert_eq!(two.told(), [""; 0], "the slot was passed on");
+}
+
+#[tokio::test]
+async fn a_lane_that_was_away_goes_on_from_what_was_passed_on() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    two.slot(0, 11, 1).await;
+    two.slot(1, 11, 1).await;
+    two.disconnect(1);
+    two.slot(0, 12, 1).await;
+    two.slot(0, 13, 1).await;
+    assert_eq!(two.resumed(), [Some(13); 2]);
+    two.told();
+    // The answer to an attempt from before.
+    two.take(1, gap(12)).await;
+    assert_eq!((two.told(), two.merge.lanes[1].is_in_gap()), (vec![], false), "the other lane has brought the slot");
+    two.disconnect(0);
+    two.state.providers.failed(0, "killed");
+    two.connect(1, 1).await;
+    two.slot(1, 14, 1).await;
+    assert_eq!(two.told(), ["provider=1", "slot=14"]);
+    two.disconnect(1);
+    two.take(1, gap(15)).await;
+    assert_eq!(two.told(), ["provider=1", "gap=15-15"], "nobody can bring the slot");
+}
+
+#[tokio::test]
+async fn a_lane_begins_where_ingest_apply_stands_though_it_was_slower() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    for number in [11, 12, 13] {
+        two.slot(0, number, 1).await;
+    }
+    assert_eq!(two.resumed(), [Some(13), Some(10)], "it is connected, and may bring the slots");
+    two.state.resume.set_slot(12);
+    two.disconnect(1);
+    two.disconnect(0);
+    assert_eq!(two.resumed(), [Some(13), Some(12)]);
+    two.connect(1, 1).await;
+    for number in [12, 13, 14] {
+        two.slot(1, number, 1).await;
+    }
+    assert_eq!(two.told()[4..], ["provider=1", "slot=14"]);
 }
 
 #[tokio::test]
@@ -166,8 +217,7 @@ async fn lanes_begin_anew_where_a_slot_could_not_be_applied() {
     two.state.resume.give_up(1);
     assert!(two.merge.look().is_ok());
     two.told();
-    let resumed: Vec<_> = two.merge.lanes.iter().map(|lane| lane.state().resume.slot()).collect();
-    assert_eq!(resumed, [Some(11); 2]);
+    assert_eq!(two.resumed(), [Some(11); 2]);
     two.connect(0, 0).await;
     two.slot(0, 12, 1).await;
     assert_eq!(two.told(), ["provider=0", "slot=12"]);
@@ -182,124 +232,6 @@ fn named(number: u64, own: u8, parent: u8) -> Vec<Input> {
         }
     });
     inputs
-}
-
-#[tokio::test]
-async fn a_block_that_its_own_provider_refutes_is_replaced_by_the_other_ones() {
-    for other_is_first in [true, false] {
-        let mut two = Two::new();
-        two.connect(0, 0).await;
-        two.connect(1, 1).await;
-        two.take(0, Message::Batch(named(11, 99, 10))).await;
-        assert_eq!(two.told(), ["provider=0", "slot=11"]);
-        let (own, other) = (Message::Batch(named(12, 12, 11)), Message::Batch(named(11, 11, 10)));
-        if other_is_first {
-            two.take(1, other).await;
-            assert!(two.state.providers.is_distrusted(1), "until the first one's next block");
-            two.take(0, own).await;
-        } else {
-            two.take(0, own).await;
-            two.take(1, other).await;
-        }
-        assert_eq!(two.told(), ["provider=1", "replaced=11 provider=1"]);
-        assert!(two.state.providers.is_distrusted(0) && !two.state.providers.is_distrusted(1));
-        if other_is_first {
-            two.connect(1, 1).await;
-            two.take(1, Message::Batch(named(11, 11, 10))).await;
-        }
-        two.take(1, Message::Batch(named(12, 12, 11))).await;
-        assert_eq!(two.told(), ["slot=12"]);
-    }
-}
-
-#[tokio::test]
-async fn a_block_that_came_after_its_child_is_refuted_at_once() {
-    let mut two = Two::new();
-    two.connect(0, 0).await;
-    two.connect(1, 1).await;
-    two.take(0, Message::Batch(named(12, 12, 11))).await;
-    two.take(0, Message::Batch(named(11, 99, 10))).await;
-    assert!(two.state.providers.is_distrusted(0));
-    two.slot(1, 11, 7).await;
-    assert_eq!(two.told(), ["provider=0", "slot=11", "provider=1", "replaced=11 provider=1"]);
-}
-
-#[tokio::test]
-async fn a_block_that_comes_again_as_another_one_is_refuted_too() {
-    let mut two = Two::new();
-    two.connect(0, 0).await;
-    two.connect(1, 1).await;
-    two.take(0, Message::Batch(named(11, 99, 10))).await;
-    two.take(0, Message::Batch(named(11, 11, 10))).await;
-    assert!(two.state.providers.is_distrusted(0));
-    two.slot(1, 11, 7).await;
-    two.slot(1, 12, 1).await;
-    assert_eq!(two.told(), ["provider=0", "slot=11", "provider=1", "replaced=11 provider=1", "slot=12"]);
-}
-
-#[tokio::test]
-async fn a_block_of_three_blockhashes_is_not_replaced() {
-    let mut two = Two::new();
-    two.connect(0, 0).await;
-    two.connect(1, 1).await;
-    two.take(0, Message::Batch(named(11, 99, 10))).await;
-    two.take(0, Message::Batch(named(12, 12, 11))).await;
-    two.take(1, Message::Batch(named(11, 98, 10))).await;
-    assert_eq!(two.told(), ["provider=0", "slot=11"]);
-    assert!(two.state.providers.is_distrusted(0) && two.state.providers.is_distrusted(1), "the third one decides");
-}
-
-/// Providers 0 and 1 at once, of which the first one has sent the block 99 of slot 11.
-async fn wrong_first() -> Two {
-    let mut two = Two::new();
-    two.connect(0, 0).await;
-    two.connect(1, 1).await;
-    two.take(0, Message::Batch(named(11, 99, 10))).await;
-    assert_eq!(two.told(), ["provider=0", "slot=11"]);
-    two
-}
-
-#[tokio::test]
-async fn a_third_provider_brings_the_block_after_a_refutation() {
-    // On the lane of the refuted provider, and on the other one, which stands at the newest slot as well.
-    for lane in [0, 1] {
-        let mut two = Two::new();
-        two.connect(0, 0).await;
-        two.connect(1, 1).await;
-        if lane == 1 {
-            two.take(1, Message::Batch(named(12, 12, 11))).await;
-        }
-        two.take(0, Message::Batch(named(11, 99, 10))).await;
-        assert_eq!(two.told(), ["provider=0", "slot=11"]);
-        if lane == 1 {
-            // The other provider contradicts the slot by a later one, so that nobody has its block.
-            two.take(1, Message::Batch(named(13, 13, 12))).await;
-            assert!(two.state.providers.is_distrusted(1));
-            two.connect(1, 2).await;
-        }
-        two.take(0, Message::Batch(named(12, 12, 11))).await;
-        assert!(two.state.providers.is_distrusted(0), "lane={lane}");
-        assert!(!two.state.providers.is_distrusted(1), "lane={lane}: it has named the same block");
-        let resumed = two.merge.lanes[lane].state().resume.slot();
-        assert_eq!(resumed, Some(10), "lane={lane}: the block in its place is asked for");
-        two.connect(lane, 2).await;
-        two.take(lane, Message::Batch(named(11, 11, 10))).await;
-        two.take(lane, Message::Batch(named(12, 12, 11))).await;
-        assert_eq!(two.told(), ["provider=2", "replaced=11 provider=2", "slot=12"], "lane={lane}");
-        assert!(!two.state.providers.is_distrusted(2));
-    }
-}
-
-#[tokio::test]
-async fn those_who_named_the_right_block_first_are_trusted_again() {
-    let mut two = wrong_first().await;
-    two.take(1, Message::Batch(named(11, 11, 10))).await;
-    two.connect(1, 2).await;
-    two.take(1, Message::Batch(named(11, 11, 10))).await;
-    assert_eq!([1, 2].map(|at| two.state.providers.is_distrusted(at)), [true, true]);
-    two.take(0, Message::Batch(named(12, 12, 11))).await;
-    assert_eq!(two.told(), ["provider=1", "replaced=11 provider=1"]);
-    assert_eq!([0, 1, 2].map(|at| two.state.providers.is_distrusted(at)), [true, false, false]);
 }
 
 #[tokio::test]
@@ -321,44 +253,6 @@ async fn a_block_that_a_slow_lane_had_when_it_passed_it_over_is_kept() {
     two.take(0, Message::Batch(named(13, 99, 12))).await;
     assert_eq!(two.told(), ["provider=0", "slot=11", "slot=12", "provider=1", "slot=13"]);
     assert!(two.state.providers.is_distrusted(0));
-}
-
-#[tokio::test]
-async fn a_lane_within_a_slot_keeps_its_accounts_when_the_slot_before_is_replaced() {
-    let mut two = wrong_first().await;
-    two.take(0, Message::Batch(named(12, 12, 11))).await;
-    // A third provider confirms the block, and has begun its next slot, when the other one brings the right block.
-    two.connect(0, 2).await;
-    two.take(0, Message::Batch(named(11, 99, 10))).await;
-    let next = named(12, 12, 11);
-    two.take(0, Message::Batch(next[..1].to_vec())).await;
-    two.take(1, Message::Batch(named(11, 11, 10))).await;
-    two.take(0, Message::Batch(next[1..].to_vec())).await;
-    two.state.providers.distrust(1);
-    let mut accounts = Vec::new();
-    while let Ok(message) = two.passed.try_recv() {
-        let Message::Batch(inputs) = message else { continue };
-        accounts.extend(inputs.iter().filter_map(|input| match input {
-            Input::Account { slot, .. } => Some(*slot),
-            _ => None,
-        }));
-    }
-    assert_eq!(accounts, [12], "slot 12 has its account");
-}
-
-#[tokio::test]
-async fn lanes_begin_anew_after_the_block_that_ingest_apply_has() {
-    let mut two = wrong_first().await;
-    two.take(0, Message::Batch(named(12, 12, 11))).await;
-    two.take(1, Message::Batch(named(11, 11, 10))).await;
-    assert_eq!(two.told(), ["provider=1", "replaced=11 provider=1"]);
-    // ingest-apply could not take the block, and has the first one.
-    let at_first = ChainCheckpoint { slot: Some(11), blockhash: [99; 32], ..ChainCheckpoint::default() };
-    two.state.published.publish(at_first);
-    two.state.resume.set_slot(11);
-    two.state.resume.give_up(2);
-    assert!(two.merge.look().is_ok());
-    assert_eq!(two.merge.passed.last(), Some(Base { slot: 11, blockhash: [99; 32] }));
 }
 
 #[tokio::test]

@@ -283,8 +283,8 @@ fn heal_a_gap(seed: u64) {
     });
 }
 
-/// Lets a service follow a server that sends a wrong block, die and heal, and reach the tip. A kill may come between the
-/// refutation of that block and another server's block, whose place only an archive can take.
+/// Lets a service follow a server that sends a wrong block, die and heal, and reach the tip. A kill may come between that
+/// block and the ones that contradict it.
 fn heal_a_contradiction(seed: u64) {
     in_virtual_time(async {
         let mut rng = Rng::new(seed ^ 0xC0DE);

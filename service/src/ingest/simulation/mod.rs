@@ -11,7 +11,6 @@ mod fault;
 mod healing;
 mod messages;
 mod oracle;
-mod replaced;
 mod script;
 mod seeds;
 mod server;

@@ -31,7 +31,7 @@ pub(super) struct Oracle {
     before: u64,
     /// Number of blocks that the history has begun, the base included.
     begun: usize,
-    /// Whether the store has the wrong block of a server in the place of the chain's, or gets it next.
+    /// Whether the store has the wrong block of a server in the place of the chain's, which only a heal takes back.
     is_wrong: bool,
     /// Changes that the newest of these blocks, or the heal, still has to make.
     rest: BTreeMap<Key, Option<Value>>,
@@ -247,16 +247,9 @@ impl Oracle {
         if block == wrong {
             assert!(self.is_wrong || self.block().slot < wrong.slot, "a wrong block after the right one: {block:?}");
             self.is_wrong = true;
-        } else if self.is_wrong {
-            self.correct();
+        } else {
+            assert!(!self.is_wrong || self.heals_to.is_some(), "a wrong block has given way without a heal: {block:?}");
         }
-    }
-
-    /// Expects the differences between the wrong block, which the store has, and the chain's.
-    fn correct(&mut self) {
-        assert!(self.rest.is_empty(), "the wrong block has changes to make: {:?}", self.rest);
-        self.is_wrong = false;
-        self.expect_map_at(self.block().slot);
     }
 
     /// Expects the changes that lead to the chain's map after `slot`.
@@ -342,10 +335,7 @@ impl Oracle {
 
     fn next_block(&mut self) {
         let wrong = self.chain.wrong.as_ref().map(Block::base);
-        if wrong.is_some_and(|wrong| self.block().base() == wrong) {
-            // The chain's block changes nothing in addition, so that no end of it is told.
-            self.correct();
-        }
+        assert!(wrong.is_none_or(|wrong| self.block().base() != wrong), "the store has gone on after a wrong block");
         assert!(self.rest.is_empty(), "slot={} was left with changes to make: {:?}", self.block().slot, self.rest);
         assert!(self.begun < self.chain.blocks().count(), "a block after the last one was applied");
         self.begun += 1;

@@ -8,7 +8,7 @@ use tokio::time::{Instant, advance};
 use workload::Rng;
 
 use super::fault::Nature;
-use super::seeds::{each_seed, try_seeds};
+use super::seeds::each_seed;
 use super::server::Server;
 use super::{Simulation, Until, in_virtual_time};
 
@@ -38,13 +38,11 @@ fn follow(seed: u64, nature: Nature, at_once: u8, late: Duration) -> Simulation 
 fn the_next_provider_takes_over_soon_after_a_failure() {
     // Not of other numbers: a slot that is sent later than its gap is noticed would be a pause as well.
     each_seed(40, "simulation::takeover::the_next", |seed| {
-        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Errs, Nature::Silent] {
+        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Silent] {
             let simulation = follow(seed, nature, 1, Duration::ZERO);
             let silence = match nature {
                 // A server may take ten seconds to answer the subscription.
                 Nature::Silent => simulation.receive.settings.idle_timeout.max(Duration::from_secs(10)),
-                // A slot may be sent later than its gap is noticed.
-                Nature::Errs => simulation.apply.gap_timeout,
                 _ => Duration::ZERO,
             };
             // Skipped slots, one after the other, are a pause as well.
@@ -57,7 +55,7 @@ fn the_next_provider_takes_over_soon_after_a_failure() {
 #[test]
 fn of_two_at_once_the_failure_of_one_costs_no_time() {
     each_seed(40, "simulation::takeover::of_two", |seed| {
-        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Errs, Nature::Silent, Nature::Lags(30)] {
+        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Silent, Nature::Lags(30)] {
             let pause = follow(seed, nature, 2, Duration::ZERO).longest_pause;
             assert!(pause < TICKS + TAKEOVER_MAX, "{nature:?}: {pause:?}");
         }
@@ -72,22 +70,4 @@ fn a_provider_that_lags_is_left() {
     let left = simulations.filter(|simulation| simulation.servers[1].newest_connection() > 0).count();
     // Most chains end before the lag has lasted.
     assert!(left > 2, "left={left}");
-}
-
-#[test]
-fn a_wrong_block_is_replaced_while_the_other_servers_fail_now_and_then() {
-    try_seeds(200, "simulation::takeover::a_wrong_block", |seed| {
-        in_virtual_time(async {
-            let mut rng = Rng::new(seed);
-            let mut natures = vec![Nature::Honest; 1 + rng.below(2) as usize];
-            natures.insert(rng.below(natures.len() as u64) as usize, Nature::Errs);
-            let mut simulation = Simulation::of(rng, seed, &natures);
-            simulation.receive.settings.geyser_at_once = 1 + (seed % 2) as u8;
-            let begin = Instant::now();
-            let heals_at = begin + Duration::from_secs(seed % 40);
-            let (verdict, _) = simulation.life(Until::AtTip(heals_at, begin + Duration::from_secs(300))).await;
-            let tip = simulation.chain.tip().slot;
-            assert_eq!(simulation.oracle.slot(), tip, "seed={seed} {natures:?}: {verdict:?}");
-        });
-    });
 }

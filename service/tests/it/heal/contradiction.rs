@@ -1,4 +1,4 @@
-//! A wrong block that no provider replaces: an archive that agrees with the stream takes it back.
+//! A wrong block, which its own provider contradicts: an archive that agrees with the stream takes it back.
 
 use loadgen::provider::{Act, Provider};
 
@@ -8,7 +8,7 @@ use crate::support::{BASE_SLOT, Service, columns, wait_for};
 /// The server sends for twenty seconds. A contradiction has to last for five of them.
 const DELIVERY: &str = "--rate 2000 --replay-slots 80";
 
-/// The kill takes the proof with it that another provider's block could have been judged by.
+/// A restart does not forget the contradiction.
 #[test]
 fn a_contradiction_that_outlives_a_kill_is_healed() {
     let run = Run::with(columns().remove(0), DELIVERY);

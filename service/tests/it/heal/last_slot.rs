@@ -31,11 +31,11 @@ fn archives(run: &Run, to: &Path, base: u64, block: u64, full: bool) {
     fs::remove_dir_all(&made).unwrap();
 }
 
-/// The provider may not end in time. Then its next slot refutes the wrong one, a full archive is needed, and nothing is
+/// The provider may not end in time. Then its next slot contradicts the wrong one, a full archive is needed, and nothing is
 /// taken back. So there are three attempts.
 #[test]
 fn a_wrong_last_slot_is_taken_back() {
-    assert!((0..3).any(|_| heals_from_an_incremental_archive()), "the wrong slot was refuted each time");
+    assert!((0..3).any(|_| heals_from_an_incremental_archive()), "the wrong slot was contradicted each time");
 }
 
 /// Heals a store whose last slot is wrong. Returns whether an incremental archive alone was enough.
