@@ -46,12 +46,19 @@ pub struct WholeSlot {
     pub created_unix_ms: u64,
     /// Account updates of the slot. After assembly at most one a key remains: the last write wins.
     pub events: Vec<Event>,
+    /// Number of the first of these that belong to slots before this one, because they came late.
+    pub late: usize,
 }
 
 impl WholeSlot {
     /// Returns this slot's block, which the next slot follows.
     pub fn base(&self) -> Base {
         Base { slot: self.slot, blockhash: self.blockhash }
+    }
+
+    /// The updates that belong to this slot.
+    pub fn own_events(&self) -> &[Event] {
+        &self.events[self.late..]
     }
 
     /// Returns the block that this slot follows.

@@ -25,8 +25,9 @@ use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
 use super::doubt::Doubt;
 use super::healing::{Heal, successor};
+use super::late::Lines;
 use super::reads::Reads;
-use super::receive::Message;
+use super::receive::{Message, Whole};
 use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
@@ -84,7 +85,10 @@ pub struct Apply {
     state: State,
     config: ApplyConfig,
     stop: watch::Receiver<bool>,
+    /// Assembles the slots of a single stream. Others come whole.
     assembler: Assembler,
+    /// The lines about updates that came after their slot.
+    late: Lines,
     /// Checkpoint of the last commit.
     committed: ChainCheckpoint,
     /// Changes taken in since the last commit.
@@ -128,6 +132,7 @@ impl Apply {
             config,
             stop,
             assembler: Assembler::new(complete, Limits::within(probe::memory_limit().bytes)),
+            late: Lines::default(),
             committed,
             batch: Batch::new(config.batch),
             feed,
@@ -189,9 +194,18 @@ impl Apply {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.complete);
                 }
-                self.input(Input::Reconnected)?;
+                if let Err(gap) = self.assembler.push(Input::Reconnected) {
+                    return self.start_over(gap);
+                }
+                self.check_waiting()?;
+                // That of an earlier connection may be of another chain.
+                self.state.readiness.set_newest_slot(0);
             }
-            Message::Tick => self.check_waiting()?,
+            Message::Slot(Whole { slot, .. }) => self.whole(&slot)?,
+            Message::Tick => {
+                self.check_waiting()?;
+                self.state.resume.tick_taken(&self.assembler);
+            }
             Message::Gap(gap) => self.start_over(gap)?,
             Message::Heal(heal) => self.heal(*heal)?,
             Message::Beat => {}
@@ -228,6 +242,22 @@ impl Apply {
         if matches!(input, Input::Account { .. }) { Ok(()) } else { self.hand_out() }
     }
 
+    /// Applies the next slot of the chain, which was assembled elsewhere.
+    fn whole(&mut self, slot: &WholeSlot) -> Result<()> {
+        if self.standing.has_given_up() {
+            return Ok(());
+        }
+        let gap = match self.assembler.gap_before(slot) {
+            None => self.slot(slot)?,
+            gap => gap,
+        };
+        if let Some(gap) = gap {
+            return self.start_over(gap);
+        }
+        self.assembler.restart(self.complete);
+        Ok(())
+    }
+
     /// Applies the slots that are whole and next, and looks for a gap before the others.
     fn hand_out(&mut self) -> Result<()> {
         while let Some(slot) = self.assembler.next() {
@@ -239,7 +269,9 @@ impl Apply {
             return self.start_over(gap);
         }
         self.check_waiting()?;
+        self.state.brought(self.standing.provider(), self.standing.connection(), &self.assembler);
         let dropped = self.assembler.dropped();
+        self.late.tell(dropped.late_updates, self.standing.provider(), &self.state.providers);
         // ORDERING: Relaxed: statistics.
         self.state.figures.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
         self.state.figures.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);

@@ -1,30 +1,28 @@
 //! Assembles whole slots from a stream of updates, in the order of the chain, each slot once.
 //!
 //! Owns: the updates and slots that have arrived and cannot be applied yet, within [`Limits`]. Must not: do I/O, know
-//! the stream's messages or the engine. Runs on the ingest-apply thread.
+//! the stream's messages or the engine. Runs where the slots of one stream are needed: on ingest-apply, on `spool`, or
+//! where several receivers are merged.
 //!
 //! A slot is whole once its block meta and its confirmation have arrived. Updates that arrive between the two still
-//! belong to the slot. A whole slot is handed out after its parent. A slot at or below the last one handed out is a
-//! duplicate, because a replay sends such slots again.
+//! belong to the slot. The confirmation of a whole child confirms the block that it names as its parent, because some
+//! servers leave a confirmation out. A whole slot is handed out after its parent. A slot at or below the last one handed
+//! out is a duplicate, because a replay sends such slots again; `late` looks for updates in it that had not come before.
+
+mod gaps;
+mod limits;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::chain::{Base, Event, Gap, KeyMap, WholeSlot};
+use self::gaps::{contradiction, same_block};
+pub use self::limits::{DEFAULT_BYTES_MAX, DEFAULT_SLOTS_MAX, Limits};
+use super::late::Late;
+use crate::chain::{Base, Event, Gap, KeyMap, SLOT_END, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
 /// It is more than the 150 slots that a stock server replays.
 pub const REMEMBERED_SLOTS: usize = 512;
-
-/// Maximum number of whole slots that wait for a parent: one minute at five slots a second. The real server drops a
-/// slot's confirmation now and then. It then sends the slot only once a descendant is rooted, 32 slots later at best
-/// and later under load. A parent that does not come within this many slots is more likely to come on another
-/// connection.
-pub const DEFAULT_SLOTS_MAX: usize = 300;
-
-/// Maximum memory for slots that are not handed out yet, in bytes. It holds some three million updates, far more than a
-/// replay window of ordinary slots.
-pub const DEFAULT_BYTES_MAX: usize = 256 << 20;
 
 /// Bytes that a held slot takes in addition to its updates. Rounded up, so that slots without updates are bounded too.
 const SLOT_BYTES: usize = 256;
@@ -54,22 +52,15 @@ pub enum Input {
     Reconnected,
 }
 
-/// Bounds on the slots and bytes that the assembler may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum number of whole slots that wait for a parent.
-    pub slots_max: usize,
-    /// Maximum bytes of all held slots and updates.
-    pub bytes_max: usize,
-}
-
 /// Counts of dropped slots and updates since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Slots that came again after they were whole or handed out.
     pub duplicate_slots: u64,
-    /// Account updates for slots that were already whole or handed out.
+    /// Account updates for slots that were already handed out.
     pub duplicate_updates: u64,
+    /// Account updates that came after their slot was handed out, and go out with the next one.
+    pub late_updates: u64,
     /// Slots that were found dead while updates or other parts of them were held.
     pub dead_slots: u64,
 }
@@ -87,6 +78,11 @@ pub struct Assembler {
     remembered: VecDeque<Base>,
     /// Position of each key's update in one slot. Kept between slots only to reuse its allocation.
     positions: KeyMap<usize>,
+    late: Late,
+    /// The newest slot that the connection has shown to exist.
+    newest: Option<u64>,
+    /// Number of slots that this connection has made whole.
+    wholes: u64,
     dropped: Dropped,
 }
 
@@ -105,21 +101,6 @@ struct Meta {
     created_unix_ms: u64,
 }
 
-impl Limits {
-    /// Returns the default limits, with the bytes reduced to a quarter of `limit_bytes` where that is less.
-    /// `limit_bytes` is the memory that the process may use.
-    pub fn within(limit_bytes: u64) -> Self {
-        let quarter = usize::try_from(limit_bytes / 4).unwrap_or(usize::MAX);
-        Self { bytes_max: DEFAULT_BYTES_MAX.min(quarter), ..Self::default() }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { slots_max: DEFAULT_SLOTS_MAX, bytes_max: DEFAULT_BYTES_MAX }
-    }
-}
-
 impl Assembler {
     /// Creates an assembler whose first handed-out slot is the child of `base`. Without a base, the first whole slot is
     /// handed out regardless of its parent.
@@ -132,6 +113,9 @@ impl Assembler {
             held_bytes: 0,
             remembered: base.into_iter().collect(),
             positions: KeyMap::default(),
+            late: Late::default(),
+            newest: base.map(|base| base.slot),
+            wholes: 0,
             dropped: Dropped::default(),
         }
     }
@@ -151,7 +135,8 @@ impl Assembler {
             Input::Status { slot, confirmed: true, .. } => self.confirmed(slot),
             Input::Status { .. } => Ok(()),
             Input::Reconnected => {
-                self.drop_partial_through(u64::MAX);
+                self.drop_held();
+                self.wholes = 0;
                 Ok(())
             }
         }
@@ -160,14 +145,18 @@ impl Assembler {
     /// Drops everything held and starts over after `base`: the last slot that the caller applied, or the base of
     /// [`Self::new`]. Call it after a gap, before the inputs of a connection that begins at that slot.
     pub fn restart(&mut self, base: Option<Base>) {
-        self.drop_partial_through(u64::MAX);
-        self.whole.clear();
-        self.held_bytes = 0;
+        if base != self.last {
+            self.late.clear();
+        }
         self.last = base;
+        self.drop_held();
         // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
         // only from the stream may belong to a fork, so it is learned again.
         self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
         self.remembered.extend(base);
+        while self.remembered.len() > REMEMBERED_SLOTS {
+            self.remembered.pop_front();
+        }
     }
 
     /// Drops everything and starts over after `base`, which is not of the chain that was handed out: its slots are not
@@ -189,6 +178,8 @@ impl Assembler {
         }
         // Not remembered: this stream may still announce a block of that slot that is going to be dead.
         self.last = Some(base);
+        self.newest = self.newest.max(Some(base.slot));
+        self.late.clear();
         passed
     }
 
@@ -202,8 +193,11 @@ impl Assembler {
         let mut slot = first.remove();
         self.held_bytes -= held(slot.events.len());
         self.keep_last_writes(&mut slot.events);
-        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
+        self.late.complete(slot.slot, &slot.events);
+        slot.late = self.late.put_before(&mut slot.events);
+        let base = slot.base();
         self.last = Some(base);
+        self.newest = Some(base.slot);
         if self.remembered.len() == REMEMBERED_SLOTS {
             self.remembered.pop_front();
         }
@@ -222,24 +216,10 @@ impl Assembler {
         if is_child(self.last, first) {
             return None;
         }
-        let (slot, parent) = (first.slot, first.parent_slot);
-        if parent < last.slot {
-            let detail = format!(
-                "slot={slot} has parent_slot={parent}, which is before the last applied slot={}: the chain forked \
-                 below it",
-                last.slot
-            );
-            return Some(Gap { first_slot: parent + 1, last_slot: last.slot, detail, contradicts: true });
+        if let Some(contradiction) = contradiction(last, first) {
+            return Some(contradiction);
         }
-        if parent == last.slot {
-            let detail = format!(
-                "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied: the stream \
-                 is of another chain than the store, or on another fork",
-                base58(&first.parent_blockhash),
-                base58(&last.blockhash)
-            );
-            return Some(Gap { first_slot: parent, last_slot: parent, detail, contradicts: true });
-        }
+        let parent = first.parent_slot;
         if self.whole.len() > self.limits.slots_max {
             return self.missing_parent(&format!("over slots_max={}", self.limits.slots_max));
         }
@@ -267,6 +247,35 @@ impl Assembler {
         Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail, contradicts: false })
     }
 
+    /// Returns the gap before a slot that was assembled elsewhere, if it does not follow the last one.
+    pub fn gap_before(&self, slot: &WholeSlot) -> Option<Gap> {
+        let last = self.last.filter(|_| !is_child(self.last, slot))?;
+        contradiction(last, slot).or_else(|| {
+            let detail = format!("slot={} came without its parent_slot={}", slot.slot, slot.parent_slot);
+            Some(Gap { first_slot: last.slot + 1, last_slot: slot.parent_slot, detail, contradicts: false })
+        })
+    }
+
+    /// Number of slots that the newest connection has made whole. Each can be applied, now or once its parent has come.
+    pub fn wholes(&self) -> u64 {
+        self.wholes
+    }
+
+    /// The newest slot that the newest connection has shown to exist. No single message shows that, because a status or a
+    /// block meta may name any slot: the slot is handed out, or its parent block was announced with its blockhash as
+    /// well. Before the first slot it is the base.
+    pub fn newest(&self) -> Option<u64> {
+        self.newest
+    }
+
+    /// Returns the first slot after the last one that is not whole, with the name of its missing part. `None` where there
+    /// is no such slot.
+    pub fn incomplete(&self) -> Option<(u64, &'static str)> {
+        let after = self.last.map_or(0, |last| last.slot + 1);
+        let (slot, partial) = self.partial.range(after..).next()?;
+        Some((*slot, if partial.meta.is_some() { "no confirmation" } else { "no block meta" }))
+    }
+
     /// Number of slots of which any part is held.
     pub fn held_slots(&self) -> usize {
         self.partial.len() + self.whole.len()
@@ -287,12 +296,17 @@ impl Assembler {
     }
 
     fn account(&mut self, slot: u64, event: Event) -> Result<(), Gap> {
-        // An update for a whole slot comes from a replay: the slot is already complete.
-        if self.is_past(slot) || self.whole.contains_key(&slot) {
-            self.dropped.duplicate_updates += 1;
-            return Ok(());
+        if self.is_past(slot) {
+            match self.late.take(slot, event) {
+                true => self.dropped.late_updates += 1,
+                false => self.dropped.duplicate_updates += 1,
+            }
+            return self.check_bytes();
         }
-        self.partial_mut(slot).events.push(event);
+        match self.whole.get_mut(&slot) {
+            Some(whole) => whole.events.push(event),
+            None => self.partial_mut(slot).events.push(event),
+        }
         self.held_bytes += EVENT_BYTES;
         self.check_bytes()
     }
@@ -302,9 +316,12 @@ impl Assembler {
             let detail = format!("slot={slot} says parent_slot={}, which is not before it", meta.parent_slot);
             return Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false });
         }
-        if self.is_past(slot) {
+        if self.last.is_some_and(|last| slot <= last.slot) {
             self.dropped.duplicate_slots += 1;
-            return self.check_remembered(slot, meta.blockhash);
+            self.check_remembered(slot, meta.blockhash)?;
+            if self.is_past(slot) {
+                return Ok(());
+            }
         }
         if let Some(held) = self.whole.get(&slot) {
             self.dropped.duplicate_slots += 1;
@@ -315,7 +332,20 @@ impl Assembler {
             return same_block(slot, held.blockhash, meta.blockhash);
         }
         partial.meta = Some(meta);
+        if slot < SLOT_END && self.is_announced(Base { slot: meta.parent_slot, blockhash: meta.parent_blockhash }) {
+            self.newest = self.newest.max(Some(slot));
+        }
         self.complete(slot)
+    }
+
+    /// Whether this block was the last one handed out, or was announced after it.
+    fn is_announced(&self, base: Base) -> bool {
+        let whole = || self.whole.get(&base.slot).map(|whole| whole.blockhash);
+        let partial = || self.partial.get(&base.slot).and_then(|partial| partial.meta).map(|meta| meta.blockhash);
+        match self.last.filter(|last| last.slot == base.slot) {
+            Some(last) => last.blockhash == UNKNOWN || last.blockhash == base.blockhash,
+            None => whole().or_else(partial) == Some(base.blockhash),
+        }
     }
 
     fn confirmed(&mut self, slot: u64) -> Result<(), Gap> {
@@ -343,11 +373,44 @@ impl Assembler {
         else {
             return self.check_bytes();
         };
+        if let Some(last) = self.last.filter(|last| last.slot == slot) {
+            self.came_again(slot);
+            let known = Some(last.blockhash).filter(|known| *known != UNKNOWN);
+            let same = known.map_or(Ok(()), |known| same_block(slot, known, meta.blockhash));
+            return same.map_err(|gap| Gap { contradicts: true, ..gap }).and_then(|()| self.check_bytes());
+        }
+        self.make_whole(slot, meta);
+        self.confirm_parents();
+        self.check_gap().map_or(Ok(()), Err)
+    }
+
+    fn make_whole(&mut self, slot: u64, meta: Meta) {
         let events = self.partial.remove(&slot).map(|partial| partial.events).unwrap_or_default();
         let Meta { blockhash, parent_slot, parent_blockhash, created_unix_ms } = meta;
-        let whole = WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events };
+        let whole = WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, late: 0 };
         self.whole.insert(slot, whole);
-        self.check_gap().map_or(Ok(()), Err)
+        self.wholes += 1;
+    }
+
+    /// Makes the first whole slot's parent whole, and its parent in turn, as far as their block metas have come: a
+    /// confirmed block confirms those that it descends from.
+    fn confirm_parents(&mut self) {
+        while let Some(parent) = self.whole.values().next().map(WholeSlot::parent) {
+            let meta = self.partial.get(&parent.slot).and_then(|partial| partial.meta);
+            let Some(meta) = meta.filter(|meta| meta.blockhash == parent.blockhash) else { return };
+            if self.last.is_some_and(|last| parent.slot <= last.slot) {
+                return;
+            }
+            self.make_whole(parent.slot, meta);
+        }
+    }
+
+    /// Takes the last slot's content, which a new connection has sent again.
+    fn came_again(&mut self, slot: u64) {
+        let mut events = self.partial.remove(&slot).map(|partial| partial.events).unwrap_or_default();
+        self.held_bytes -= held(events.len());
+        self.keep_last_writes(&mut events);
+        self.late.came_again(slot, events);
     }
 
     fn partial_mut(&mut self, slot: u64) -> &mut Partial {
@@ -357,12 +420,14 @@ impl Assembler {
         })
     }
 
+    /// Whether nothing of the slot is awaited: it is before the last one, or is that one and this connection has sent all
+    /// of it.
     fn is_past(&self, slot: u64) -> bool {
-        self.last.is_some_and(|last| slot <= last.slot)
+        self.last.is_some_and(|last| slot < last.slot || slot == last.slot && self.late.has_newest(slot))
     }
 
     fn check_bytes(&self) -> Result<(), Gap> {
-        if self.held_bytes <= self.limits.bytes_max
+        if self.held_bytes + self.late.updates() * EVENT_BYTES <= self.limits.bytes_max
             || self.whole.values().next().is_some_and(|w| is_child(self.last, w))
         {
             return Ok(());
@@ -395,6 +460,15 @@ impl Assembler {
             last.blockhash = blockhash;
         }
         self.check_gap().map_or(Ok(()), Err)
+    }
+
+    /// Drops everything of the connection's slots. Late updates of slots before stay.
+    fn drop_held(&mut self) {
+        self.partial.clear();
+        self.whole.clear();
+        self.held_bytes = 0;
+        self.late.reconnected();
+        self.newest = self.last.map(|last| last.slot);
     }
 
     fn drop_partial_through(&mut self, through: u64) {
@@ -436,25 +510,8 @@ fn is_child(last: Option<Base>, slot: &WholeSlot) -> bool {
     })
 }
 
-fn same_block(slot: u64, known: [u8; 32], heard: [u8; 32]) -> Result<(), Gap> {
-    if known == heard {
-        return Ok(());
-    }
-    let detail = format!(
-        "slot={slot} came again as another block: blockhash={} before, blockhash={} now: the stream is of another chain \
-         than the store, or on another fork",
-        base58(&known),
-        base58(&heard)
-    );
-    Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false })
-}
-
 fn held(events: usize) -> usize {
     SLOT_BYTES + events * EVENT_BYTES
-}
-
-fn base58(bytes: &[u8; 32]) -> String {
-    bs58::encode(bytes).into_string()
 }
 
 #[cfg(test)]

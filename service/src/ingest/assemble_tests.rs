@@ -117,14 +117,113 @@ fn a_dead_slot_is_dropped_and_may_come_again() {
 }
 
 #[test]
-fn a_reconnect_drops_what_is_partial_and_keeps_what_is_whole() {
+fn a_reconnect_drops_what_is_held() {
     let mut assembler = from(10);
     feed(&mut assembler, &[meta(12, 11), confirmed(12), account(11, 1, 1, 1), Input::Reconnected]);
-    assert_eq!(assembler.held_slots(), 1);
-    let replay = [account(11, 1, 2, 1), meta(11, 10), confirmed(11), account(12, 1, 1, 1), meta(12, 11)];
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+    let replay = [account(11, 1, 2, 1), meta(11, 10), confirmed(11), account(12, 1, 1, 1), meta(12, 11), confirmed(12)];
     let out = feed(&mut assembler, &replay);
     assert_eq!(numbers(&out), [11, 12]);
     assert_eq!(out[0].events, [Event { key: [1; 32], value: Some([2; 32]), write_version: 1 }]);
+}
+
+/// Returns key and value of each update of a slot that came late, and of each of its own.
+fn updates(slot: &WholeSlot) -> [Vec<(u8, u8)>; 2] {
+    let of = |events: &[Event]| events.iter().map(|event| (event.key[0], event.value.unwrap()[0])).collect();
+    [of(&slot.events[..slot.late]), of(slot.own_events())]
+}
+
+#[test]
+fn an_update_after_its_slot_goes_out_with_the_next_one_unless_a_newer_one_was_taken() {
+    let mut assembler = from(10);
+    let first = [confirmed(11), account(11, 1, 1, 1), account(11, 2, 1, 2), account(11, 3, 1, 3), meta(11, 10)];
+    assert_eq!(updates(&feed(&mut assembler, &first)[0]), [vec![], vec![(1, 1), (2, 1), (3, 1)]]);
+    // New keys, a later write, and what was taken or overwritten already.
+    let late = [account(11, 4, 7, 4), account(11, 5, 7, 5), account(11, 2, 7, 6), account(11, 1, 1, 1), account(11, 3, 7, 2)];
+    assert_eq!(feed(&mut assembler, &late), []);
+    assert_eq!((assembler.dropped().late_updates, assembler.dropped().duplicate_updates), (3, 2));
+    let next = feed(&mut assembler, &[confirmed(12), account(12, 5, 8, 7), meta(12, 11)]);
+    assert_eq!(updates(&next[0]), [vec![(4, 7), (2, 7)], vec![(5, 8)]], "the slot's own write of key 5 wins");
+    // Later than the slot after it: what that one has written stays.
+    assert_eq!(feed(&mut assembler, &[account(11, 5, 9, 8), account(11, 6, 9, 9)]), []);
+    let next = feed(&mut assembler, &[confirmed(13), meta(13, 12)]);
+    assert_eq!(updates(&next[0]), [vec![(6, 9)], vec![]]);
+}
+
+#[test]
+fn the_last_slot_that_a_new_connection_sends_again_goes_out_with_the_next_one() {
+    let mut assembler = from(10);
+    feed(&mut assembler, &[confirmed(11), account(11, 1, 1, 5), meta(11, 10)]);
+    // The connection ends before a late update, and the next one belongs to a server with other write versions.
+    let again = [Input::Reconnected, account(11, 1, 1, 1), account(11, 2, 7, 2), meta(11, 10), confirmed(11)];
+    assert_eq!(feed(&mut assembler, &again), []);
+    let next = feed(&mut assembler, &[account(11, 1, 3, 3), account(12, 3, 8, 4), meta(12, 11), confirmed(12)]);
+    assert_eq!(updates(&next[0]), [vec![(2, 7), (1, 3)], vec![(3, 8)]]);
+    // A part of it is nothing.
+    feed(&mut assembler, &[Input::Reconnected, account(12, 4, 9, 1)]);
+    let next = feed(&mut assembler, &[meta(13, 12), confirmed(13)]);
+    assert_eq!(updates(&next[0]), [vec![], vec![]]);
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+    // Another block in its place contradicts the chain.
+    let other = gap(&mut assembler, &[Input::Reconnected, account(13, 4, 9, 1), meta_of(13, [9; 32], 12, hash(12))]);
+    assert!(other.contradicts, "{other:?}");
+}
+
+#[test]
+fn a_confirmed_child_confirms_the_block_that_it_names() {
+    let mut assembler = from(10);
+    let unconfirmed = [account(11, 1, 1, 1), meta(11, 10), account(12, 1, 2, 1), meta(12, 11)];
+    assert_eq!(feed(&mut assembler, &unconfirmed), []);
+    assert_eq!(numbers(&feed(&mut assembler, &[meta(13, 12), confirmed(13)])), [11, 12, 13]);
+    // Only the one that it names, and only once its block meta has come.
+    assert_eq!(feed(&mut assembler, &[account(14, 1, 1, 1), meta_of(15, hash(15), 14, hash(14)), confirmed(15)]), []);
+    assert_eq!(feed(&mut assembler, &[account(14, 2, 1, 1), meta_of(14, [9; 32], 13, hash(13)), dead(14)]), []);
+    let block = [account(14, 3, 1, 1), meta(14, 13)];
+    assert_eq!(feed(&mut assembler, &block), [], "its own confirmation is next, or another slot shows that it is not");
+    let out = feed(&mut assembler, &[meta(16, 15), confirmed(16)]);
+    assert_eq!((numbers(&out), updates(&out[0])), (vec![14, 15, 16], [vec![], vec![(3, 1)]]));
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+}
+
+#[test]
+fn the_newest_slot_is_one_that_follows_from_another() {
+    let mut assembler = from(100);
+    for lie in [confirmed(1 << 30), meta_of(1 << 30, [1; 32], 99, [2; 32]), meta(u64::MAX, u64::MAX - 1)] {
+        assembler.push(lie).ok();
+        assembler.restart(assembler.last());
+        assert_eq!(assembler.newest(), Some(100), "{lie:?}");
+    }
+    feed(&mut assembler, &[meta(101, 100)]);
+    assert_eq!((assembler.newest(), assembler.wholes()), (Some(101), 0), "announced");
+    assert_eq!(assembler.incomplete(), Some((101, "no confirmation")));
+    feed(&mut assembler, &[confirmed(101), confirmed(103)]);
+    assert_eq!((assembler.wholes(), assembler.incomplete()), (1, Some((103, "no block meta"))));
+    for slot in 104..=250 {
+        feed(&mut assembler, &[meta(slot, slot - 1), confirmed(slot)]);
+    }
+    assert_eq!((assembler.newest(), assembler.wholes()), (Some(250), 148), "a lag is seen while slots are missing");
+    feed(&mut assembler, &[Input::Reconnected]);
+    assert_eq!((assembler.newest(), assembler.wholes(), assembler.incomplete()), (Some(101), 0, None));
+}
+
+#[test]
+fn confirmations_far_ahead_of_the_content_are_kept() {
+    let mut assembler = from(100);
+    let ahead: Vec<_> = (101..3000).map(confirmed).collect();
+    assert_eq!(feed(&mut assembler, &ahead), []);
+    let content: Vec<_> = (101..3000).map(|slot| meta(slot, slot - 1)).collect();
+    assert_eq!((feed(&mut assembler, &content).len(), assembler.wholes()), (2899, 2899));
+}
+
+#[test]
+fn a_slot_from_elsewhere_has_to_follow_the_last_one() {
+    let mut assembler = from(10);
+    let out = feed(&mut from(10), &[meta(11, 10), confirmed(11), meta(12, 11), confirmed(12)]);
+    assert_eq!(assembler.gap_before(&out[0]), None);
+    let missing = assembler.gap_before(&out[1]).unwrap();
+    assert_eq!((missing.first_slot, missing.last_slot, missing.contradicts), (11, 11, false));
+    assembler.restart(Some(Base { slot: 11, blockhash: [9; 32] }));
+    assert!(assembler.gap_before(&out[1]).unwrap().contradicts);
 }
 
 #[test]
@@ -227,8 +326,8 @@ proptest! {
                     last.insert(event.key, *event);
                 }
             }
-            prop_assert_eq!(whole.events.len(), last.len());
-            prop_assert!(whole.events.iter().all(|event| last[&event.key] == *event));
+            prop_assert_eq!(whole.own_events().len(), last.len());
+            prop_assert!(whole.own_events().iter().all(|event| last[&event.key] == *event));
         }
         prop_assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
     }

@@ -152,7 +152,7 @@ impl Batch {
             let WholeSlot { slot, blockhash, parent_slot, .. } = *slot;
             self.ends.push(SlotEnd { seq: self.changes.len() as u64, slot, blockhash, parent_slot, is_healed: false });
         }
-        self.events += slot.events.len() as u64;
+        self.events += slot.own_events().len() as u64;
         Ok(None)
     }
 
@@ -213,7 +213,7 @@ mod tests {
         };
         let (blockhash, parent_blockhash) = ([slot as u8; 32], [slot as u8 - 1; 32]);
         let events = writes.iter().map(event).collect();
-        WholeSlot { slot, blockhash, parent_slot: slot - 1, parent_blockhash, created_unix_ms: 0, events }
+        WholeSlot { slot, blockhash, parent_slot: slot - 1, parent_blockhash, created_unix_ms: 0, events, late: 0 }
     }
 
     /// A store in which key 1 holds value 1.

@@ -29,7 +29,7 @@ pub(super) use self::lane::Lane;
 use self::passed::{Passed, Place};
 use super::State;
 use super::assemble::Input;
-use super::receive::{Message, messages_of};
+use super::receive::{Message, Wholes};
 use crate::chain::{Base, Gap, WholeSlot};
 
 /// How often the lanes' state is looked at while nothing arrives.
@@ -42,7 +42,7 @@ struct Closed;
 pub(super) struct Merge {
     lanes: Vec<Lane>,
     passed: Passed,
-    out: mpsc::Sender<Message>,
+    out: Wholes,
     /// The state of ingest-apply. Each lane has one of its own.
     state: State,
     /// The provider of the newest slot that was passed on, and the number of the connection that ingest-apply takes it
@@ -59,6 +59,7 @@ impl Merge {
         let base = applied(&state);
         lanes.iter_mut().for_each(|lane| lane.restart(base));
         let differing = Differing::default();
+        let out = Wholes::new(out);
         Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing }
     }
 
@@ -66,7 +67,7 @@ impl Merge {
     pub(super) async fn run(mut self, mut received: Vec<mpsc::Receiver<Message>>) {
         let mut ticks = interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (out, mut turn) = (self.out.clone(), 0);
+        let (out, mut turn) = (self.out.queue().clone(), 0);
         loop {
             let goes_on = tokio::select! {
                 biased;
@@ -96,7 +97,7 @@ impl Merge {
             }
         }
         // A full queue needs no tick.
-        match self.out.try_send(Message::Tick) {
+        match self.out.queue().try_send(Message::Tick) {
             Err(mpsc::error::TrySendError::Closed(_)) => Err(Closed),
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Ok(()),
         }
@@ -126,7 +127,7 @@ impl Merge {
         }
         if ends_slot && !has_passed {
             // The receiver may know of a new finalized slot, and ingest-apply looks for one after each message.
-            self.out.try_send(Message::Beat).ok();
+            self.out.queue().try_send(Message::Beat).ok();
         }
         Ok(())
     }
@@ -174,10 +175,7 @@ impl Merge {
         self.passed.push(&slot, provider);
         self.lanes.iter_mut().for_each(|lane| lane.passed(slot.slot, provider));
         self.state.providers.was_first(provider);
-        for message in messages_of(slot) {
-            self.send(message).await?;
-        }
-        Ok(())
+        self.out.send(slot).await.map_err(|_| Closed)
     }
 
     /// Tells ingest-apply whose messages are next, if it was another provider's before.
@@ -209,7 +207,7 @@ impl Merge {
     fn report(&mut self, provider: usize, first: usize, slot: &WholeSlot, accounts_first: usize) {
         let providers = &self.state.providers;
         providers.differs(provider);
-        let accounts = slot.events.len();
+        let accounts = slot.own_events().len();
         self.differing.note(provider, Difference { slot: slot.slot, accounts, first, accounts_first });
         self.differing.tell(providers);
     }
@@ -269,7 +267,7 @@ impl Merge {
     }
 
     async fn send(&self, message: Message) -> Result<(), Closed> {
-        self.out.send(message).await.map_err(|_| Closed)
+        self.out.queue().send(message).await.map_err(|_| Closed)
     }
 }
 

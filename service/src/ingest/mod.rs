@@ -13,7 +13,7 @@ pub mod follow;
 pub mod fuzzing;
 pub mod geyser;
 pub mod healing;
-mod heard;
+mod late;
 mod merge;
 mod probe;
 pub mod provider;

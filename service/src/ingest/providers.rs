@@ -253,6 +253,13 @@ impl Providers {
         !provider.failing.swap(true, Ordering::Relaxed)
     }
 
+    /// Notes what an operator should know of the provider, in the place of its newest error.
+    pub(super) fn remark(&self, index: usize, what: &str) {
+        if let Some(provider) = self.all.get(index) {
+            provider.last_error.store(Some(Arc::new(what.to_owned())));
+        }
+    }
+
     /// Notes that the provider does its work.
     pub(super) fn works(&self, index: usize) {
         if let Some(provider) = self.all.get(index) {

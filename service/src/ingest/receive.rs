@@ -1,18 +1,19 @@
-//! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to ingest-apply in batches.
+//! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to their assembler in batches.
 //!
 //! Owns: when to connect again, and from which slot; `roster` says to which provider. Must not: block the runtime, keep
-//! updates beyond one batch, or log the token. Runs on a task of the tokio runtime. The ingest-apply thread has the
-//! receiving end of the channel, or the merging of several receivers.
+//! updates beyond one batch, or log the token. Runs on a task of the tokio runtime. The thread of the assembler has the
+//! receiving end of the channel: ingest-apply, `spool`, or the merging of several receivers.
 //!
 //! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
 
 use std::pin::pin;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::select_all;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::SendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
@@ -24,7 +25,6 @@ use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::follow::Selection;
 use super::healing::Heal;
-use super::heard::Heard;
 use super::provider::Provider;
 use super::roster::{Lag, Roster};
 use super::settings::ReceiveSettings;
@@ -84,11 +84,13 @@ pub struct ReceiveConfig {
     pub jitter_seed: u64,
 }
 
-/// A message from the receiver to ingest-apply.
+/// A message to ingest-apply, to the thread `spool`, or to the merging of several receivers.
 #[derive(Debug)]
 pub enum Message {
-    /// Inputs in the order they arrived; never empty.
+    /// Inputs of a receiver, in the order they arrived; never empty.
     Batch(Vec<Input>),
+    /// The next slot of the chain, assembled already.
+    Slot(Whole),
     /// The messages after this one come from a new connection to the provider with this index: pass
     /// [`Input::Reconnected`] to the assembler.
     Reconnected { provider: usize },
@@ -102,17 +104,41 @@ pub enum Message {
     Beat,
 }
 
-/// Returns the messages of a whole slot as a receiver would send them.
-pub(super) fn messages_of(whole: WholeSlot) -> impl Iterator<Item = Message> {
-    let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events } = whole;
-    let batches = events.len().div_ceil(BATCH_INPUTS);
-    let accounts = (0..batches).map(move |batch| {
-        let events = events[batch * BATCH_INPUTS..].iter().take(BATCH_INPUTS);
-        Message::Batch(events.map(|&event| Input::Account { slot, event }).collect())
-    });
-    let meta = Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms };
-    let end = vec![meta, Input::Status { slot, confirmed: true, dead: false }];
-    accounts.chain([Message::Batch(end)])
+/// A whole slot in a queue.
+#[derive(Debug)]
+pub struct Whole {
+    /// The slot.
+    pub slot: Box<WholeSlot>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The sending end of a queue for whole slots, which may hold as many updates as one for batches.
+#[derive(Clone, Debug)]
+pub(super) struct Wholes {
+    to: mpsc::Sender<Message>,
+    /// One permit for each batch that the queue may hold.
+    room: Arc<Semaphore>,
+}
+
+impl Wholes {
+    pub(super) fn new(to: mpsc::Sender<Message>) -> Self {
+        Self { to, room: Arc::new(Semaphore::new(queue_batches())) }
+    }
+
+    /// The queue itself, for other messages.
+    pub(super) fn queue(&self) -> &mpsc::Sender<Message> {
+        &self.to
+    }
+
+    /// Sends the slot once the queue has room for it. An error means that the receiving end is gone.
+    pub(super) async fn send(&self, slot: WholeSlot) -> Result<(), SendError<()>> {
+        let batches = slot.events.len().div_ceil(BATCH_INPUTS).clamp(1, queue_batches());
+        let permits = u32::try_from(batches).unwrap_or(u32::MAX);
+        // A receiving end that goes drops the slots in the queue, and gives their room back.
+        let room = Arc::clone(&self.room).acquire_many_owned(permits).await.map_err(|_| SendError(()))?;
+        let whole = Whole { slot: Box::new(slot), _room: room };
+        self.to.send(Message::Slot(whole)).await.map_err(|_| SendError(()))
+    }
 }
 
 /// One of the receivers that follow a provider each.
@@ -141,8 +167,11 @@ impl<U: Upstream> Receiver<'_, U> {
                 self.trust_again(&mut hangups);
                 continue;
             };
+            let before = self.state.resume.announced();
             let Err(ended) = self.follow(applied, &mut roster, &mut hangups).await;
+            let connection = self.state.resume.announced();
             let link = roster.link();
+            link.progressed |= connection > before && self.state.resume.slots_of(connection) > 0;
             if link.progressed {
                 link.waits.broken.reset();
                 held_gap = None;
@@ -246,33 +275,39 @@ impl<U: Upstream> Receiver<'_, U> {
         if !roster.link().idle {
             self.state.readiness.clear_trouble();
         }
-        let (mut heard, mut lag) = (Heard::new(applied), Lag::default());
-        // The applied slot is not the newest one, and that of an earlier connection may be of another chain.
-        self.state.readiness.set_newest_slot(0);
+        let (mut slots, mut lag) = (0, Lag::default());
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut renewed = pin!(upstream.renewed());
         loop {
             let next = tokio::select! {
                 biased;
-                next = connection.next() => next.map_err(|ended| self.is_gap(ended, &heard))?,
+                next = connection.next() => next.map_err(|ended| self.is_gap(ended))?,
                 () = &mut renewed => return Err(Ended::Renewed),
             };
             match next {
                 Next::Tick => {
+                    if !self.state.resume.is_taken_in() {
+                        // Nobody knows what the messages before this have brought.
+                        connection.progressed();
+                    }
+                    self.check_lag(roster, &mut lag)?;
                     self.send(Message::Tick).await?;
+                    self.state.resume.tick_sent();
                     self.trust_again(hangups);
-                    self.check_lag(roster, &heard, &mut lag)?;
                 }
                 Next::Update(update) => {
-                    let Some(progress) = self.take(at, update, &mut batch, &mut heard).await? else { continue };
-                    connection.heard_of_a_slot();
-                    if progress {
-                        roster.link().progressed = true;
-                        connection.progressed();
-                        self.state.readiness.clear_trouble();
-                        self.state.providers.works(at);
+                    if !self.take(update, &mut batch).await? {
+                        continue;
                     }
+                    connection.heard_of_a_slot();
                 }
+            }
+            let before = std::mem::replace(&mut slots, self.state.resume.slots_of(number));
+            if slots > before {
+                roster.link().progressed = true;
+                connection.progressed();
+                self.state.readiness.clear_trouble();
+                self.state.providers.works(at);
             }
             if self.state.resume.is_given_up(number) {
                 return Err(Ended::GivenUp);
@@ -280,15 +315,8 @@ impl<U: Upstream> Receiver<'_, U> {
         }
     }
 
-    /// Takes in one update. Returns `None` when the update is no boundary of a slot. Otherwise returns whether the
-    /// update made a slot whole, which can be applied now or later.
-    async fn take(
-        &self,
-        at: usize,
-        update: SubscribeUpdate,
-        batch: &mut Vec<Input>,
-        heard: &mut Heard,
-    ) -> Result<Option<bool>, Ended> {
+    /// Takes in one update. Returns whether the update is a boundary of a slot.
+    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Input>) -> Result<bool, Ended> {
         count(&self.state.figures.updates_received, 1);
         if let Some(UpdateOneof::Slot(status)) = &update.update_oneof
             && status.status == SlotStatus::SlotFinalized as i32
@@ -297,17 +325,10 @@ impl<U: Upstream> Receiver<'_, U> {
             // that are known.
             self.state.overlay.heard_final(status.slot);
         }
-        let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {
-            Ok(Converted::Nothing) => return Ok(None),
-            Ok(Converted::Account(input)) => (input, None),
-            Ok(Converted::Boundary(input)) => {
-                if let Some(applied) = self.state.resume.slot() {
-                    heard.applied(applied);
-                }
-                let progress = heard.hear(&input);
-                self.tell_newest(at, heard);
-                (input, Some(progress))
-            }
+        let (input, is_boundary) = match convert(self.config.selection, self.config.commitment, update) {
+            Ok(Converted::Nothing) => return Ok(false),
+            Ok(Converted::Account(input)) => (input, false),
+            Ok(Converted::Boundary(input)) => (input, true),
             Err(malformed) => {
                 count(&self.state.figures.updates_malformed, 1);
                 // Skipping the update would leave the map wrong without any sign of it.
@@ -320,41 +341,38 @@ impl<U: Upstream> Receiver<'_, U> {
             }
         };
         batch.push(input);
-        if boundary.is_some() || batch.len() == BATCH_INPUTS {
+        if is_boundary || batch.len() == BATCH_INPUTS {
             // ORDERING: Relaxed: a statistic.
             self.state.figures.last_update_unix_ms.store(unix_ms(), Ordering::Relaxed);
             self.send(Message::Batch(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS)))).await?;
         }
-        Ok(boundary)
-    }
-
-    fn tell_newest(&self, at: usize, heard: &Heard) {
-        let newest = heard.newest().unwrap_or(0);
-        self.state.readiness.set_newest_slot(newest);
-        self.state.providers.set_newest_slot(at, newest);
+        Ok(is_boundary)
     }
 
     /// Ends the connection where the provider lags too long after another one that could take over.
-    fn check_lag(&self, roster: &Roster, heard: &Heard, lag: &mut Lag) -> Result<(), Ended> {
+    fn check_lag(&self, roster: &Roster, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.settings.takeover_lag_slots;
-        // With a full queue the lag is that of ingest-apply, and another provider would not help.
-        let reads_freely = 2 * self.tx.capacity() > self.tx.max_capacity();
-        let newest = roster.newest_of_others(&self.state.providers).zip(heard.newest()).filter(|_| reads_freely);
+        let own = self.state.readiness.newest_slot().max(self.state.resume.slot());
+        // Until all messages are taken in, the lag may be that of ingest-apply, and another provider would not help.
+        let is_known = self.state.resume.is_taken_in();
+        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);
         let lag_slots = newest.map(|(other, own)| other.saturating_sub(own));
         if !lag.lasts(lag_slots, limit_slots) {
             return Ok(());
         }
         Err(Ended::Lags(format!(
             "the server lags: newest_slot={} lag_slots={} takeover_lag_slots={limit_slots}",
-            heard.newest().unwrap_or(0),
+            own.unwrap_or(0),
             lag_slots.unwrap_or(0)
         )))
     }
 
     /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the
     /// first of them.
-    fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
-        let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
+    fn is_gap(&self, ended: Ended) -> Ended {
+        let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, self.state.resume.incomplete()) else {
+            return ended;
+        };
         let first_slot = self.state.resume.slot().map_or(slot, |applied| applied + 1).min(slot);
         let detail = format!("{why}: slot={slot} has {lacks}");
         Ended::Gap(Gap { first_slot, last_slot: slot, detail, contradicts: false })

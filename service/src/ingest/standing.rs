@@ -96,6 +96,11 @@ impl Standing {
         self.provider.replace(provider).is_some_and(|before| before != provider)
     }
 
+    /// Number of the newest connection, from 1; 0 before the first.
+    pub(super) fn connection(&self) -> u64 {
+        self.connections
+    }
+
     /// Index of the provider of the newest connection; `None` before the first.
     pub(super) fn provider(&self) -> Option<usize> {
         self.provider

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use engine_api::Stats;
 use solana::ChainCheckpoint;
 
+use super::assemble::Assembler;
 use super::healing;
 use super::providers::Providers;
 use crate::figure::count;
@@ -79,6 +80,16 @@ impl State {
         to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
         self.readiness.mirror_trouble(&of.readiness);
         self.providers.mirror(&of.providers);
+    }
+
+    /// Tells the receiver what its newest connection, the `connection`-th one, to the provider with this index, has
+    /// brought so far. Writer: the thread of the assembler.
+    pub(super) fn brought(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
+        // ORDERING: Relaxed: see `Resume::slots_of`.
+        self.resume.brought.store(packed(connection, assembler.wholes()), Ordering::Relaxed);
+        let newest = assembler.newest().unwrap_or(0);
+        self.readiness.set_newest_slot(newest);
+        provider.into_iter().for_each(|index| self.providers.set_newest_slot(index, newest));
     }
 
     /// Returns the state of one of several subscriptions that are kept at once. The slots that it hears of and
@@ -165,8 +176,23 @@ pub(super) struct Resume {
     announced: AtomicU64,
     /// Whether the receiver has a subscription. Writer: the receiver.
     is_open: AtomicBool,
+    /// Number of a connection, and of the slots that it has made whole, as [`packed`].
+    brought: AtomicU64,
+    /// Number of ticks that were sent to the assembler's thread, and of those that it has taken in.
+    ticks_sent: AtomicU64,
+    ticks_taken: AtomicU64,
+    /// The first slot that was not whole at the newest tick, with its missing part.
+    incomplete: ArcSwapOption<(u64, &'static str)>,
     /// The word of ingest-apply to all lanes, if this is the word to one of them.
     ingest: Option<Arc<Resume>>,
+}
+
+/// Number of bits for the slots of a connection.
+const BROUGHT_BITS: u32 = 32;
+
+/// Returns the number of a connection and a number of slots as one number, so that both are read at once.
+fn packed(connection: u64, slots: u64) -> u64 {
+    connection << BROUGHT_BITS | slots.min((1 << BROUGHT_BITS) - 1)
 }
 
 impl Resume {
@@ -176,6 +202,10 @@ impl Resume {
             given_up: AtomicU64::new(0),
             announced: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
+            brought: AtomicU64::new(0),
+            ticks_sent: AtomicU64::new(0),
+            ticks_taken: AtomicU64::new(0),
+            incomplete: ArcSwapOption::empty(),
             ingest: None,
         }
     }
@@ -205,6 +235,46 @@ impl Resume {
     pub(super) fn announce(&self) -> u64 {
         // ORDERING: Relaxed: one task at a time announces.
         self.announced.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Number of connections that were announced.
+    pub(super) fn announced(&self) -> u64 {
+        // ORDERING: Relaxed: see `announce`.
+        self.announced.load(Ordering::Relaxed)
+    }
+
+    /// Number of slots that the `connection`-th connection has made whole, as far as the assembler's thread has come.
+    pub(super) fn slots_of(&self, connection: u64) -> u64 {
+        // ORDERING: Relaxed: a later value is seen at the next look.
+        let brought = self.brought.load(Ordering::Relaxed);
+        if brought >> BROUGHT_BITS == connection { brought & ((1 << BROUGHT_BITS) - 1) } else { 0 }
+    }
+
+    /// Counts a tick that was sent to the assembler's thread.
+    pub(super) fn tick_sent(&self) {
+        // ORDERING: Relaxed: only the receiver writes and reads it.
+        self.ticks_sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a tick that the assembler's thread has taken in, and shows the slot that is incomplete then.
+    pub(super) fn tick_taken(&self, assembler: &Assembler) {
+        let incomplete = assembler.incomplete();
+        if self.incomplete.load().as_deref() != incomplete.as_ref() {
+            self.incomplete.store(incomplete.map(Arc::new));
+        }
+        // ORDERING: Release: who sees the tick sees what the messages before it have led to.
+        self.ticks_taken.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether the assembler's thread has taken in all messages up to the newest tick.
+    pub(super) fn is_taken_in(&self) -> bool {
+        // ORDERING: Acquire: see `tick_taken`. Relaxed: see `tick_sent`.
+        self.ticks_taken.load(Ordering::Acquire) >= self.ticks_sent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the first slot that was not whole at the newest tick, with the name of its missing part.
+    pub(super) fn incomplete(&self) -> Option<(u64, &'static str)> {
+        self.incomplete.load().as_deref().copied()
     }
 
     /// Whether the receiver has a subscription.

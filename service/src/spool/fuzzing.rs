@@ -43,6 +43,7 @@ pub(super) fn slot(number: u64, parent_slot: u64) -> WholeSlot {
         parent_blockhash: [parent_slot as u8; 32],
         created_unix_ms: number.wrapping_mul(400),
         events: (0..number % 7).map(event).collect(),
+        late: 0,
     }
 }
 

@@ -234,5 +234,6 @@ pub(super) fn decode(frame: &[u8]) -> Result<WholeSlot, String> {
         parent_blockhash: header.parent_blockhash,
         created_unix_ms: header.created_unix_ms.get(),
         events: records.iter().map(event).collect(),
+        late: 0,
     })
 }

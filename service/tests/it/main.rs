@@ -22,6 +22,7 @@ mod heal;
 mod hostile;
 mod leaving;
 mod metrics;
+mod order;
 mod overload;
 mod provider;
 mod ready;

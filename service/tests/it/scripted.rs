@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use loadgen::stream::account::Account;
@@ -41,12 +42,33 @@ pub(crate) struct Scripted {
     _runtime: Runtime,
 }
 
+/// How a server differs from a stock one.
+#[derive(Clone, Copy)]
+pub(crate) struct Manner {
+    /// Changes the messages of a slot.
+    pub(crate) order: fn(Vec<SubscribeUpdate>) -> Vec<SubscribeUpdate>,
+    /// Number of slots whose confirmations are sent before everything else.
+    pub(crate) confirmed_ahead: u64,
+    /// Time between two slots.
+    pub(crate) pace: Duration,
+}
+
+impl Default for Manner {
+    fn default() -> Self {
+        Self { order: |messages| messages, confirmed_ahead: 0, pace: Duration::ZERO }
+    }
+}
+
 impl Scripted {
     pub(crate) fn start(slots: Vec<Slot>) -> Self {
+        Self::start_as(slots, Manner::default())
+    }
+
+    pub(crate) fn start_as(slots: Vec<Slot>, manner: Manner) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        let service = GeyserServer::new(Script { slots: Arc::new(slots) });
+        let service = GeyserServer::new(Script { slots: Arc::new(slots), manner });
         let incoming = TcpListenerStream::new(listener);
         runtime.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
         Self { address, _runtime: runtime }
@@ -59,6 +81,7 @@ impl Scripted {
 
 struct Script {
     slots: Arc<Vec<Slot>>,
+    manner: Manner,
 }
 
 /// Slot of agave's full archive, which some scripts continue from.
@@ -142,6 +165,17 @@ impl Slot {
     }
 }
 
+/// Whether the message confirms a slot.
+pub(crate) fn is_confirmation(message: &SubscribeUpdate) -> bool {
+    matches!(&message.update_oneof, Some(UpdateOneof::Slot(status)) if status.status == SlotStatus::SlotConfirmed as i32)
+}
+
+/// Returns the slot of a message about its status.
+pub(crate) fn slot_of(message: &SubscribeUpdate) -> Option<u64> {
+    let Some(UpdateOneof::Slot(status)) = &message.update_oneof else { return None };
+    Some(status.slot)
+}
+
 fn update(one: UpdateOneof) -> SubscribeUpdate {
     SubscribeUpdate { update_oneof: Some(one), ..Default::default() }
 }
@@ -158,7 +192,7 @@ impl Geyser for Script {
         &self,
         request: Request<Streaming<SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let (slots, mut requests) = (Arc::clone(&self.slots), request.into_inner());
+        let (slots, manner, mut requests) = (Arc::clone(&self.slots), self.manner, request.into_inner());
         let (updates, sent) = mpsc::channel(64);
         tokio::spawn(async move {
             updates.send(Ok(update(UpdateOneof::Ping(SubscribeUpdatePing {})))).await.ok();
@@ -168,10 +202,18 @@ impl Geyser for Script {
                     continue;
                 }
                 let filter = Filter::compile(&request).expect("the service asks for what there is");
-                for slot in slots.iter().filter(|slot| slot.number >= request.from_slot.unwrap_or(0)) {
-                    for message in slot.messages(&filter) {
+                let asked: Vec<_> =
+                    slots.iter().filter(|slot| slot.number >= request.from_slot.unwrap_or(0)).collect();
+                let first = asked.first().map_or(0, |slot| slot.number);
+                for number in first..first + manner.confirmed_ahead {
+                    let slot = Slot { number, confirmed: true, writes: Vec::new() };
+                    updates.send(Ok(slot.status(SlotStatus::SlotConfirmed))).await.ok();
+                }
+                for slot in asked {
+                    for message in (manner.order)(slot.messages(&filter)) {
                         updates.send(Ok(message)).await.ok();
                     }
+                    tokio::time::sleep(manner.pace).await;
                 }
             }
         });

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, Input, Limits};
+use crate::ingest::late::Lines;
 use crate::ingest::receive::Message;
 use crate::ingest::standing::Standing;
 use crate::ingest::waiting::Waiting;
@@ -21,6 +22,8 @@ pub(crate) struct Lane {
     assembler: Assembler,
     standing: Standing,
     waiting: Waiting,
+    /// The lines about updates that came after their slot.
+    late: Lines,
 }
 
 impl Lane {
@@ -31,6 +34,7 @@ impl Lane {
             assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
             standing: Standing::of_lane(state.clone()),
             waiting: Waiting::new(gap_timeout),
+            late: Lines::default(),
             state,
         }
     }
@@ -81,19 +85,30 @@ impl Lane {
     /// Takes in one message of the receiver. Returns the gap that it leads to.
     pub(super) fn take(&mut self, message: Message) -> Option<Gap> {
         match message {
-            Message::Batch(inputs) => inputs.into_iter().find_map(|input| self.input(input)),
+            Message::Batch(inputs) => {
+                let gap = inputs.into_iter().find_map(|input| self.input(input));
+                let (provider, assembler) = (self.standing.provider(), &self.assembler);
+                self.state.brought(provider, self.standing.connection(), assembler);
+                self.late.tell(assembler.dropped().late_updates, provider, &self.state.providers);
+                gap
+            }
             Message::Reconnected { provider } => {
                 self.waiting.over();
                 if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.assembler.last());
                 }
+                // That of an earlier connection may be of another chain.
+                self.state.readiness.set_newest_slot(0);
                 self.input(Input::Reconnected)
             }
-            Message::Tick => self.check_waiting(),
+            Message::Tick => {
+                self.state.resume.tick_taken(&self.assembler);
+                self.check_waiting()
+            }
             Message::Gap(gap) => self.lack(self.assembler.last(), gap),
             // A lane gets its messages from a receiver alone, which sends none of these.
-            Message::Heal(_) | Message::Beat => None,
+            Message::Slot(_) | Message::Heal(_) | Message::Beat => None,
         }
     }
 

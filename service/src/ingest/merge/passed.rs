@@ -67,7 +67,7 @@ impl Passed {
                 let passed = &self.slots[at];
                 match () {
                     () if passed.base.blockhash != slot.blockhash => contradicts(slot, passed.base),
-                    () if (passed.content, passed.events) == (self.content(slot), slot.events.len()) => Place::Known,
+                    () if (passed.content, passed.events) == (self.content(slot), slot.own_events().len()) => Place::Known,
                     () => Place::Differs { first: passed.provider, events_first: passed.events },
                 }
             }
@@ -82,7 +82,7 @@ impl Passed {
         if self.slots.len() == REMEMBERED_SLOTS {
             self.slots.pop_front();
         }
-        let (base, content, events) = (slot.base(), self.content(slot), slot.events.len());
+        let (base, content, events) = (slot.base(), self.content(slot), slot.own_events().len());
         self.last = Some(base);
         self.slots.push_back(Slot { base, provider, content, events });
     }
@@ -101,7 +101,7 @@ impl Passed {
     }
 
     fn content(&self, slot: &WholeSlot) -> u64 {
-        let hashes = slot.events.iter().map(|event| self.hasher.hash_one((event.key, event.value)));
+        let hashes = slot.own_events().iter().map(|event| self.hasher.hash_one((event.key, event.value)));
         hashes.fold(0, u64::wrapping_add)
     }
 }
@@ -136,6 +136,7 @@ mod tests {
             parent_blockhash: [hash - 1; 32],
             created_unix_ms: 0,
             events: values.iter().map(event).collect(),
+            late: 0,
         }
     }
 

@@ -95,10 +95,12 @@ impl Chain {
     }
 
     fn of(rng: &mut Rng, size: &Size) -> Self {
-        let initial = (0..size.keys / 2).map(|_| (key(rng, size), value(rng))).collect();
+        let mut initial: BTreeMap<_, _> = (0..size.keys / 2).map(|_| (key(rng, size), value(rng))).collect();
         let base = Base { slot: 1000 + rng.below(1000), blockhash: hash(rng) };
         let below = Base { slot: base.slot - 1, blockhash: hash(rng) };
         let first = Block { hash: base.blockhash, ..block(rng, size, base.slot, below) };
+        // The store was loaded at this block.
+        first.last_writes().iter().for_each(|write| apply(&mut initial, write));
         let mut slots = vec![Slot { number: base.slot, failed: None, block: Some(first) }];
         let mut parent = base;
         for number in base.slot + 1..=base.slot + size.slots {
@@ -180,10 +182,7 @@ impl Chain {
         let mut map = self.initial.clone();
         // The initial map is that after the first block.
         for write in self.blocks().skip(1).take_while(|block| block.slot <= slot).flat_map(|block| &block.writes) {
-            match write.value {
-                Some(value) => map.insert(write.key, value),
-                None => map.remove(&write.key),
-            };
+            apply(&mut map, write);
         }
         map
     }
@@ -191,6 +190,13 @@ impl Chain {
     pub(super) fn tip(&self) -> Base {
         self.blocks().last().map_or(self.base, Block::base)
     }
+}
+
+fn apply(map: &mut BTreeMap<[u8; 32], [u8; 32]>, write: &Write) {
+    match write.value {
+        Some(value) => map.insert(write.key, value),
+        None => map.remove(&write.key),
+    };
 }
 
 fn block(rng: &mut Rng, size: &Size, slot: u64, parent: Base) -> Block {

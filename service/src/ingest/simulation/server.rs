@@ -384,14 +384,18 @@ impl World {
             Fault::WrongBlock => Arc::new(self.chain.with_error()),
             _ => Arc::clone(&self.chain),
         };
+        // Slots out of order are whole one by one, or a child would confirm a parent whose accounts come after its meta.
+        let reorders = self.rng.chance(0.7);
         let lost = (fault == Fault::Loses).then(|| self.lose(from_slot)).flatten();
         let subscription = Subscription { filter, selection: self.selection, commitment: self.commitment };
         let mut units: Vec<(u64, Vec<Item>)> = Vec::new();
         for slot in chain.slots.iter().filter(|slot| slot.number >= from_slot) {
             let live = self.confirmed_at(slot.number) > now && lag.is_zero();
-            units.push((slot.number, self.unit(subscription, slot, live, lost)));
+            units.push((slot.number, self.unit(subscription, slot, live, lost, !reorders)));
         }
-        units::reorder(&mut units, &self.chain, &mut self.rng);
+        if reorders {
+            units::reorder(&mut units, &self.chain, &mut self.rng);
+        }
         let (mut at, mut items) = (now, VecDeque::new());
         for (number, unit) in units {
             at = at.max(self.confirmed_at(number) + lag);
@@ -441,13 +445,20 @@ impl World {
     }
 
     /// Returns the messages of one slot.
-    fn unit(&mut self, subscription: Subscription<'_>, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
+    fn unit(
+        &mut self,
+        subscription: Subscription<'_>,
+        slot: &Slot,
+        live: bool,
+        lost: Option<(u64, u64)>,
+        early: bool,
+    ) -> Vec<Item> {
         let mut out = Vec::new();
         if let Some((block, dead)) = &slot.failed
             && live
             && self.failed_told.insert(slot.number)
         {
-            let mut bank = units::of_block(subscription, block, None, &mut self.rng);
+            let mut bank = units::of_block(subscription, block, None, early, &mut self.rng);
             // Neither a dead nor an abandoned bank was confirmed.
             bank.retain(|update| !matches!(update.update_oneof, Some(UpdateOneof::Slot(_))));
             out.append(&mut bank);
@@ -458,7 +469,7 @@ impl World {
         if let Some(block) = &slot.block {
             let part = lost.filter(|(number, _)| *number == slot.number).map(|(_, part)| part);
             if part != Some(0) {
-                out.append(&mut units::of_block(subscription, block, part, &mut self.rng));
+                out.append(&mut units::of_block(subscription, block, part, early, &mut self.rng));
             }
         }
         out.into_iter().map(Ok).collect()

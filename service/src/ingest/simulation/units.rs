@@ -24,11 +24,12 @@ pub(super) struct Subscription<'a> {
 }
 
 /// Returns the messages of a confirmed block without its `lost` part: 1 is the block meta, 2 the confirmation. Its
-/// accounts come before the later one of its meta and its confirmation.
+/// accounts come before the later one of its meta and its confirmation. The meta is before some of them only where `early`.
 pub(super) fn of_block(
     subscription: Subscription<'_>,
     block: &Block,
     lost: Option<u64>,
+    early: bool,
     rng: &mut Rng,
 ) -> Vec<SubscribeUpdate> {
     let Subscription { filter, selection, commitment } = subscription;
@@ -57,8 +58,10 @@ pub(super) fn of_block(
     let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
     let lost_one = |update: &SubscribeUpdate| lost.is_some_and(|part| (part == 1) == is_meta(update));
     if !lost_one(&meta) {
-        let early = if rng.chance(0.3) { rng.below(out.len() as u64 + 1) as usize } else { out.len() };
-        out.insert(early, meta);
+        // A child confirms a block without a confirmation of its own, which is complete with its meta then.
+        let is_last = lost == Some(2) || !early;
+        let at = if is_last || !rng.chance(0.3) { out.len() } else { rng.below(out.len() as u64 + 1) as usize };
+        out.insert(at, meta);
     }
     if finalized {
         // A confirmation below the wanted commitment has to be ignored.

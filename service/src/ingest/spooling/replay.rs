@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use solana::ChainCheckpoint;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
@@ -15,7 +16,7 @@ use tracing::{error, info, warn};
 use super::{Spooling, remove, remove_dir};
 use crate::chain::{Base, Gap, Phase, WholeSlot};
 use crate::ingest::State;
-use crate::ingest::receive::{Message, messages_of};
+use crate::ingest::receive::{Message, Wholes};
 use crate::spool::{Figures, Reader};
 
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
@@ -77,7 +78,8 @@ impl Replay {
         info!(slot = reader.last().slot, "applying the slots that were kept");
         tell_contradiction(&spooling, state);
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
-        let feeder = Feeder { figures: Arc::clone(&figures), messages: messages.clone(), state: state.clone() };
+        let feeder =
+            Feeder { figures: Arc::clone(&figures), messages: Wholes::new(messages.clone()), state: state.clone() };
         // Until the spool ends, its receiver is the only one.
         let shows = async {
             loop {
@@ -148,7 +150,7 @@ impl Sent {
 #[derive(Clone)]
 struct Feeder {
     figures: Arc<Figures>,
-    messages: mpsc::Sender<Message>,
+    messages: Wholes,
     state: State,
 }
 
@@ -181,12 +183,12 @@ impl Feeder {
         let source = sent.reader.source();
         if sent.told.is_none_or(|(told, _)| told != source) {
             let provider = self.state.providers.of_source(source);
-            self.messages.blocking_send(Message::Reconnected { provider }).ok()?;
+            self.messages.queue().blocking_send(Message::Reconnected { provider }).ok()?;
             sent.told = Some((source, self.state.resume.announce()));
         }
         // ORDERING: Relaxed: a statistic.
         let newest = self.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed);
         self.state.readiness.set_newest_slot(newest);
-        messages_of(slot).try_for_each(|message| self.messages.blocking_send(message).ok())
+        Handle::current().block_on(self.messages.send(slot)).ok()
     }
 }

@@ -13,7 +13,8 @@ use tracing::error;
 use crate::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::assemble::{Assembler, Input, Limits};
-use crate::ingest::receive::Message;
+use crate::ingest::late::Lines;
+use crate::ingest::receive::{Message, Whole};
 use crate::ingest::standing::Standing;
 use crate::ingest::waiting::Waiting;
 use crate::spool::{Figures, Full, Origin, Writer, source_of};
@@ -30,6 +31,8 @@ pub(in crate::ingest) struct Spooler {
     standing: Standing,
     state: State,
     waiting: Waiting,
+    /// The lines about updates that came after their slot.
+    late: Lines,
 }
 
 impl Spooler {
@@ -51,6 +54,7 @@ impl Spooler {
             standing: Standing::of_spool(state.clone()),
             state,
             waiting: Waiting::new(gap_timeout),
+            late: Lines::default(),
         }
     }
 
@@ -100,12 +104,18 @@ impl Spooler {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.last());
                 }
-                self.input(Input::Reconnected)?;
+                // That of an earlier connection may be of another chain.
+                self.state.readiness.set_newest_slot(0);
+                self.assembler.push(Input::Reconnected).or_else(|gap| self.start_over(gap))?;
             }
-            Message::Tick => self.check_waiting()?,
+            Message::Tick => {
+                self.check_waiting()?;
+                self.state.resume.tick_taken(&self.assembler);
+            }
             Message::Gap(gap) => self.start_over(gap)?,
-            // The receiver sends no heal.
+            // The receiver and the merging send no heal.
             Message::Heal(_) | Message::Beat => {}
+            Message::Slot(Whole { slot, .. }) => self.whole(&slot)?,
         }
         if nothing_waits { self.flush() } else { Ok(()) }
     }
@@ -121,20 +131,41 @@ impl Spooler {
             return Ok(());
         }
         while let Some(slot) = self.assembler.next() {
-            let source = self.source;
-            let writer = self.writer_for(&slot)?;
-            writer.set_source(source);
-            writer.append(&slot)?;
-            // ORDERING: Relaxed: a statistic.
-            self.figures.has_slots.store(true, std::sync::atomic::Ordering::Relaxed);
-            self.state.resume.set_slot(slot.slot);
-            self.waiting.over();
-            self.standing.committed(slot.slot, slot.created_unix_ms);
+            self.keep(&slot)?;
         }
+        let (provider, assembler) = (self.standing.provider(), &self.assembler);
+        self.state.brought(provider, self.standing.connection(), assembler);
+        self.late.tell(assembler.dropped().late_updates, provider, &self.state.providers);
         match self.assembler.check_gap() {
             Some(gap) => self.start_over(gap),
             None => self.check_waiting(),
         }
+    }
+
+    /// Keeps the next slot of the chain, which was assembled elsewhere.
+    fn whole(&mut self, slot: &WholeSlot) -> Result<(), Full> {
+        if self.standing.has_given_up() {
+            return Ok(());
+        }
+        if let Some(gap) = self.assembler.gap_before(slot) {
+            return self.start_over(gap);
+        }
+        self.keep(slot)?;
+        self.assembler.restart(Some(slot.base()));
+        Ok(())
+    }
+
+    fn keep(&mut self, slot: &WholeSlot) -> Result<(), Full> {
+        let source = self.source;
+        let writer = self.writer_for(slot)?;
+        writer.set_source(source);
+        writer.append(slot)?;
+        // ORDERING: Relaxed: a statistic.
+        self.figures.has_slots.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.state.resume.set_slot(slot.slot);
+        self.waiting.over();
+        self.standing.committed(slot.slot, slot.created_unix_ms);
+        Ok(())
     }
 
     fn check_waiting(&mut self) -> Result<(), Full> {

@@ -22,6 +22,7 @@ fn slot(number: u64, parent_blockhash: [u8; 32]) -> WholeSlot {
         parent_blockhash,
         created_unix_ms: 0,
         events: Vec::new(),
+        late: 0,
     }
 }
 
