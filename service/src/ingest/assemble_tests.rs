@@ -139,7 +139,8 @@ fn an_update_after_its_slot_goes_out_with_the_next_one_unless_a_newer_one_was_ta
     let first = [confirmed(11), account(11, 1, 1, 1), account(11, 2, 1, 2), account(11, 3, 1, 3), meta(11, 10)];
     assert_eq!(updates(&feed(&mut assembler, &first)[0]), [vec![], vec![(1, 1), (2, 1), (3, 1)]]);
     // New keys, a later write, and what was taken or overwritten already.
-    let late = [account(11, 4, 7, 4), account(11, 5, 7, 5), account(11, 2, 7, 6), account(11, 1, 1, 1), account(11, 3, 7, 2)];
+    let late =
+        [account(11, 4, 7, 4), account(11, 5, 7, 5), account(11, 2, 7, 6), account(11, 1, 1, 1), account(11, 3, 7, 2)];
     assert_eq!(feed(&mut assembler, &late), []);
     assert_eq!((assembler.dropped().late_updates, assembler.dropped().duplicate_updates), (3, 2));
     let next = feed(&mut assembler, &[confirmed(12), account(12, 5, 8, 7), meta(12, 11)]);

@@ -7,8 +7,8 @@
 //! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
 
 use std::pin::pin;
-use std::sync::{Arc, LazyLock};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures::future::select_all;

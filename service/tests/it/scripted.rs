@@ -202,8 +202,7 @@ impl Geyser for Script {
                     continue;
                 }
                 let filter = Filter::compile(&request).expect("the service asks for what there is");
-                let asked: Vec<_> =
-                    slots.iter().filter(|slot| slot.number >= request.from_slot.unwrap_or(0)).collect();
+                let asked: Vec<_> = slots.iter().filter(|slot| slot.number >= request.from_slot.unwrap_or(0)).collect();
                 let first = asked.first().map_or(0, |slot| slot.number);
                 for number in first..first + manner.confirmed_ahead {
                     let slot = Slot { number, confirmed: true, writes: Vec::new() };

@@ -67,7 +67,9 @@ impl Passed {
                 let passed = &self.slots[at];
                 match () {
                     () if passed.base.blockhash != slot.blockhash => contradicts(slot, passed.base),
-                    () if (passed.content, passed.events) == (self.content(slot), slot.own_events().len()) => Place::Known,
+                    () if (passed.content, passed.events) == (self.content(slot), slot.own_events().len()) => {
+                        Place::Known
+                    }
                     () => Place::Differs { first: passed.provider, events_first: passed.events },
                 }
             }

@@ -385,7 +385,8 @@ impl World {
             _ => Arc::clone(&self.chain),
         };
         // Slots out of order are whole one by one, or a child would confirm a parent whose accounts come after its meta.
-        let reorders = self.rng.chance(0.7);
+        // Numbers of their own: a seed's messages stay the same.
+        let reorders = Rng::new(from_slot ^ connection << 32).chance(0.7);
         let lost = (fault == Fault::Loses).then(|| self.lose(from_slot)).flatten();
         let subscription = Subscription { filter, selection: self.selection, commitment: self.commitment };
         let mut units: Vec<(u64, Vec<Item>)> = Vec::new();
@@ -393,9 +394,9 @@ impl World {
             let live = self.confirmed_at(slot.number) > now && lag.is_zero();
             units.push((slot.number, self.unit(subscription, slot, live, lost, !reorders)));
         }
-        if reorders {
-            units::reorder(&mut units, &self.chain, &mut self.rng);
-        }
+        let mut reordered = units.clone();
+        units::reorder(&mut reordered, &self.chain, &mut self.rng);
+        let units = if reorders { reordered } else { units };
         let (mut at, mut items) = (now, VecDeque::new());
         for (number, unit) in units {
             at = at.max(self.confirmed_at(number) + lag);

@@ -58,10 +58,10 @@ pub(super) fn of_block(
     let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
     let lost_one = |update: &SubscribeUpdate| lost.is_some_and(|part| (part == 1) == is_meta(update));
     if !lost_one(&meta) {
+        let at = if rng.chance(0.3) { rng.below(out.len() as u64 + 1) as usize } else { out.len() };
         // A child confirms a block without a confirmation of its own, which is complete with its meta then.
         let is_last = lost == Some(2) || !early;
-        let at = if is_last || !rng.chance(0.3) { out.len() } else { rng.below(out.len() as u64 + 1) as usize };
-        out.insert(at, meta);
+        out.insert(if is_last { out.len() } else { at }, meta);
     }
     if finalized {
         // A confirmation below the wanted commitment has to be ignored.
