@@ -9,7 +9,7 @@
 //! own updates win. All other updates of a complete slot are duplicates.
 //!
 //! A new connection sends the newest slot again. An earlier connection may have ended before a late update, so that all
-//! of that slot goes out once more, with the next slot. What the map has already changes nothing.
+//! of that slot goes out once more, with the next slot. Values that the map has already change nothing.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasher as _;
@@ -120,7 +120,7 @@ impl Late {
         self.slots.clear();
     }
 
-    /// Forgets everything.
+    /// Forgets all versions, and drops all updates.
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.updates.clear();

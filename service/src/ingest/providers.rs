@@ -253,10 +253,10 @@ impl Providers {
         !provider.failing.swap(true, Ordering::Relaxed)
     }
 
-    /// Notes what an operator should know of the provider, in the place of its newest error.
-    pub(super) fn remark(&self, index: usize, what: &str) {
+    /// Notes a remark about the provider for the operator, in the place of its newest error.
+    pub(super) fn remark(&self, index: usize, text: &str) {
         if let Some(provider) = self.all.get(index) {
-            provider.last_error.store(Some(Arc::new(what.to_owned())));
+            provider.last_error.store(Some(Arc::new(text.to_owned())));
         }
     }
 

@@ -107,7 +107,7 @@ pub enum Message {
 /// A whole slot in a queue.
 #[derive(Debug)]
 pub struct Whole {
-    /// The slot.
+    /// The slot, with the last write of each key.
     pub slot: Box<WholeSlot>,
     _room: OwnedSemaphorePermit,
 }

@@ -82,8 +82,8 @@ impl State {
         self.providers.mirror(&of.providers);
     }
 
-    /// Tells the receiver what its newest connection, the `connection`-th one, to the provider with this index, has
-    /// brought so far. Writer: the thread of the assembler.
+    /// Tells the receiver how far its newest connection has come: the `connection`-th one, to the provider with this
+    /// index. Writer: the thread of the assembler.
     pub(super) fn brought(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
         // ORDERING: Relaxed: see `Resume::slots_of`.
         self.resume.brought.store(packed(connection, assembler.wholes()), Ordering::Relaxed);
@@ -217,7 +217,7 @@ impl Resume {
 
     /// Returns the newest slot that ingest-apply has taken over from the assembler, committed or not: a new connection
     /// replays the stream from it. After a restart it is the checkpoint's slot. `None` means to begin with new slots. A
-    /// lane that is behind begins there too, because a server may no longer have the lane's own slot.
+    /// lane that lags begins there too, because a server may no longer have the lane's own slot.
     pub(super) fn slot(&self) -> Option<u64> {
         // ORDERING: Relaxed: an older slot only makes the replay longer.
         let own = Some(self.slot.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT);

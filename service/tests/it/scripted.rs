@@ -49,7 +49,7 @@ pub(crate) struct Manner {
     pub(crate) order: fn(Vec<SubscribeUpdate>) -> Vec<SubscribeUpdate>,
     /// Number of slots whose confirmations are sent before everything else.
     pub(crate) confirmed_ahead: u64,
-    /// Time between two slots.
+    /// Time from one slot to the next one.
     pub(crate) pace: Duration,
 }
 

@@ -55,7 +55,7 @@ impl Two {
         self.take(lane, Message::Reconnected { provider }).await;
     }
 
-    /// Ends a lane's connection.
+    /// Ends the connection of a lane's receiver.
     fn disconnect(&self, lane: usize) {
         drop(self.merge.lanes[lane].state().open());
     }
