@@ -130,10 +130,14 @@ impl<C: Client> Connection<C> {
         self.idle = Duration::ZERO;
     }
 
-    fn idle_ended(&self) -> Ended {
+    /// Ends the connection if it has been of no use for too long. Call it at each tick, once progress is noted.
+    pub(crate) fn check_idle(&self) -> Result<(), Ended> {
+        if self.idle <= self.idle_timeout {
+            return Ok(());
+        }
         let (idle_ms, heard) = (self.idle.as_millis(), self.heard);
         let sent = if heard { "no slot that can be applied" } else { "no slot" };
-        Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), heard }
+        Err(Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), heard })
     }
 
     /// Returns the end as one of silence where nothing came before it.
@@ -156,9 +160,6 @@ impl<C: Client> Connection<C> {
                     let now = Instant::now();
                     let passed = now.duration_since(self.ticked_at).min(2 * TICK);
                     (self.idle, self.silent, self.ticked_at) = (self.idle + passed, self.silent + passed, now);
-                    if self.idle > self.idle_timeout {
-                        return Err(self.idle_ended());
-                    }
                     return Ok(Next::Tick);
                 }
             };

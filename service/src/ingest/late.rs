@@ -10,6 +10,9 @@
 //!
 //! A new connection sends the newest slot again. An earlier connection may have ended before a late update, so that all
 //! of that slot goes out once more, with the next slot. Values that the map has already change nothing.
+//!
+//! Of two streams at once, late updates go out with the copy of the slot that is passed on. Those of the other copy are
+//! dropped, and the merging reports that the two copies of the earlier slot differ.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasher as _;

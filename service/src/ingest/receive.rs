@@ -281,26 +281,15 @@ impl<U: Upstream> Receiver<'_, U> {
         loop {
             let next = tokio::select! {
                 biased;
-                next = connection.next() => next.map_err(|ended| self.is_gap(ended))?,
+                next = connection.next() => next?,
                 () = &mut renewed => return Err(Ended::Renewed),
             };
-            match next {
-                Next::Tick => {
-                    if !self.state.resume.is_taken_in() {
-                        // Nobody knows what the messages before this have brought.
-                        connection.progressed();
-                    }
-                    self.check_lag(roster, &mut lag)?;
-                    self.send(Message::Tick).await?;
-                    self.state.resume.tick_sent();
-                    self.trust_again(hangups);
+            let is_tick = matches!(next, Next::Tick);
+            if let Next::Update(update) = next {
+                if !self.take(update, &mut batch).await? {
+                    continue;
                 }
-                Next::Update(update) => {
-                    if !self.take(update, &mut batch).await? {
-                        continue;
-                    }
-                    connection.heard_of_a_slot();
-                }
+                connection.heard_of_a_slot();
             }
             let before = std::mem::replace(&mut slots, self.state.resume.slots_of(number));
             if slots > before {
@@ -311,6 +300,17 @@ impl<U: Upstream> Receiver<'_, U> {
             }
             if self.state.resume.is_given_up(number) {
                 return Err(Ended::GivenUp);
+            }
+            if is_tick {
+                if !self.is_taken_in() {
+                    // Nobody knows yet what the messages before this have brought.
+                    connection.progressed();
+                }
+                connection.check_idle().map_err(|ended| self.is_gap(ended))?;
+                self.check_lag(roster, applied, &mut lag)?;
+                self.send(Message::Tick).await?;
+                self.state.resume.tick_sent();
+                self.trust_again(hangups);
             }
         }
     }
@@ -349,13 +349,13 @@ impl<U: Upstream> Receiver<'_, U> {
         Ok(is_boundary)
     }
 
-    /// Ends the connection where the provider lags too long after another one that could take over.
-    fn check_lag(&self, roster: &Roster, lag: &mut Lag) -> Result<(), Ended> {
+    /// Ends the connection where the provider lags too long after another one that could take over. `applied` is the slot
+    /// at which the connection began.
+    fn check_lag(&self, roster: &Roster, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.settings.takeover_lag_slots;
-        let own = self.state.readiness.newest_slot().max(self.state.resume.slot());
+        let own = self.state.readiness.newest_slot().or(applied);
         // Until all messages are taken in, the lag may be that of ingest-apply, and another provider would not help.
-        let is_known = self.state.resume.is_taken_in();
-        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);
+        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| self.is_taken_in());
         let lag_slots = newest.map(|(other, own)| other.saturating_sub(own));
         if !lag.lasts(lag_slots, limit_slots) {
             return Ok(());
@@ -365,6 +365,11 @@ impl<U: Upstream> Receiver<'_, U> {
             own.unwrap_or(0),
             lag_slots.unwrap_or(0)
         )))
+    }
+
+    /// Whether the assembler's thread has taken in all messages that were sent.
+    fn is_taken_in(&self) -> bool {
+        self.tx.capacity() == self.tx.max_capacity() && self.state.resume.is_taken_in()
     }
 
     /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the

@@ -300,7 +300,27 @@ impl Resume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::Phase;
+    use crate::chain::{Base, Phase};
+    use crate::ingest::assemble::{Input, Limits as Held};
+
+    #[test]
+    fn a_receiver_is_told_of_its_own_connection_and_of_all_that_it_has_sent() {
+        let state = State::at(ChainCheckpoint { slot: Some(10), ..ChainCheckpoint::default() });
+        let base = Base { slot: 10, blockhash: [10; 32] };
+        let mut assembler = Assembler::new(Some(base), Held::default());
+        let (slot, parent_slot, parent_blockhash) = (11, base.slot, base.blockhash);
+        let meta = Input::BlockMeta { slot, blockhash: [11; 32], parent_slot, parent_blockhash, created_unix_ms: 0 };
+        assert!(state.resume.is_taken_in());
+        state.resume.tick_sent();
+        assert!(!state.resume.is_taken_in(), "the messages before the tick may bring a slot");
+        assembler.push(meta).unwrap();
+        state.resume.tick_taken(&assembler);
+        assert_eq!((state.resume.is_taken_in(), state.resume.incomplete()), (true, Some((11, "no confirmation"))));
+        assembler.push(Input::Status { slot, confirmed: true, dead: false }).unwrap();
+        state.brought(Some(0), 3, &assembler);
+        assert_eq!([2, 3, 4].map(|connection| state.resume.slots_of(connection)), [0, 1, 0]);
+        assert_eq!((state.readiness.newest_slot(), state.providers.newest_slot(0)), (Some(11), Some(11)));
+    }
 
     #[test]
     fn while_a_spool_follows_the_stream_its_receiver_has_the_word() {

@@ -102,7 +102,10 @@ impl Receiver {
                 () = &mut renewed => return Err(Ended::Renewed),
                 () = &mut changed => return Err(Ended::Renewed),
             };
-            let Next::Update(update) = next else { continue };
+            let Next::Update(update) = next else {
+                connection.check_idle()?;
+                continue;
+            };
             if let Some(slot) = self.take(update, &mut batch).await? {
                 connection.heard_of_a_slot();
                 if slot > newest {
