@@ -354,8 +354,9 @@ impl<U: Upstream> Receiver<'_, U> {
     fn check_lag(&self, roster: &Roster, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.settings.takeover_lag_slots;
         let own = self.state.readiness.newest_slot().or(applied);
-        // Until all messages are taken in, the lag may be that of ingest-apply, and another provider would not help.
-        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| self.is_taken_in());
+        // If the newest tick is not taken in yet, the lag is that of ingest-apply, and another provider would not help.
+        let is_known = self.state.resume.is_taken_in();
+        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);
         let lag_slots = newest.map(|(other, own)| other.saturating_sub(own));
         if !lag.lasts(lag_slots, limit_slots) {
             return Ok(());
