@@ -374,10 +374,11 @@ impl Assembler {
             return self.check_bytes();
         };
         if let Some(last) = self.last.filter(|last| last.slot == slot) {
-            self.came_again(slot);
             let known = Some(last.blockhash).filter(|known| *known != UNKNOWN);
             let same = known.map_or(Ok(()), |known| same_block(slot, known, meta.blockhash));
-            return same.map_err(|gap| Gap { contradicts: true, ..gap }).and_then(|()| self.check_bytes());
+            same.map_err(|gap| Gap { contradicts: true, ..gap })?;
+            self.came_again(slot);
+            return self.check_bytes();
         }
         self.make_whole(slot, meta);
         self.confirm_parents();

@@ -166,8 +166,16 @@ fn the_last_slot_that_a_new_connection_sends_again_goes_out_with_the_next_one() 
     assert_eq!(updates(&next[0]), [vec![], vec![]]);
     assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
     // Another block in its place contradicts the chain.
-    let other = gap(&mut assembler, &[Input::Reconnected, account(13, 4, 9, 1), meta_of(13, [9; 32], 12, hash(12))]);
-    assert!(other.contradicts, "{other:?}");
+    // Also where somebody else has brought the slot.
+    assembler.advance(Base { slot: 14, blockhash: hash(14) });
+    for slot in [13, 14] {
+        let other = [account(slot, 4, 9, 1), meta_of(slot, [9; 32], slot - 1, hash(slot - 1)), confirmed(slot)];
+        let gap = gap(&mut assembler, &other);
+        assert!(gap.contradicts, "{gap:?}");
+        assembler.restart(assembler.last());
+    }
+    let next = feed(&mut assembler, &[meta(15, 14), confirmed(15)]);
+    assert_eq!(updates(&next[0]), [vec![], vec![]], "nothing of another block goes out");
 }
 
 #[test]
