@@ -168,7 +168,7 @@ fn the_last_slot_that_a_new_connection_sends_again_goes_out_with_the_next_one() 
     // Another block in its place contradicts the chain.
     // Also where somebody else has brought the slot.
     assembler.advance(Base { slot: 14, blockhash: hash(14) });
-    for slot in [13, 14] {
+    for slot in [14, 13] {
         let other = [account(slot, 4, 9, 1), meta_of(slot, [9; 32], slot - 1, hash(slot - 1)), confirmed(slot)];
         let gap = gap(&mut assembler, &other);
         assert!(gap.contradicts, "{gap:?}");
