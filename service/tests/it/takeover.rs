@@ -257,7 +257,8 @@ fn of_two_at_once_one_that_comes_back_is_asked_from_the_applied_slot() {
         wait_for_condition(service, 1, "followed");
         let line = format!("subscribed url=\"{}\" from_slot=", url(two.address()));
         let log = service.log();
-        let asked: u64 = log.lines().filter_map(|text| text.split_once(&line)).last().unwrap().1.parse().unwrap();
+        let newest = log.lines().rev().find_map(|text| text.split_once(&line)).unwrap().1;
+        let asked: u64 = newest.parse().unwrap();
         assert!(asked >= applied, "asked={asked} applied={applied}: {log}");
         service.wait_for_slot(applied + 20);
     });
