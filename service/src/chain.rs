@@ -11,7 +11,8 @@ use foldhash::fast::RandomState;
 pub(crate) type KeyMap<V> = HashMap<[u8; 32], V, RandomState>;
 
 /// Upper bound of slots, exclusive. At five slots a second the chain reaches it in seven thousand years, so a higher
-/// number is no slot: a Yellowstone server that has just started answers `u64::MAX` for "none yet".
+/// number is no slot. Messages, answers and checkpoints with one are refused where they come in, so the rest of the
+/// service may add to a slot.
 pub(crate) const SLOT_END: u64 = 1 << 40;
 
 /// The block that the data stands at. The next slot handed out is its child.
@@ -42,7 +43,7 @@ pub struct WholeSlot {
     /// Slot of the parent block: usually one less than `slot`, older where slots were skipped.
     pub parent_slot: u64,
     pub parent_blockhash: [u8; 32],
-    /// When the server made the block meta, in ms since the Unix epoch; 0 when the server does not say.
+    /// When the block was made, as far as its block meta tells, in ms since the Unix epoch; 0 when it does not.
     pub created_unix_ms: u64,
     /// Account updates of the slot. After assembly at most one a key remains: the last write wins.
     pub events: Vec<Event>,

@@ -28,6 +28,7 @@ mod metrics;
 mod net;
 mod out;
 mod overlay;
+mod plausible;
 mod processed;
 mod published;
 mod pulse;

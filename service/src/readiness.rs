@@ -2,7 +2,7 @@
 //! asks.
 //!
 //! Owns: the limits, and the events that they apply to. Must not: block; each read and write is wait-free. Writers are
-//! ingest-apply (phase, applied slots) and the stream's receiver (trouble, newest slot); any thread reads.
+//! ingest-apply (phase, applied slots) and the stream's receivers (trouble, newest slots); any thread reads.
 //!
 //! Nothing here is a latch that must be reset. The stored values are events with their times, and each reader compares
 //! these with the clock. So readiness ends without an event if the stream is dead, silent or slow, the ingest lags, or
@@ -17,6 +17,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::time::Instant;
 
 use crate::chain::{Contradiction, Gap, Phase};
+use crate::plausible;
 use crate::published::Published;
 use crate::setting::{DAY, Given as _, settings};
 
@@ -24,7 +25,11 @@ use crate::setting::{DAY, Given as _, settings};
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
 
 /// 2020-03-16, the day of the first slot of Solana's mainnet. No server can have created a message earlier.
-const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
+pub(crate) const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
+
+/// How long the newest slot counts that a provider has named in an answer. The providers are asked every 2 s, and one may
+/// take 5 s to answer.
+const NAMED_FOR: Duration = Duration::from_secs(10);
 
 /// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
 const TROUBLE_BYTES_MAX: usize = 400;
@@ -58,6 +63,8 @@ pub struct Readiness {
     published: Arc<Published>,
     /// The newest slot mentioned on the newest connection to the stream, if it is plausible; 0 before the first.
     newest_slot: AtomicU64,
+    /// The newest plausible slot that any provider has named lately beside that connection.
+    named: ArcSwapOption<Named>,
     phase: ArcSwap<Phase>,
     applied: ArcSwapOption<Applied>,
     awaited: ArcSwapOption<Awaited>,
@@ -79,10 +86,17 @@ pub struct Awaited {
     pub gap_timeout: Duration,
 }
 
+/// A slot that a provider has named.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    slot: u64,
+    at: Instant,
+}
+
 /// Age of a slot at its commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// Time from the creation of the slot's block meta to the commit.
+    /// Time from the making of the block, as far as its block meta tells it, to the commit.
     Known(Duration),
     /// The server's time is impossible; holds that time, in ms since the Unix epoch.
     Absurd(u64),
@@ -102,8 +116,8 @@ pub struct Verdict {
     pub not_ready: Option<String>,
     /// The missing slots, or those of the contradiction; `None` unless a gap is the reason.
     pub gap: Option<Gap>,
-    /// Age of the newest applied slot, in ms: from its creation to its commit, plus all the time since once the next
-    /// slot is overdue. `None` before the first slot, and if the server's time is impossible.
+    /// Age of the newest applied slot, in ms: from the time at which the block was made to its commit, plus all the time
+    /// since once the next slot is overdue. `None` before the first slot, and if the server's time is impossible.
     pub lag_ms: Option<u64>,
 }
 
@@ -121,6 +135,7 @@ impl Readiness {
             limits,
             published,
             newest_slot: AtomicU64::new(0),
+            named: ArcSwapOption::empty(),
             phase: ArcSwap::from_pointee(Phase::Starting),
             applied: ArcSwapOption::empty(),
             awaited: ArcSwapOption::empty(),
@@ -166,9 +181,37 @@ impl Readiness {
         self.newest_slot.store(slot, Ordering::Relaxed);
     }
 
-    /// The newest slot mentioned on the newest connection to the stream, if it is plausible; `None` before the first.
+    /// Notes that a provider names this slot as its newest one, beside the newest connection. An implausible one does not
+    /// count, because a provider that errs would keep the service from being ready. Writer: the receivers' task.
+    pub fn name(&self, slot: u64) {
+        let is_older = |named: &Named| slot < named.slot && named.at.elapsed() < NAMED_FOR;
+        let is_plausible = self.published.slot().is_some_and(|applied| slot <= applied.saturating_add(self.reach()));
+        if is_plausible && !self.named.load().as_deref().is_some_and(is_older) {
+            self.named.store(Some(Named { slot, at: Instant::now() }.into()));
+        }
+    }
+
+    /// The newest known slot: the one mentioned on the newest connection to the stream, or a later one that any provider
+    /// has named lately and the store has not. `None` if there is neither.
     pub fn newest_slot(&self) -> Option<u64> {
-        Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0)
+        let mentioned = Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0);
+        let named = self.named.load();
+        let named = named.as_deref().filter(|named| named.at.elapsed() < NAMED_FOR);
+        mentioned.max(named.map(|named| named.slot).filter(|slot| Some(*slot) > self.published.slot()))
+    }
+
+    /// Returns the largest number of slots that can have passed since the newest applied one, by its age.
+    pub(crate) fn reach(&self) -> u64 {
+        plausible::reach(self.applied_age())
+    }
+
+    /// Age of the newest applied slot at this moment; `None` before the first slot since the start, and if the server's time
+    /// is impossible.
+    pub(crate) fn applied_age(&self) -> Option<Duration> {
+        match **self.applied.load().as_ref()? {
+            Applied { at, age: Age::Known(age) } => Some(age.saturating_add(at.elapsed())),
+            Applied { age: Age::Absurd(_), .. } => None,
+        }
     }
 
     /// Returns the number of slots between the newest one mentioned and the newest applied; `None` before the first of
@@ -275,7 +318,7 @@ impl Readiness {
         self.verdict_at(self.lag_slots())
     }
 
-    /// Computes readiness at this moment. `lag_slots` is the lag behind the newest slot that the stream mentioned.
+    /// Computes readiness at this moment. `lag_slots` is the distance to the newest known slot.
     fn verdict_at(&self, lag_slots: Option<u64>) -> Verdict {
         let (phase, applied) = (self.phase.load(), self.applied.load());
         let since = applied.as_ref().map(|applied| applied.at.elapsed());
@@ -325,7 +368,10 @@ impl Readiness {
         let before = if remedy.is_empty() { "" } else { "; " };
         match contradicts {
             true => format!("the stream contradicts the applied chain: {detail}{before}{remedy}"),
-            false => format!("slots are missing: first_slot={first_slot} last_slot={last_slot}{before}{remedy}"),
+            false => {
+                let detail = &detail[..detail.floor_char_boundary(TROUBLE_BYTES_MAX)];
+                format!("slots are missing: first_slot={first_slot} last_slot={last_slot}: {detail}{before}{remedy}")
+            }
         }
     }
 
@@ -455,6 +501,32 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_plausible_slot_that_any_provider_names_counts_for_some_seconds() {
+        let readiness = live(SECOND / 50);
+        readiness.published.publish(ChainCheckpoint { slot: Some(1000), ..ChainCheckpoint::default() });
+        readiness.set_newest_slot(1001);
+        let why = |readiness: &Readiness| (readiness.lag_slots(), readiness.verdict().not_ready);
+        let behind = Some("350 slots behind the newest known one: max_lag_slots=150".to_owned());
+        for absurd in [1000 + 5_001, 1 << 39, u64::MAX] {
+            readiness.name(absurd);
+            assert_eq!(why(&readiness), (Some(1), None), "{absurd}");
+        }
+        readiness.name(1350);
+        [900, u64::MAX].into_iter().for_each(|slot| readiness.name(slot));
+        assert_eq!(why(&readiness), (Some(350), behind.clone()));
+        readiness.set_newest_slot(0);
+        assert_eq!(why(&readiness), (Some(350), behind), "on a connection that has told nothing");
+        readiness.set_newest_slot(1001);
+        advance(NAMED_FOR).await;
+        readiness.slot_applied(Age::Known(SECOND / 50));
+        assert_eq!(why(&readiness), (Some(1), None));
+        readiness.name(1300);
+        assert_eq!(readiness.lag_slots(), Some(300));
+        readiness.published.publish(ChainCheckpoint { slot: Some(1300), ..ChainCheckpoint::default() });
+        assert_eq!(readiness.lag_slots(), Some(0));
+    }
+
     #[test]
     fn limits_are_settings() {
         let readiness = live_within(Limits { max_lag_ms: 40_000, max_lag_slots: 1000 }, SECOND * 38);
@@ -470,7 +542,7 @@ mod tests {
             (Phase::Starting, "starting"),
             (Phase::Loading("pairs=5".to_owned()), "loading: pairs=5"),
             (Phase::CatchingUp, "catching up with the stream"),
-            (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9"),
+            (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9: parent"),
             (Phase::NoSpace("full".to_owned()), "no space: full"),
             (Phase::CommitWaits("no descriptors".to_owned()), "a commit has to wait: no descriptors"),
         ] {
@@ -492,7 +564,7 @@ mod tests {
             readiness.set_phase(Phase::Gap(gap));
             readiness.verdict_at(None).not_ready.unwrap()
         };
-        let missing = "slots are missing: first_slot=8 last_slot=9; if no server sends the missing slots, ";
+        let missing = "slots are missing: first_slot=8 last_slot=9: parent; if no server sends the missing slots, ";
         assert_eq!(said(true), format!("{missing}the service heals the store from the archives of heal_from"));
         assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
     }

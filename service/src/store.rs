@@ -9,10 +9,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
-use engine_api::{Engine, ErrorKind};
+use engine_api::{Engine, Error, ErrorKind};
 use engines::{EngineOptions, Holds, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
+use crate::chain::SLOT_END;
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
 pub(crate) use settings::{EngineGiven, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
@@ -81,12 +82,17 @@ pub(crate) fn look(opening: Opening<'_>) -> Result<bool, Failed> {
     Ok(true)
 }
 
-/// Refuses a store that holds only a part of the map. With `heals` a store in the middle of a heal is accepted, because
-/// the service continues with it.
+/// Refuses a store that holds only a part of the map, or stands at a slot that no chain has. With `heals` a store in the
+/// middle of a heal is accepted, because the service continues with it.
 ///
 /// # Errors
-/// [`ErrorKind::FixInput`] with the phase.
+/// [`ErrorKind::FixInput`] with the phase or the slot.
 pub(crate) fn refuse_part(checkpoint: &ChainCheckpoint, heals: bool) -> engine_api::Result<()> {
+    if let Some(slot) = checkpoint.slot.filter(|slot| *slot >= SLOT_END) {
+        let why =
+            format!("the store stands at slot={slot}, which no chain has: load a snapshot archive into a new store");
+        return Err(Error::new(ErrorKind::FixInput, why));
+    }
     match checkpoint.phase {
         MapPhase::Healing { .. } if heals => Ok(()),
         _ => checkpoint.refuse_unless_whole(),

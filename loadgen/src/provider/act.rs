@@ -7,10 +7,21 @@ use clap::ValueEnum as _;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
+use super::messages;
+use super::world::unix_ms;
+
 /// Number of slots by which the server lags under `lags`.
 pub(super) const LAGS_SLOTS: u64 = 60;
 /// Number of slots by which the slots of `boasts` and of the `foreign` chain are ahead of the chain.
 const AHEAD_SLOTS: u64 = 1_000_000_000;
+/// Slot that the act `leaps` names, far ahead of any chain and within the range of slots.
+const LEAP_SLOT: u64 = 1 << 39;
+/// Number of slots from a confirmed slot back to the finalized one.
+const FINALITY_SLOTS: u64 = 32;
+/// Number of slots by which a slot of `roots-ahead` is ahead of the confirmed one.
+const ROOT_AHEAD_SLOTS: u64 = 20;
+/// How old every block is by its own time under `restamps`, in seconds.
+const RESTAMPED_AGE_S: i64 = 136;
 /// How often each account is sent under `small`.
 const SMALL_TIMES: usize = 150;
 
@@ -46,8 +57,20 @@ pub enum Act {
     Foreign,
     /// Sends with each confirmation one of a slot that is far ahead
     Boasts,
+    /// Sends after each slot a confirmed child of it that is 2^39 slots ahead; on the own chain
+    Leaps,
+    /// Sends after each slot a confirmed child of it in slot 2^64-1; on the own chain
+    Overflows,
+    /// Sends after each slot that the one 32 slots before it is finalized
+    Roots,
+    /// As roots, and that the one 20 slots ahead and slot 2^39 are finalized
+    RootsAhead,
     /// Sends every slot as if made at the beginning of 1970
     Ancient,
+    /// Sends every slot as a server that sends old blocks as new messages: 136 s old by its block time alone
+    Restamps,
+    /// Leaves out the data of every account
+    Omits,
     /// Sends each account 150 times, so that there are many small messages
     Small,
     /// Sends only the confirmation of each slot
@@ -76,7 +99,7 @@ impl Act {
 
     /// Whether each slot is sent whole and as it is.
     pub(super) fn sends_whole(self) -> bool {
-        !matches!(self, Self::Lies | Self::Alters | Self::Foreign | Self::Confirms | Self::Metas)
+        !matches!(self, Self::Lies | Self::Alters | Self::Omits | Self::Foreign | Self::Confirms | Self::Metas)
     }
 }
 
@@ -85,7 +108,7 @@ pub(super) fn list() -> String {
     let acts = Act::value_variants().iter().filter_map(Act::to_possible_value);
     let line = |act: clap::builder::PossibleValue| {
         let help = act.get_help().map(ToString::to_string).unwrap_or_default();
-        format!("  {:<9}  {help}\n", act.get_name())
+        format!("  {:<11}  {help}\n", act.get_name())
     };
     acts.map(line).collect()
 }
@@ -114,6 +137,21 @@ pub(super) fn changed(act: Act, mut update: SubscribeUpdate) -> Vec<SubscribeUpd
             let boast = SubscribeUpdate { update_oneof: Some(Slot(ahead)), ..update.clone() };
             return vec![boast, update];
         }
+        (Act::Leaps, Some(Slot(status))) => return with_child(LEAP_SLOT, status.slot, update),
+        (Act::Overflows, Some(Slot(status))) => return with_child(u64::MAX, status.slot, update),
+        (Act::Roots | Act::RootsAhead, Some(Slot(status))) => {
+            let (slot, now) = (status.slot, unix_ms());
+            let ahead = [slot + ROOT_AHEAD_SLOTS, LEAP_SLOT].into_iter().filter(|_| act == Act::RootsAhead);
+            let finalized = ahead.chain([slot.saturating_sub(FINALITY_SLOTS).max(1)]);
+            let statuses = finalized.map(|slot| messages::status(slot, SlotStatus::SlotFinalized, now));
+            return [update].into_iter().chain(statuses).collect();
+        }
+        (Act::Restamps, Some(BlockMeta(meta))) => {
+            meta.block_time.iter_mut().for_each(|time| time.timestamp -= RESTAMPED_AGE_S);
+        }
+        (Act::Omits, Some(Account(account))) => {
+            account.account.iter_mut().for_each(|account| account.data.clear());
+        }
         (Act::Lies, Some(BlockMeta(meta))) => meta.parent_blockhash = other(&meta.parent_blockhash),
         (Act::Alters, Some(Account(account))) => {
             account.account.iter_mut().flat_map(|account| account.owner.first_mut()).for_each(|byte| *byte ^= 1);
@@ -135,6 +173,12 @@ pub(super) fn changed(act: Act, mut update: SubscribeUpdate) -> Vec<SubscribeUpd
     vec![update]
 }
 
+/// Returns a slot's confirmation, and after it a confirmed child of that slot in the slot `child`.
+fn with_child(child: u64, parent: u64, update: SubscribeUpdate) -> Vec<SubscribeUpdate> {
+    let now = unix_ms();
+    vec![update, messages::child(child, parent, now), messages::confirmed(child, now)]
+}
+
 /// Gives the slot of a block meta another blockhash, and the account of an update another address.
 pub(super) fn fork(update: &mut SubscribeUpdate) {
     match &mut update.update_oneof {
@@ -154,7 +198,6 @@ fn other(blockhash: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::messages;
     use super::*;
 
     /// Returns the messages of slots 8 and 9 under `act`.
@@ -185,6 +228,14 @@ mod tests {
         assert!(hashes(&sent(Act::Confirms)).is_empty() && hashes(&sent(Act::Metas)) == hashes(&honest));
         assert_eq!(sent(Act::Small).len(), 2 * (SMALL_TIMES + 2));
         assert_eq!(slots(&sent(Act::Boasts)), [8, 8, 8 + AHEAD_SLOTS, 8, 9, 9, 9 + AHEAD_SLOTS, 9]);
+        assert_eq!(slots(&sent(Act::Leaps))[..5], [8, 8, 8, LEAP_SLOT, LEAP_SLOT]);
+        assert_eq!(slots(&sent(Act::Overflows))[3..6], [u64::MAX, u64::MAX, 9]);
+        assert_eq!(slots(&sent(Act::RootsAhead))[2..6], [8, 8 + ROOT_AHEAD_SLOTS, LEAP_SLOT, 1]);
+        assert_eq!(slots(&sent(Act::Roots))[2..5], [8, 1, 9]);
+        for (act, changed) in [(Act::Restamps, 2), (Act::Omits, 0)] {
+            let sent = sent(act);
+            assert_eq!(sent.iter().zip(&honest).filter(|(one, other)| one != other).count(), changed, "{act:?}");
+        }
         let lied = hashes(&sent(Act::Lies));
         assert!(lied[1].1 != lied[0].0 && lied[0].0 == hashes(&honest)[0].0, "only the parent is another: {lied:?}");
         let mut forked = honest.clone();

@@ -9,6 +9,7 @@ use yellowstone_grpc_proto::geyser::{
     SlotStatus, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateAccountInfo, SubscribeUpdateBlockMeta,
     SubscribeUpdateSlot,
 };
+use yellowstone_grpc_proto::solana::storage::confirmed_block::UnixTimestamp;
 
 /// Number of keys, which are written again and again.
 const KEYS: u64 = 10_000;
@@ -35,19 +36,28 @@ pub(super) fn account(slot: u64, index: u32, created_unix_ms: u64) -> SubscribeU
 }
 
 pub(super) fn meta(slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
+    child(slot, slot - 1, created_unix_ms)
+}
+
+/// Builds the block meta of a slot with this parent slot.
+pub(super) fn child(slot: u64, parent_slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
     let meta = SubscribeUpdateBlockMeta {
         slot,
         blockhash: blockhash(slot),
-        parent_slot: slot - 1,
-        parent_blockhash: blockhash(slot - 1),
+        parent_slot,
+        parent_blockhash: blockhash(parent_slot),
+        block_time: Some(UnixTimestamp { timestamp: (created_unix_ms / 1000) as i64 }),
         ..Default::default()
     };
     update(UpdateOneof::BlockMeta(meta), created_unix_ms)
 }
 
 pub(super) fn confirmed(slot: u64, created_unix_ms: u64) -> SubscribeUpdate {
-    let status = SlotStatus::SlotConfirmed as i32;
-    let status = SubscribeUpdateSlot { slot, parent: Some(slot - 1), status, ..Default::default() };
+    status(slot, SlotStatus::SlotConfirmed, created_unix_ms)
+}
+
+pub(super) fn status(slot: u64, status: SlotStatus, created_unix_ms: u64) -> SubscribeUpdate {
+    let status = SubscribeUpdateSlot { slot, parent: Some(slot - 1), status: status as i32, ..Default::default() };
     update(UpdateOneof::Slot(status), created_unix_ms)
 }
 

@@ -15,6 +15,8 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
     SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateAccountInfo, SubscribeUpdateBlockMeta, SubscribeUpdateSlot,
 };
+use yellowstone_grpc_proto::prost_types::Timestamp;
+use yellowstone_grpc_proto::solana::storage::confirmed_block::{BlockHeight, UnixTimestamp};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -36,6 +38,19 @@ enum Sent {
     Text { slot: u64, parent: u64, hash: String },
     Status { slot: u8, bank: u8, status: i8 },
     FarStatus { slot: u64, status: u8 },
+    /// A message of which each number is an extreme.
+    Extreme { slot: Number, parent: Number, others: [Number; 4], status: i32, created: (Number, i32), kind: u8 },
+}
+
+/// A number near a bound.
+#[derive(Arbitrary, Debug)]
+struct Number(u8, i8);
+
+impl Number {
+    fn value(&self) -> u64 {
+        const BOUNDS: [u64; 11] = [0, 8, 16, 5_000, 1 << 31, 1 << 32, 1 << 39, 1 << 40, 1 << 62, 1 << 63, u64::MAX];
+        BOUNDS[usize::from(self.0) % BOUNDS.len()].wrapping_add_signed(self.1.into())
+    }
 }
 
 #[derive(Arbitrary, Debug)]
@@ -65,6 +80,7 @@ fuzz_target!(|input: Input| {
 
 /// Returns the update to send: `None` for nothing at all, `Some(None)` for a new connection.
 fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
+    let mut created_at = None;
     let one = match sent {
         Sent::Reconnected => return Some(None),
         Sent::Any(bytes) => return SubscribeUpdate::decode(&bytes[..]).ok().map(Some),
@@ -98,14 +114,52 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
             bank_id: (bank % 4 > 0).then_some(u64::from(bank % 4)),
             ..Default::default()
         }),
+        Sent::Extreme { slot, parent, others, status, created: (seconds, nanos), kind } => {
+            created_at = Some(Timestamp { seconds: seconds.value() as i64, nanos });
+            extreme(slot.value(), parent.value(), others.map(|number| number.value()), status, kind)
+        }
         Sent::FarStatus { slot, status } => {
             UpdateOneof::Slot(SubscribeUpdateSlot { slot, status: i32::from(status % 7), ..Default::default() })
         }
     };
-    let update = SubscribeUpdate { update_oneof: Some(one), ..Default::default() };
+    let update = SubscribeUpdate { update_oneof: Some(one), created_at, ..Default::default() };
     // Encode and decode it, as on the wire.
     let wire = update.encode_to_vec();
     Some(Some(SubscribeUpdate::decode(&wire[..]).expect("just encoded")))
+}
+
+fn extreme(slot: u64, parent: u64, [one, two, three, four]: [u64; 4], status: i32, kind: u8) -> UpdateOneof {
+    match kind % 3 {
+        0 => {
+            let mut info = account(kind, Write::Token(1, 2), 0);
+            (info.lamports, info.write_version, info.rent_epoch) = (one, two, three);
+            UpdateOneof::Account(SubscribeUpdateAccount {
+                account: Some(info),
+                slot,
+                is_startup: four > 0,
+                bank_id: Some(four),
+            })
+        }
+        1 => UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+            slot,
+            blockhash: base58(slot as u8),
+            parent_slot: parent,
+            parent_blockhash: base58(parent as u8),
+            block_time: Some(UnixTimestamp { timestamp: one as i64 }),
+            block_height: Some(BlockHeight { block_height: two }),
+            executed_transaction_count: three,
+            entries_count: three,
+            bank_id: four,
+            ..Default::default()
+        }),
+        _ => UpdateOneof::Slot(SubscribeUpdateSlot {
+            slot,
+            parent: Some(parent),
+            status,
+            dead_error: Some(String::new()),
+            bank_id: Some(four),
+        }),
+    }
 }
 
 fn account(key: u8, write: Write, version: u8) -> SubscribeUpdateAccountInfo {

@@ -274,8 +274,11 @@ async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<
 /// Returns the reason for the end, where the server's oldest slot `first_available` is newer than the slot it was asked
 /// for. The store stands at `applied`.
 fn not_available(applied: u64, first_available: u64) -> Ended {
-    if first_available >= SLOT_END {
+    if first_available == u64::MAX {
         return Ended::Retry("the server has just started and has no slots to send again yet".to_owned());
+    }
+    if first_available >= SLOT_END {
+        return Ended::Retry(format!("the server names a slot that no chain has: first_available={first_available}"));
     }
     let missing = applied.saturating_add(1);
     if first_available == missing {
@@ -426,8 +429,12 @@ mod tests {
 
     #[test]
     fn a_server_that_has_just_started_has_no_gap() {
-        for first_available in [u64::MAX, u64::MAX - 1, SLOT_END] {
-            assert!(matches!(not_available(100, first_available), Ended::Retry(_)), "{first_available}");
+        let has_just_started = |first_available| match not_available(100, first_available) {
+            Ended::Retry(why) => why.contains("just started"),
+            ended => panic!("{ended:?}"),
+        };
+        for (first_available, none_yet) in [(u64::MAX, true), (u64::MAX - 1, false), (SLOT_END, false)] {
+            assert_eq!(has_just_started(first_available), none_yet, "{first_available}");
         }
         let status = Status::out_of_range(format!("broadcast from 100 is not available, last available: {}", u64::MAX));
         assert!(matches!(status_ended(&status, at(Some(100))), Ended::Retry(_)));

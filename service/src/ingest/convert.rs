@@ -1,16 +1,27 @@
 //! Turns one message of the stream into one compact input.
 //!
-//! Owns: the meaning of each message for the assembler. Must not: do I/O, or panic on any message of a server. Runs on
-//! the receiver's task.
+//! Owns: the meaning of each message for the assembler, and the refusal of slots that no chain has. Must not: do I/O, or
+//! panic on any message of a server. Runs on the receiver's task.
 
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
-use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateBlockMeta};
+use yellowstone_grpc_proto::geyser::{
+    SlotStatus, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateBlockMeta, SubscribeUpdateSlot,
+};
+use yellowstone_grpc_proto::prost::UnknownEnumValue;
 use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
 use super::follow::Selection;
 use super::subscribe::Commitment;
-use crate::chain::Event;
+use crate::chain::{Event, SLOT_END};
+use crate::readiness::CHAIN_BEGAN_UNIX_MS;
+
+/// How much a block's own time may be before the creation of its message. The cluster estimates the time of a block from
+/// its votes, in whole seconds, and the estimate drifts.
+const BLOCK_TIME_DRIFT_MS: u64 = 30_000;
+
+/// Maximum number of bytes of a server's text in a description.
+const TEXT_BYTES_MAX: usize = 64;
 
 /// Result of converting one message.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +56,7 @@ pub(super) fn convert(
             Ok(Converted::Account(Input::Account { slot, event: account(selection, update)? }))
         }
         Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
-        Some(UpdateOneof::Slot(update)) => Ok(match SlotStatus::try_from(update.status) {
+        Some(UpdateOneof::Slot(update)) => Ok(match status(&update)? {
             Ok(SlotStatus::SlotConfirmed) if commitment == Commitment::Finalized => Converted::Nothing,
             Ok(SlotStatus::SlotConfirmed | SlotStatus::SlotFinalized) => {
                 Converted::Boundary(Input::Status { slot: update.slot, confirmed: true, dead: false })
@@ -61,7 +72,7 @@ pub(super) fn convert(
 
 /// Extracts the event of an account update.
 pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> Result<Event, MalformedUpdate> {
-    let slot = update.slot;
+    let slot = of_a_chain(update.slot)?;
     let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
     let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
     selection.extract(&account).map_err(|error| malformed(error.to_string()))
@@ -69,20 +80,43 @@ pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> R
 
 /// Decodes a block meta into an [`Input::BlockMeta`].
 pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
-    let slot = meta.slot;
+    let slot = of_a_chain(meta.slot)?;
     let decode = |name: &str, text: &str| {
+        let shown = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
         blockhash(text).ok_or_else(|| MalformedUpdate {
             slot,
-            detail: format!("slot={slot}: {name}={text:?} is not 32 bytes in base58"),
+            detail: format!("slot={slot}: {name}={shown:?} is not 32 bytes in base58"),
         })
     };
     Ok(Input::BlockMeta {
         slot,
         blockhash: decode("blockhash", &meta.blockhash)?,
-        parent_slot: meta.parent_slot,
+        parent_slot: of_a_chain(meta.parent_slot)?,
         parent_blockhash: decode("parent_blockhash", &meta.parent_blockhash)?,
-        created_unix_ms,
+        created_unix_ms: made_unix_ms(created_unix_ms, meta.block_time.map(|time| time.timestamp)),
     })
+}
+
+/// Returns the status that a message names, or the number that is none.
+pub(crate) fn status(update: &SubscribeUpdateSlot) -> Result<Result<SlotStatus, UnknownEnumValue>, MalformedUpdate> {
+    of_a_chain(update.slot)?;
+    of_a_chain(update.parent.unwrap_or(0))?;
+    Ok(SlotStatus::try_from(update.status))
+}
+
+/// Returns `slot` if a chain can have it.
+fn of_a_chain(slot: u64) -> Result<u64, MalformedUpdate> {
+    let detail = || format!("slot={slot} is beyond the last slot that a chain can have: last_slot={}", SLOT_END - 1);
+    (slot < SLOT_END).then_some(slot).ok_or_else(|| MalformedUpdate { slot, detail: detail() })
+}
+
+/// Returns when a block was made, in ms since the Unix epoch. A server that sends a block again may give the message a
+/// new time, so the block's own time counts if it is earlier by more than its drift. A time before the chain's first slot
+/// is none.
+fn made_unix_ms(created_unix_ms: u64, block_time: Option<i64>) -> u64 {
+    let block_unix_ms = u64::try_from(block_time.unwrap_or(0)).unwrap_or(0).saturating_mul(1000);
+    let is_late = block_unix_ms.saturating_add(BLOCK_TIME_DRIFT_MS) < created_unix_ms;
+    if block_unix_ms >= CHAIN_BEGAN_UNIX_MS && is_late { block_unix_ms } else { created_unix_ms }
 }
 
 fn blockhash(text: &str) -> Option<[u8; 32]> {
@@ -102,7 +136,8 @@ fn unix_ms(created_at: Option<Timestamp>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use yellowstone_grpc_proto::geyser::SubscribeUpdateSlot;
+    use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
+    use yellowstone_grpc_proto::solana::storage::confirmed_block::UnixTimestamp;
 
     use super::*;
     use crate::ingest::extract::Extract;
@@ -152,10 +187,62 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_is_sent_again_with_a_new_time_is_as_old_as_its_own_time_says() {
+        const NOW: u64 = 1_800_000_000_000;
+        let made = |block_time| made_unix_ms(NOW, block_time);
+        let seconds = (NOW / 1000) as i64;
+        assert_eq!(made(Some(seconds - 136)), NOW - 136_000);
+        for drift in [-30, -29, 0, 5, 3600] {
+            assert_eq!(made(Some(seconds + drift)), NOW, "{drift}");
+        }
+        for none in [None, Some(0), Some(-1), Some(i64::MIN), Some(i64::MAX), Some(1_584_316_799)] {
+            assert_eq!(made(none), NOW, "{none:?}");
+        }
+        let UpdateOneof::BlockMeta(mut late) = meta(&bs58::encode([2; 32]).into_string()) else { panic!("a meta") };
+        late.block_time = Some(UnixTimestamp { timestamp: 1_700_000_000 });
+        let Ok(Input::BlockMeta { created_unix_ms, .. }) = block_meta(&late, NOW) else { panic!("well formed") };
+        assert_eq!(created_unix_ms, 1_700_000_000_000);
+    }
+
+    #[test]
+    fn slots_that_no_chain_has_are_malformed_in_every_message() {
+        let hash = bs58::encode([2; 32]).into_string();
+        let of = |one| convert(ALL, Commitment::Confirmed, update(one));
+        let info = SubscribeUpdateAccountInfo {
+            pubkey: vec![7; 32],
+            lamports: u64::MAX,
+            owner: vec![3; 32],
+            rent_epoch: u64::MAX,
+            write_version: u64::MAX,
+            ..Default::default()
+        };
+        for (slot, is_one) in [(SLOT_END - 1, true), (SLOT_END, false), (1 << 62, false), (u64::MAX, false)] {
+            let account = SubscribeUpdateAccount { account: Some(info.clone()), slot, ..Default::default() };
+            assert_eq!(of(UpdateOneof::Account(account)).is_ok(), is_one, "{slot}");
+            let UpdateOneof::BlockMeta(known) = meta(&hash) else { panic!("a meta") };
+            for meta in [
+                SubscribeUpdateBlockMeta { slot, ..known.clone() },
+                SubscribeUpdateBlockMeta { parent_slot: slot, ..known },
+            ] {
+                assert_eq!(of(UpdateOneof::BlockMeta(meta)).is_ok(), is_one, "{slot}");
+            }
+            for status in 0..=7 {
+                for (slot, parent) in [(slot, None), (9, Some(slot))] {
+                    let status = SubscribeUpdateSlot { slot, parent, status, ..Default::default() };
+                    let converted = of(UpdateOneof::Slot(status));
+                    assert_eq!(converted.is_ok(), is_one, "{slot}");
+                    assert!(converted.err().is_none_or(|malformed| malformed.detail.contains("beyond the last slot")));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn malformed_messages_are_errors_with_their_slot() {
         for text in ["", "0OIl", "abc", &bs58::encode([2; 33]).into_string(), &"1".repeat(1000)] {
             let error = convert(ALL, Commitment::Confirmed, update(meta(text))).expect_err("malformed");
             assert_eq!(error.slot, 8);
+            assert!(error.detail.len() < 200, "{}", error.detail);
         }
         let empty = UpdateOneof::Account(SubscribeUpdateAccount { slot: 5, ..Default::default() });
         assert_eq!(convert(ALL, Commitment::Confirmed, update(empty)).expect_err("no account").slot, 5);

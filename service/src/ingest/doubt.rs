@@ -62,7 +62,7 @@ impl Doubt {
         let mut accused = None;
         if let Some((detail, provider)) = found {
             warn!(slot = checkpoint.slot, detail, "the store's chain was contradicted before the restart");
-            let next_slot = checkpoint.slot.map_or(0, |slot| slot + 1);
+            let next_slot = checkpoint.slot.map_or(0, |slot| slot.saturating_add(1));
             let gap = Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true };
             accused = state.providers.named(&provider);
             state.readiness.set_contradiction(&gap, accused);

@@ -55,6 +55,14 @@ impl Selection {
         }
     }
 
+    /// Whether an open account of a token program came with data, under a token extraction. `None` for any other account.
+    pub(super) fn token_has_data(self, account: &SubscribeUpdateAccountInfo) -> Option<bool> {
+        let is_token = self.extract != Extract::AccountOwner
+            && account.lamports > 0
+            && bytes_32(&account.owner).is_some_and(|owner| TokenProgram::of(&owner).is_some());
+        is_token.then(|| !account.data.is_empty())
+    }
+
     /// Returns offset and length, in bytes, of the parts of an account's data to subscribe to, ascending. They are the
     /// value and, where the server's filter does not do so, the bytes that identify a token account.
     pub fn data_slices(self) -> impl Iterator<Item = (u64, u64)> {
@@ -165,7 +173,7 @@ mod tests {
         let mut bad = account([3; 32], 1, vec![]);
         bad.owner.clear();
         assert_eq!(Selection::exact(Extract::AccountOwner).extract(&bad), Err(Malformed::Owner(0)));
-        for len in [38, 82, 165] {
+        for len in [1, 31, 38, 82, 165] {
             let bad = account(TOKEN_PROGRAM_BYTES, 1, vec![0; len]);
             assert_eq!(exact.extract(&bad), Err(Malformed::Data([7; 32], len)));
         }

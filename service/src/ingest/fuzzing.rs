@@ -1,41 +1,59 @@
-//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server through the
-//! conversion and the assembler.
+//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server through the intake and
+//! the assembler.
 //!
 //! Owns: nothing. Must not: be called by the service. Any thread.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
+use solana::ChainCheckpoint;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
+use super::State;
 use super::assemble::{Assembler, Input, Limits};
-use super::convert::{Converted, convert};
+use super::convert::Converted;
 use super::follow::Selection;
+use super::intake::Intake;
 use super::subscribe::Commitment;
-use crate::chain::{Base, WholeSlot};
+use crate::chain::{Base, SLOT_END, WholeSlot};
+use crate::figure::unix_ms;
+use crate::overlay::Overlay;
+use crate::plausible::reach;
+use crate::readiness;
 
 /// Limits of the assembler, small so that the fuzzer reaches both.
 const LIMITS: Limits = Limits { slots_max: 4, bytes_max: 16 << 10 };
 
 /// Runs updates in the order of their arrival; `None` stands for a new connection. Asserts that the handed-out slots
-/// form a chain of whole slots, and that a gap names a range. After a gap a new assembler starts from the last
-/// handed-out slot, as after a restart.
+/// form a chain of whole slots without an absurd one, that no later slot is final, and that a gap names a range. After a
+/// gap a new assembler starts from the last handed-out slot, as after a restart.
 pub fn stream(
     selection: Selection,
     commitment: Commitment,
     base: Option<Base>,
     updates: impl IntoIterator<Item = Option<SubscribeUpdate>>,
 ) {
+    let checkpoint = ChainCheckpoint { slot: base.map(|base| base.slot), ..ChainCheckpoint::default() };
+    let overlay = Overlay::new(&checkpoint, false, commitment == Commitment::Finalized);
+    let state = State::new(checkpoint, overlay, readiness::Limits::default());
+    let mut intake = Intake::new(selection, commitment, 0, &state);
     let mut assembler = Assembler::new(base, LIMITS);
     for update in updates {
-        let input = match update.map(|update| convert(selection, commitment, update)) {
+        let input = match update.map(|update| intake.take(update)) {
             Some(Ok(Converted::Nothing)) => continue,
             Some(Ok(Converted::Account(input) | Converted::Boundary(input))) => input,
             // A message that cannot be read ends its connection.
-            Some(Err(_)) | None => Input::Reconnected,
+            failed => {
+                if let Some(Err(gap)) = failed {
+                    assert!(gap.first_slot <= gap.last_slot && gap.last_slot < SLOT_END, "{gap:?}");
+                }
+                intake = Intake::new(selection, commitment, 0, &state);
+                Input::Reconnected
+            }
         };
         let pushed = assembler.push(input);
         let gap = if pushed.is_ok() {
-            drain(&mut assembler);
+            drain(&mut assembler, &state);
             assembler.check_gap()
         } else {
             pushed.err()
@@ -49,17 +67,27 @@ pub fn stream(
     }
 }
 
-fn drain(assembler: &mut Assembler) {
+/// Takes the whole slots as ingest-apply does, without a store.
+fn drain(assembler: &mut Assembler, state: &State) {
     let mut last = assembler.last();
     while let Some(slot) = assembler.next() {
-        let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, events, .. } = slot;
+        let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, .. } = slot;
+        assert!(slot < SLOT_END, "slot={slot}");
         if let Some(last) = last {
             assert!(slot > last.slot && parent_slot == last.slot);
+            assert!(slot - last.slot <= reach(Some(Duration::MAX)), "slot={slot} last={last:?}");
             assert!(last.blockhash == [0; 32] || parent_blockhash == last.blockhash, "slot={slot} of another chain");
         }
         let keys: HashSet<_> = events.iter().map(|event| event.key).collect();
         assert_eq!(keys.len(), events.len(), "one update a key");
         last = Some(Base { slot, blockhash });
         assert_eq!(assembler.last(), last);
+        state.overlay.begin(Base { slot, blockhash });
+        state.resume.set_slot(slot);
+        state.published.publish(ChainCheckpoint { slot: Some(slot), blockhash, ..ChainCheckpoint::default() });
+        state.overlay.published(Some(slot));
+        state.readiness.slot_applied(state.readiness.age(created_unix_ms, unix_ms()));
+        state.readiness.verdict();
+        assert!(state.overlay.slot(crate::chain::Commitment::Finalized) <= Some(slot), "unrooted");
     }
 }

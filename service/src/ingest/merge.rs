@@ -257,6 +257,7 @@ impl Merge {
         let joined = trusted().filter_map(Lane::newest_joined_slot).max();
         let newest = joined.or_else(|| trusted().filter_map(|lane| lane.state().readiness.newest_slot()).max());
         readiness.set_newest_slot(newest.unwrap_or(0));
+        trusted().filter_map(|lane| lane.state().readiness.newest_slot()).for_each(|slot| readiness.name(slot));
         let troubles: Vec<_> = self.lanes.iter().map(|lane| (lane, lane.state().readiness.trouble())).collect();
         // A lane whose provider is distrusted brings nothing, and has no trouble of its own.
         let is_all = troubles.iter().all(|(lane, trouble)| trouble.is_some() || is_distrusted(lane));

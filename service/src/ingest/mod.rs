@@ -13,6 +13,7 @@ pub mod follow;
 pub mod fuzzing;
 pub mod geyser;
 pub mod healing;
+pub(crate) mod intake;
 mod late;
 mod merge;
 mod probe;

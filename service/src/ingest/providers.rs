@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 
 use crate::figure::count;
+use crate::plausible::SLACK_SLOTS;
 use crate::spool::source_of;
 
 /// Maximum length of the kept text of an error, in bytes. A server may send an error of any length.
@@ -54,6 +55,8 @@ struct Provider {
     failing: AtomicBool,
     /// The newest slot that the provider is known to have; 0 for none.
     newest_slot: AtomicU64,
+    /// The newest slot that it has claimed in its last message or answer about one, plausible or not.
+    claimed_slot: AtomicU64,
     slots_first: AtomicU64,
     slots_differing: AtomicU64,
     errors: AtomicU64,
@@ -192,6 +195,19 @@ impl Providers {
         if let Some(provider) = self.all.get(index) {
             provider.newest_slot.store(slot, Ordering::Relaxed);
         }
+        self.claim(index, slot);
+    }
+
+    /// Notes a slot that the provider claims to have, and that may be implausible.
+    pub(super) fn claim(&self, index: usize, slot: u64) {
+        self.all.get(index).into_iter().for_each(|provider| provider.claimed_slot.store(slot, Ordering::Relaxed));
+    }
+
+    /// Whether another trusted provider than this one claims to have `slot`, or is just before it.
+    pub(super) fn is_claimed_by_another(&self, slot: u64, index: usize) -> bool {
+        let others = self.all.iter().enumerate().filter(|(other, _)| *other != index && !self.is_distrusted(*other));
+        let claimed = others.map(|(_, other)| other.claimed_slot.load(Ordering::Relaxed)).max();
+        claimed.is_some_and(|claimed| slot <= claimed.saturating_add(SLACK_SLOTS))
     }
 
     /// Notes that a lane turns to this provider, or to none, so that no other lane does.

@@ -16,15 +16,15 @@ use tokio::sync::mpsc::error::SendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::info;
-use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
-use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
+use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::State;
 use super::assemble::Input;
 use super::connect::{Connection, Ended, Next};
-use super::convert::{Converted, convert};
+use super::convert::Converted;
 use super::follow::Selection;
 use super::healing::Heal;
+use super::intake::Intake;
 use super::provider::Provider;
 use super::roster::{Lag, Roster};
 use super::settings::ReceiveSettings;
@@ -267,6 +267,7 @@ impl<U: Upstream> Receiver<'_, U> {
             opening.await
         }?;
         self.send(Message::Reconnected { provider: at }).await?;
+        let mut intake = Intake::new(self.config.selection, self.config.commitment, at, &self.state);
         let number = self.state.resume.announce();
         let _open = self.state.open();
         count(&self.state.figures.connects, 1);
@@ -286,7 +287,7 @@ impl<U: Upstream> Receiver<'_, U> {
             };
             let is_tick = matches!(next, Next::Tick);
             if let Next::Update(update) = next {
-                if !self.take(update, &mut batch).await? {
+                if !self.take(update, &mut intake, &mut batch).await? {
                     continue;
                 }
                 connection.heard_of_a_slot();
@@ -316,29 +317,17 @@ impl<U: Upstream> Receiver<'_, U> {
     }
 
     /// Takes in one update. Returns whether the update is a boundary of a slot.
-    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Input>) -> Result<bool, Ended> {
+    async fn take(
+        &self,
+        update: SubscribeUpdate,
+        intake: &mut Intake<'_>,
+        batch: &mut Vec<Input>,
+    ) -> Result<bool, Ended> {
         count(&self.state.figures.updates_received, 1);
-        if let Some(UpdateOneof::Slot(status)) = &update.update_oneof
-            && status.status == SlotStatus::SlotFinalized as i32
-        {
-            // Must happen before ingest-apply gets the status, because ingest-apply then looks at the finalized slots
-            // that are known.
-            self.state.overlay.heard_final(status.slot);
-        }
-        let (input, is_boundary) = match convert(self.config.selection, self.config.commitment, update) {
-            Ok(Converted::Nothing) => return Ok(false),
-            Ok(Converted::Account(input)) => (input, false),
-            Ok(Converted::Boundary(input)) => (input, true),
-            Err(malformed) => {
-                count(&self.state.figures.updates_malformed, 1);
-                // Skipping the update would leave the map wrong without any sign of it.
-                return Err(Ended::Gap(Gap {
-                    first_slot: malformed.slot,
-                    last_slot: malformed.slot,
-                    detail: malformed.detail,
-                    contradicts: false,
-                }));
-            }
+        let (input, is_boundary) = match intake.take(update).map_err(Ended::Gap)? {
+            Converted::Nothing => return Ok(false),
+            Converted::Account(input) => (input, false),
+            Converted::Boundary(input) => (input, true),
         };
         batch.push(input);
         if is_boundary || batch.len() == BATCH_INPUTS {
@@ -379,7 +368,7 @@ impl<U: Upstream> Receiver<'_, U> {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, self.state.resume.incomplete()) else {
             return ended;
         };
-        let first_slot = self.state.resume.slot().map_or(slot, |applied| applied + 1).min(slot);
+        let first_slot = self.state.resume.slot().map_or(slot, |applied| applied.saturating_add(1)).min(slot);
         let detail = format!("{why}: slot={slot} has {lacks}");
         Ended::Gap(Gap { first_slot, last_slot: slot, detail, contradicts: false })
     }

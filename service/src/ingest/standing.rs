@@ -138,11 +138,11 @@ impl Standing {
         // A message may name any slot. With this bound the gap is over once slots are applied that were known when the
         // gap was found. If the known slot is old, the gap only ends earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
-        gap.first_slot = gap.first_slot.min(newest + 1);
+        gap.first_slot = gap.first_slot.min(newest.saturating_add(1));
         if gap.contradicts {
             if self.role != Role::Spool {
                 // The newest slot may be committed later than this, which decides nothing.
-                let next_slot = self.state.resume.slot().map_or(0, |slot| slot + 1);
+                let next_slot = self.state.resume.slot().map_or(0, |slot| slot.saturating_add(1));
                 let first_slot = gap.first_slot.max(next_slot);
                 self.state.readiness.set_contradiction(&Gap { first_slot, ..gap.clone() }, self.author);
             }

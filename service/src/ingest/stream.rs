@@ -36,7 +36,7 @@ pub(super) async fn receive_from<U: Upstream>(
     // The receivers of an earlier stream have turned to none of them any more.
     (1..LANES_MAX).for_each(|lane| state.providers.turn(lane, None));
     state.providers.end_mirror();
-    let asks = probe(&upstreams, &state.providers, config.commitment);
+    let asks = probe(&upstreams, &state, config.commitment);
     let receives = async {
         if usize::from(config.settings.geyser_at_once).min(upstreams.len()) < 2 {
             Receiver { lane: 0, upstreams: &upstreams, config: &config, tx, state: state.clone() }.run().await;

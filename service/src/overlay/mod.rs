@@ -126,10 +126,18 @@ impl Overlay {
         self.reached[commitment as usize].subscribe()
     }
 
-    /// Notes that the stream reported `slot` as final. Wait-free.
-    pub fn heard_final(&self, slot: u64) {
+    /// Notes that a connection reports `slot` as final. Called by the receivers.
+    pub fn name_final(&self, slot: u64) {
         if let Some(undo) = &self.undo {
-            undo.heard_final(slot);
+            undo.name_final(slot);
+        }
+    }
+
+    /// Forgets the slots that earlier connections reported as final and that are not applied. Called by the receivers at a new
+    /// connection.
+    pub fn forget_named(&self) {
+        if let Some(undo) = &self.undo {
+            undo.forget_named();
         }
     }
 

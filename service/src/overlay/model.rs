@@ -5,7 +5,7 @@
 //! early, late or never. Connections break; banks in flight are then known in part, or come again with only their last
 //! writes. The expected tip of a view is computed here from the definition, over plain lists.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use engine_api::{Key, Value};
 use workload::Rng;
@@ -66,7 +66,8 @@ pub(super) struct World {
     pub(super) next_id: u64,
     pub(super) next_slot: u64,
     pub(super) engine_map: Map,
-    pub(super) final_heard: Option<u64>,
+    /// Slots that were reported as final.
+    pub(super) final_named: BTreeSet<u64>,
     /// Path from the processed tip, when the view was last published, down to the first block not applied then.
     pub(super) tip: Option<Vec<usize>>,
     pub(super) banks: Banks,
@@ -133,7 +134,7 @@ impl World {
             next_id: 1,
             next_slot: BASE_SLOT + 1,
             engine_map: state,
-            final_heard: None,
+            final_named: BTreeSet::new(),
             tip: None,
             banks: Banks::new(Some(base), limits),
             seen: Tally::default(),

@@ -92,7 +92,7 @@ impl World {
         assert_eq!(confirmed, Answer { value: values(&self.engine_map), slot: Some(committed) });
 
         let first_applied = self.chain.get(1).map(|&at| self.truths[at].base.slot);
-        let slot = self.final_heard.map(|heard| heard.min(committed));
+        let slot = self.final_named.range(..=committed).next_back().copied();
         match get_many(reading, &keys, Commitment::Finalized) {
             Ok(found) => {
                 assert!(first_applied.is_some_and(|first| slot >= Some(first)));
@@ -174,8 +174,8 @@ fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
             36 => {
                 let at = world.chain[world.rng.below(world.confirmed as u64) as usize];
                 let slot = world.truths[at].base.slot;
-                state.overlay.heard_final(slot);
-                world.final_heard = world.final_heard.max(Some(slot));
+                state.overlay.name_final(slot);
+                world.final_named.insert(slot);
                 state.overlay.settle();
             }
             _ => world.publish(&state),

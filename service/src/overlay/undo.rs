@@ -1,10 +1,13 @@
 //! The undo overlay: the old value of every key that was changed after the newest finalized slot.
 //!
 //! Owns: those old values, within [`CHANGES_MAX`], and which slot is final. Must not: read the engine. Threads: written
-//! by ingest-apply, read by `lookup-N` and `shm-lookup`; the receiver only stores a number, without the lock.
+//! by ingest-apply, read by `lookup-N` and `shm-lookup`; the receivers only add numbers, under a lock of their own.
 //!
 //! The finalized map is the engine's map without the changes after the finalized slot F. The value of a key is the one
 //! that it had before its first change after F. Without such a change it is the value in the engine.
+//!
+//! A slot is final once a provider says so and it is one of the slots that were applied. A number that runs ahead waits
+//! until its slot is applied, and is forgotten at the next connection, so a false one has no lasting effect.
 //!
 //! # Why the two parts agree
 //!
@@ -17,9 +20,8 @@
 //! forgotten since. A change that is recorded and not yet in the snapshot does no harm: its old value is the value in
 //! the snapshot.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
@@ -31,6 +33,10 @@ use crate::chain::KeyMap;
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub(crate) const CHANGES_MAX: usize = 1 << 18;
 
+/// Maximum number of slots that are remembered as final and not applied yet, or as applied and not final. Finality lags by
+/// 32 slots, and ingest-apply by a queue.
+const SLOTS_MAX: usize = 4096;
+
 /// A table is shrunk once it has room for this many times its entries.
 const ROOM: usize = 4;
 
@@ -40,8 +46,8 @@ pub(crate) type Change = (u64, Key, Option<Value>);
 /// Old values of keys that changed after the finalized slot.
 #[derive(Debug)]
 pub struct Undo {
-    /// The newest slot that the stream reported as final, plus one; 0 before the first.
-    heard: AtomicU64,
+    /// Slots that the present connections report as final and that are not published yet, at most [`SLOTS_MAX`].
+    named: Mutex<BTreeSet<u64>>,
     changes_max: usize,
     inner: RwLock<Inner>,
 }
@@ -55,6 +61,8 @@ struct Inner {
     /// Lowest finalized slot for which all old values are known. Changes up to this slot were partly made before the
     /// start, or were forgotten because there were too many. `None` before the first slot since the start.
     known_from: Option<u64>,
+    /// Slots of the chain that were begun since the start and are not before F, at most [`SLOTS_MAX`].
+    chain: BTreeSet<u64>,
     /// Old values of each key by slot, ascending; no list is empty.
     by_key: KeyMap<Vec<(u64, Option<Value>)>>,
     /// Keys changed in each slot.
@@ -70,22 +78,33 @@ impl Undo {
     /// been final at the start is final.
     pub fn new(published: Option<u64>, changes_max: usize) -> Self {
         let inner = Inner { published, ..Inner::default() };
-        Self { heard: AtomicU64::new(0), changes_max, inner: RwLock::new(inner) }
+        Self { named: Mutex::default(), changes_max, inner: RwLock::new(inner) }
     }
 
-    /// Notes that the stream reported `slot` as final. Wait-free; [`Undo::settle`] moves the finalized slot.
-    pub fn heard_final(&self, slot: u64) {
-        // ORDERING: Relaxed: the number alone counts, an older one only delays finality.
-        self.heard.fetch_max(slot.saturating_add(1), Ordering::Relaxed);
+    /// Notes that the stream reports `slot` as final. [`Undo::settle`] moves the finalized slot.
+    pub fn name_final(&self, slot: u64) {
+        let mut named = self.named();
+        named.insert(slot);
+        if named.len() > SLOTS_MAX {
+            named.pop_last();
+        }
+    }
+
+    /// Forgets the slots that earlier connections reported as final and that are not published.
+    pub fn forget_named(&self) {
+        self.named().clear();
     }
 
     /// Notes that `slot` is about to be applied. The first slot since the start may have been applied in part before
     /// the start. Its old values are then unknown, so finality has to reach it first.
     pub fn begin(&self, slot: u64) {
-        // Read first: this is called for every slot and changes something only once.
-        if self.read().0.known_from.is_none() {
-            self.write(|inner| inner.known_from = Some(slot));
-        }
+        self.write(|inner| {
+            inner.known_from.get_or_insert(slot);
+            inner.chain.insert(slot);
+            if inner.chain.len() > SLOTS_MAX {
+                inner.chain.pop_first();
+            }
+        });
     }
 
     /// Records changes that are about to be committed. Recording them again, as after a failed commit, has no effect.
@@ -102,23 +121,25 @@ impl Undo {
         self.settle()
     }
 
-    /// Moves the finalized slot to the newest one reported, as far as it is published, and forgets the old values up to
+    /// Moves the finalized slot to the newest one reported of those that are published, and forgets the old values up to
     /// it. Returns whether it moved.
     pub fn settle(&self) -> bool {
-        // ORDERING: Relaxed: see `heard_final`.
-        let Some(heard) = self.heard.load(Ordering::Relaxed).checked_sub(1) else { return false };
-        let moves = |inner: &Inner| {
-            // A final slot after the published one has the published one among its ancestors: both are of one chain.
-            let slot = inner.published?.min(heard);
-            (inner.finalized < Some(slot)).then_some(slot)
-        };
-        if moves(&self.read().0).is_none() {
-            return false;
-        }
+        let mut named = self.named();
+        // Looked at first: this is called for every message, and most find nothing to do.
+        let Some(first) = named.first() else { return false };
+        let Some(published) = self.read().0.published.filter(|slot| first <= slot) else { return false };
+        let later = named.split_off(&published.saturating_add(1));
+        let reached = std::mem::replace(&mut *named, later);
+        drop(named);
         self.write(|inner| {
-            let slot = moves(inner);
+            let newest = reached.into_iter().rev().find(|slot| inner.chain.contains(slot));
+            let slot = newest.filter(|slot| inner.finalized < Some(*slot));
             slot.inspect(|slot| inner.finalize(*slot)).is_some()
         })
+    }
+
+    fn named(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the overlay for reading. Hold the guard while a snapshot is moved and its keys are compared, and no
@@ -173,6 +194,7 @@ impl Inner {
 
     fn finalize(&mut self, slot: u64) {
         self.finalized = Some(slot);
+        self.chain = self.chain.split_off(&slot);
         while let Some(first) = self.by_slot.first_entry() {
             if *first.key() > slot {
                 break;
@@ -210,7 +232,7 @@ mod tests {
     }
 
     fn finalize(undo: &Undo, slot: u64) {
-        undo.heard_final(slot);
+        undo.name_final(slot);
         undo.settle();
     }
 
@@ -218,6 +240,7 @@ mod tests {
     fn the_first_old_value_after_the_finalized_slot_counts() {
         let undo = started();
         finalize(&undo, 10);
+        [11, 12].into_iter().for_each(|slot| undo.begin(slot));
         undo.record([(11, A, Some([1; 32])), (12, A, Some([2; 32])), (12, B, None)].into_iter());
         undo.record([(12, A, Some([9; 32]))].into_iter());
         undo.published(Some(12));
@@ -239,8 +262,32 @@ mod tests {
         undo.begin(11);
         undo.published(Some(11));
         assert_eq!(undo.read().slot(), None, "slot 10 may have been cut by the stop");
-        finalize(&undo, 40);
-        assert_eq!(undo.read().slot(), Some(11), "not beyond what is published");
+        finalize(&undo, 11);
+        assert_eq!(undo.read().slot(), Some(11));
+    }
+
+    #[test]
+    fn a_final_slot_counts_once_it_is_applied_and_no_longer_than_its_connection() {
+        let undo = started();
+        finalize(&undo, 10);
+        [12, 14, 15].into_iter().for_each(|slot| undo.begin(slot));
+        undo.published(Some(12));
+        for ahead in [14, 15, 1 << 39, u64::MAX] {
+            finalize(&undo, ahead);
+            assert_eq!(undo.read().slot(), Some(10), "{ahead} is not applied");
+        }
+        finalize(&undo, 11);
+        assert_eq!(undo.read().slot(), Some(10), "the chain has no slot 11");
+        finalize(&undo, 12);
+        assert_eq!(undo.read().slot(), Some(12), "what runs ahead hides no other");
+        undo.published(Some(14));
+        assert_eq!(undo.read().slot(), Some(14));
+        undo.forget_named();
+        undo.published(Some(15));
+        assert_eq!(undo.read().slot(), Some(14), "another connection has said nothing yet");
+        (16..16 + 3 * SLOTS_MAX as u64).rev().for_each(|slot| undo.name_final(slot));
+        let named = undo.named();
+        assert_eq!((named.len(), named.first()), (SLOTS_MAX, Some(&16)));
     }
 
     #[test]
@@ -249,6 +296,7 @@ mod tests {
         undo.begin(10);
         undo.published(Some(10));
         finalize(&undo, 10);
+        [11, 12, 13].into_iter().for_each(|slot| undo.begin(slot));
         undo.record([(11, A, None), (11, B, None), (12, [3; 32], None), (12, A, None), (13, A, None)].into_iter());
         undo.published(Some(13));
         assert_eq!((undo.read().slot(), undo.changes()), (None, 1));

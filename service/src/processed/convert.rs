@@ -8,7 +8,7 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
 use crate::chain::Base;
 use crate::ingest::assemble::Input;
-use crate::ingest::convert::{MalformedUpdate, account, block_meta};
+use crate::ingest::convert::{MalformedUpdate, account, block_meta, status};
 use crate::ingest::follow::Selection;
 use crate::overlay::banks::{BankStatus, Seen};
 
@@ -28,7 +28,7 @@ pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<O
             _ => None,
         },
         Some(UpdateOneof::Slot(update)) => {
-            let status = match SlotStatus::try_from(update.status) {
+            let status = match status(&update)? {
                 Ok(SlotStatus::SlotFirstShredReceived | SlotStatus::SlotCreatedBank) => BankStatus::Begun,
                 Ok(SlotStatus::SlotProcessed) => BankStatus::Processed,
                 Ok(SlotStatus::SlotConfirmed | SlotStatus::SlotFinalized) => BankStatus::Confirmed,

@@ -19,14 +19,17 @@ use tracing::info;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::convert::convert;
+use crate::chain::Commitment;
 use crate::figure::count;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
+use crate::ingest::intake::Tokens;
 use crate::ingest::provider::Provider;
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
 use crate::overlay::banks::Seen;
 use crate::overlay::{Message, Overlay};
+use crate::plausible::SLACK_SLOTS;
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(
@@ -92,7 +95,7 @@ impl Receiver {
         self.set_connected(true);
         info!(url = provider.shown(), "subscribed to processed slots");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
-        let mut newest = 0;
+        let (mut newest, mut tokens) = (0, Tokens::default());
         let mut renewed = pin!(provider.renewed());
         let mut changed = pin!(changed(followed));
         loop {
@@ -106,7 +109,7 @@ impl Receiver {
                 connection.check_idle()?;
                 continue;
             };
-            if let Some(slot) = self.take(update, &mut batch).await? {
+            if let Some(slot) = self.take(update, &mut tokens, &mut batch).await? {
                 connection.heard_of_a_slot();
                 if slot > newest {
                     newest = slot;
@@ -119,19 +122,35 @@ impl Receiver {
 
     /// Takes in one update. Returns the slot when the update is a block meta or a status, which concern a bank as a
     /// whole.
-    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<Option<u64>, Ended> {
+    async fn take(
+        &self,
+        update: SubscribeUpdate,
+        tokens: &mut Tokens,
+        batch: &mut Vec<Seen>,
+    ) -> Result<Option<u64>, Ended> {
         if let Some(processed) = self.overlay.processed() {
             count(&processed.figures.updates, 1);
         }
+        tokens.note(self.config.selection, &update);
         // A write that cannot be read leaves its bank incomplete, so end the connection: a new one forgets the banks in
         // flight.
         let seen = convert(self.config.selection, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
         let Some(seen) = seen else { return Ok(None) };
-        let boundary = match &seen {
-            Seen::BlockMeta { base, .. } => Some(base.slot),
-            Seen::Status { slot, .. } => Some(*slot),
-            Seen::Account { .. } | Seen::Connected => None,
+        let (slot, is_boundary) = match &seen {
+            Seen::BlockMeta { base, .. } => (base.slot, true),
+            Seen::Status { slot, .. } => (*slot, true),
+            Seen::Account { slot, .. } => (*slot, false),
+            Seen::Connected => (0, false),
         };
+        let boundary = is_boundary.then_some(slot);
+        if is_boundary {
+            tokens.check().map_err(Ended::Retry)?;
+        }
+        // So far ahead of the engine no bank can be read. A false slot there would count as the newest one.
+        let confirmed = self.overlay.slot(Commitment::Confirmed);
+        if confirmed.is_some_and(|confirmed| slot > confirmed.saturating_add(SLACK_SLOTS)) {
+            return Ok(boundary);
+        }
         batch.push(seen);
         if boundary.is_some() || batch.len() == BATCH_INPUTS {
             self.send(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS))).await?;

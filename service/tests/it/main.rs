@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod absurd;
 mod abuse;
 mod audit;
 mod audit_trouble;

@@ -1,0 +1,325 @@
+//! The check of every message of a subscription before anything is made of it.
+//!
+//! Owns: which messages a connection is given up for, and the words. Must not: hold a slot, or choose the next connection. Runs on the receivers' tasks.
+//!
+//! A store cannot take an applied slot back, so a false number must not get that far. All fields of all messages, with the
+//! effect of the extremes of each:
+//!
+//! | field | extremes |
+//! |---|---|
+//! | `slot` of accounts, block metas, statuses; `parent_slot`, `parent` | from [`SLOT_END`] on the message is malformed |
+//! | `slot` of a block meta | too far above `parent_slot` by the clock ([`reach`](crate::plausible::reach)): a gap, unless another provider claims to have such a slot |
+//! | `slot` of the status finalized | counts once that slot is applied, see [`undo`](crate::overlay::undo) |
+//! | `slot` of other statuses and accounts | far ahead: held within the limits of the assembler, and applied only with a block meta |
+//! | `status` | an unknown number is ignored |
+//! | `blockhash`, `parent_blockhash`, `pubkey`, `owner` | not 32 bytes: malformed |
+//! | `data` | no length that honest slices give: malformed; none at all: see [`Tokens`] |
+//! | `lamports` | only 0 has a meaning: the account is closed |
+//! | `write_version` | compared within one slot, never computed with |
+//! | `created_at` | out of range: the nearest time; an impossible time is an unknown lag, and not ready |
+//! | `block_time` | counts only if it is after the chain's beginning and earlier than `created_at` |
+//! | `bank_id` | a name in the overlay, never computed with |
+//! | `executable`, `rent_epoch`, `txn_signature`, `is_startup`, `dead_error`, `rewards`, `block_height`, `executed_transaction_count`, `entries_count`, `filters`, the id of a pong | not read |
+//! | kinds that were not asked for | ignored |
+//! | `first_available` of the replay info | `u64::MAX`: none yet; another number from `SLOT_END` on: the server errs, and is asked again later |
+//! | `slot` of `GetSlot` | implausible by the age of the store: ignored, and an error of the provider |
+
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
+
+use super::State;
+use super::assemble::Input;
+use super::convert::{Converted, MalformedUpdate, convert};
+use super::follow::Selection;
+use super::subscribe::Commitment;
+use crate::chain::{Gap, SLOT_END};
+use crate::figure::count;
+
+/// Minimum number of updates of token accounts by which [`Tokens`] judges a server. A mainnet slot has more.
+const TOKENS_MIN: u64 = 32;
+
+/// Of [`TOKENS_SHARE`] updates of token accounts, all but one may come without data from a server that sends data. Accounts
+/// of the token programs without data are rare, because the programs make none.
+const TOKENS_SHARE: u64 = 10;
+
+/// The check of one connection's messages.
+pub(super) struct Intake<'a> {
+    selection: Selection,
+    commitment: Commitment,
+    /// Index of the provider that the connection is to.
+    at: usize,
+    state: &'a State,
+    tokens: Tokens,
+}
+
+impl<'a> Intake<'a> {
+    /// Begins with a new connection to the provider with the index `at`.
+    pub(super) fn new(selection: Selection, commitment: Commitment, at: usize, state: &'a State) -> Self {
+        state.overlay.forget_named();
+        Self { selection, commitment, at, state, tokens: Tokens::default() }
+    }
+
+    /// Converts a message.
+    ///
+    /// # Errors
+    /// The gap that a false message leaves. Skipping the message would leave the map wrong without any sign of it.
+    pub(super) fn take(&mut self, update: SubscribeUpdate) -> Result<Converted, Gap> {
+        self.tokens.note(self.selection, &update);
+        let finalized = match &update.update_oneof {
+            Some(UpdateOneof::Slot(status)) if status.status == SlotStatus::SlotFinalized as i32 => Some(status.slot),
+            _ => None,
+        };
+        let converted = convert(self.selection, self.commitment, update).map_err(|malformed| {
+            count(&self.state.figures.updates_malformed, 1);
+            self.gap(malformed)
+        })?;
+        if let Converted::Boundary(input) = &converted {
+            self.tokens.check().map_err(|detail| self.gap_after_applied(detail))?;
+            self.check(input)?;
+        }
+        // Before ingest-apply gets the status, because it then looks at the finalized slots that are known.
+        finalized.into_iter().for_each(|slot| self.state.overlay.name_final(slot));
+        Ok(converted)
+    }
+
+    /// Checks that a block is not too far above its parent.
+    fn check(&self, input: &Input) -> Result<(), Gap> {
+        let Input::BlockMeta { slot, parent_slot, .. } = *input else { return Ok(()) };
+        // What is applied already may come again.
+        let is_later = self.state.resume.slot().is_some_and(|applied| slot > applied);
+        let (above, reach) = (slot.saturating_sub(parent_slot), self.state.readiness.reach());
+        if !is_later || above <= reach || self.state.providers.is_claimed_by_another(slot, self.at) {
+            return Ok(());
+        }
+        self.state.providers.claim(self.at, slot);
+        Err(self.gap_after_applied(format!(
+            "slot={slot} is {above} slots above its parent_slot={parent_slot}, more than reach={reach} by the clock, and no \
+             other provider has it: the server errs, or the chain was moved ahead, and then a snapshot archive of \
+             slot={slot} or later is needed"
+        )))
+    }
+
+    fn gap(&self, MalformedUpdate { slot, detail }: MalformedUpdate) -> Gap {
+        let next = self.gap_after_applied(detail);
+        let slot = if slot < SLOT_END { slot } else { next.first_slot };
+        Gap { first_slot: slot, last_slot: slot, ..next }
+    }
+
+    /// Returns the gap of the slot after the applied one. A false number is named in the words alone.
+    fn gap_after_applied(&self, detail: String) -> Gap {
+        let slot = self.state.resume.slot().map_or(0, |applied| applied.saturating_add(1));
+        Gap { first_slot: slot, last_slot: slot, detail, contradicts: false }
+    }
+}
+
+/// The updates of one connection about accounts of the token programs with lamports, by whether they have data.
+///
+/// A server that leaves data out would take each token account out of the map as it is written. It is judged before the end
+/// of each slot.
+#[derive(Debug, Default)]
+pub(crate) struct Tokens {
+    all: u64,
+    without_data: u64,
+}
+
+impl Tokens {
+    /// Counts a message if it is about a token account with lamports.
+    pub(crate) fn note(&mut self, selection: Selection, update: &SubscribeUpdate) {
+        let Some(UpdateOneof::Account(update)) = &update.update_oneof else { return };
+        if let Some(has_data) = update.account.as_ref().and_then(|account| selection.token_has_data(account)) {
+            self.all += 1;
+            self.without_data += u64::from(!has_data);
+        }
+    }
+
+    /// Judges the server. The error says that it leaves data out.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { all, without_data } = *self;
+        if all < TOKENS_MIN || (all - without_data).saturating_mul(TOKENS_SHARE) >= all {
+            return Ok(());
+        }
+        Err(format!(
+            "the server leaves out the data of accounts: {without_data} of {all} updates of token accounts came without \
+             any; have it send accounts_data_slice, or follow another server"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use solana::ChainCheckpoint;
+    use workload::Rng;
+    use yellowstone_grpc_proto::geyser::{
+        SubscribeUpdateAccount, SubscribeUpdateAccountInfo, SubscribeUpdateBlockMeta, SubscribeUpdateSlot,
+    };
+    use yellowstone_grpc_proto::prost_types::Timestamp;
+    use yellowstone_grpc_proto::solana::storage::confirmed_block::{BlockHeight, UnixTimestamp};
+
+    use super::*;
+    use crate::chain::Base;
+    use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
+    use crate::ingest::follow::Follow;
+    use crate::ingest::fuzzing;
+    use crate::plausible::reach;
+    use crate::readiness::Age;
+
+    const ALL: Selection = Selection { extract: Extract::AccountOwner, follow: Follow::Exact };
+    const TOKENS: Selection = Selection { extract: Extract::TokenOwner, follow: Follow::Exact };
+
+    fn state() -> State {
+        State::at(ChainCheckpoint { slot: Some(1000), ..ChainCheckpoint::default() })
+            .with_providers(["a", "b"].map(str::to_owned))
+    }
+
+    fn update(one: UpdateOneof) -> SubscribeUpdate {
+        SubscribeUpdate { update_oneof: Some(one), ..Default::default() }
+    }
+
+    fn base58(byte: u8) -> String {
+        bs58::encode([byte; 32]).into_string()
+    }
+
+    fn meta(slot: u64, parent_slot: u64) -> SubscribeUpdate {
+        let (blockhash, parent_blockhash) = (base58(1), base58(2));
+        update(UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+            slot,
+            blockhash,
+            parent_slot,
+            parent_blockhash,
+            ..Default::default()
+        }))
+    }
+
+    fn token(data: Vec<u8>) -> SubscribeUpdate {
+        let owner = bs58::decode(TOKEN_PROGRAM).into_vec().unwrap();
+        let info = SubscribeUpdateAccountInfo { pubkey: vec![7; 32], lamports: 1, owner, data, ..Default::default() };
+        update(UpdateOneof::Account(SubscribeUpdateAccount { account: Some(info), slot: 1001, ..Default::default() }))
+    }
+
+    #[test]
+    fn a_child_is_no_further_above_its_parent_than_the_clock_allows_or_another_provider_says() {
+        let state = state();
+        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        assert!(take(6000, 1000).is_ok() && take(900_000, 899_999).is_ok() && take(990, 3).is_ok());
+        for slot in [6001, 1 << 39] {
+            let gap = take(slot, 1000).unwrap_err();
+            assert_eq!((gap.first_slot, gap.last_slot, gap.contradicts), (1001, 1001, false));
+            assert!(
+                gap.detail.contains(&format!("slot={slot} is")) && gap.detail.contains("reach=5000"),
+                "{}",
+                gap.detail
+            );
+        }
+        assert!(take(1005, 3).is_ok(), "the assembler calls it a fork");
+        state.readiness.slot_applied(Age::Known(std::time::Duration::from_secs(3600)));
+        assert!(take(1000 + 5_000 + 12_000, 1000).is_ok() && take(1000 + 5_000 + 12_001 + 100, 1000).is_err());
+        assert!(take(1 << 39, 1000).is_err(), "its own claim is no evidence");
+        state.providers.claim(1, (1 << 39) - reach(None));
+        assert!(take(1 << 39, 1000).is_ok());
+        state.providers.distrust(1);
+        assert!(take(1 << 39, 1000).is_err());
+    }
+
+    #[test]
+    fn a_false_slot_is_in_the_words_of_its_gap_alone_and_is_never_final() {
+        let state = state();
+        state.overlay.begin(Base { slot: 1000, blockhash: [1; 32] });
+        let mut intake = Intake::new(ALL, Commitment::Confirmed, 0, &state);
+        for (slot, is_far) in [(u64::MAX, true), (1 << 40, true), (1005, false)] {
+            let account = SubscribeUpdateAccount { slot, ..Default::default() };
+            let gap = intake.take(update(UpdateOneof::Account(account))).unwrap_err();
+            let shown = if is_far { 1001 } else { slot };
+            assert_eq!((gap.first_slot, gap.last_slot), (shown, shown));
+            assert!(gap.detail.contains(&format!("slot={slot}")), "{}", gap.detail);
+        }
+        let status = SlotStatus::SlotFinalized as i32;
+        let finalized = |slot| update(UpdateOneof::Slot(SubscribeUpdateSlot { slot, status, ..Default::default() }));
+        assert!(intake.take(finalized(1 << 62)).is_err() && intake.take(finalized(1 << 39)).is_ok());
+        state.overlay.settle();
+        assert_eq!(state.overlay.slot(crate::chain::Commitment::Finalized), None);
+        assert!(intake.take(finalized(1000)).is_ok());
+        state.overlay.settle();
+        assert_eq!(state.overlay.slot(crate::chain::Commitment::Finalized), Some(1000));
+    }
+
+    #[test]
+    fn a_server_without_data_is_told_from_one_with_a_few_empty_accounts() {
+        let state = state();
+        let whole = [vec![9; 32], vec![1, 0]].concat();
+        for (empty, with_data, is_refused) in [(31, 0, false), (32, 0, true), (1000, 112, false), (1000, 111, true)] {
+            let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+            let data = std::iter::repeat_n(Vec::new(), empty).chain(std::iter::repeat_n(whole.clone(), with_data));
+            data.for_each(|data| assert!(intake.take(token(data)).is_ok()));
+            let ended = intake.take(meta(1001, 1000));
+            assert_eq!(ended.is_err(), is_refused, "{empty} {with_data}");
+            assert!(ended.err().is_none_or(|gap| gap.detail.contains("leaves out the data of accounts")));
+        }
+        let mut intake = Intake::new(ALL, Commitment::Confirmed, 0, &state);
+        (0..1000).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
+        assert!(intake.take(meta(1001, 1000)).is_ok(), "an extraction that asks for no data");
+    }
+
+    /// Numbers near each bound, and a few of the chain.
+    fn number(rng: &mut Rng) -> u64 {
+        let bounds = [0, 1, 8, 5_000, 1 << 31, 1 << 32, 1 << 39, SLOT_END, 1 << 62, 1 << 63, u64::MAX];
+        let near = bounds[rng.below(bounds.len() as u64) as usize];
+        if rng.chance(0.6) { rng.below(12) } else { near.wrapping_add(rng.below(5)).wrapping_sub(2) }
+    }
+
+    fn message(rng: &mut Rng) -> SubscribeUpdate {
+        let one = match rng.below(4) {
+            0 => {
+                let SubscribeUpdate { update_oneof: Some(UpdateOneof::Account(mut update)), .. } =
+                    token(vec![1; rng.below(40) as usize])
+                else {
+                    panic!("an account")
+                };
+                let account = update.account.as_mut().unwrap();
+                (account.lamports, account.write_version, account.rent_epoch) = (number(rng), number(rng), number(rng));
+                account.pubkey.truncate(32 - usize::from(rng.chance(0.02)));
+                (update.slot, update.bank_id) = (number(rng), Some(number(rng)));
+                UpdateOneof::Account(update)
+            }
+            1 | 2 => {
+                let (slot, parent) = (number(rng), number(rng));
+                let parent_slot = if rng.chance(0.6) { slot.wrapping_sub(1) } else { parent };
+                UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+                    slot,
+                    blockhash: base58(slot as u8),
+                    parent_slot,
+                    parent_blockhash: base58(parent_slot as u8),
+                    block_time: Some(UnixTimestamp { timestamp: number(rng) as i64 }),
+                    block_height: Some(BlockHeight { block_height: number(rng) }),
+                    executed_transaction_count: number(rng),
+                    entries_count: number(rng),
+                    bank_id: number(rng),
+                    ..Default::default()
+                })
+            }
+            _ => UpdateOneof::Slot(SubscribeUpdateSlot {
+                slot: number(rng),
+                parent: rng.chance(0.5).then(|| number(rng)),
+                status: [1, 1, 2, 6, number(rng) as i32][rng.below(5) as usize],
+                dead_error: Some("x".repeat(rng.below(9) as usize)),
+                bank_id: Some(number(rng)),
+            }),
+        };
+        let created_at = Timestamp { seconds: number(rng) as i64, nanos: number(rng) as i32 };
+        SubscribeUpdate { created_at: rng.chance(0.9).then_some(created_at), ..update(one) }
+    }
+
+    #[test]
+    fn no_extreme_of_any_field_is_handed_out_or_ends_the_process() {
+        // ROUNDS is for a long run by hand.
+        let rounds = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(300);
+        for seed in 0..rounds {
+            let mut rng = Rng::new(seed);
+            let (selection, base) = (if rng.chance(0.5) { ALL } else { TOKENS }, rng.below(3));
+            let base = (base > 0).then(|| Base { slot: rng.below(8), blockhash: [0; 32] });
+            let commitment = if rng.chance(0.3) { Commitment::Finalized } else { Commitment::Confirmed };
+            let updates: Vec<_> = (0..200).map(|_| rng.chance(0.98).then(|| message(&mut rng))).collect();
+            crate::processed::fuzzing::banks(selection, base, updates.clone());
+            fuzzing::stream(selection, commitment, base, updates);
+        }
+    }
+}
