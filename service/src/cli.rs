@@ -179,7 +179,7 @@ fn check(config: &Config) -> Result<(), Failed> {
         let token = if of.token_file.is_some() { "given" } else { "none" };
         let name = if providers.len() == 1 { String::new() } else { format!(" of {}", provider::shown(&of.url)) };
         out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
-        if let Some(caution) = of.caution() {
+        for caution in of.cautions() {
             out::print(&format!("# warning: {caution}\n"))?;
         }
     }

@@ -10,12 +10,14 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use serde::{Serialize, Serializer};
 
 use crate::ingest::extract::Extract;
+use crate::ingest::provider;
 use crate::net;
 use crate::setting::Given;
 use crate::store::{self, EngineGiven, Opening};
@@ -67,8 +69,29 @@ impl Config {
             usize::from(at_once) <= providers,
             "geyser_at_once={at_once} with {providers} server in geyser: name a second server, or give 1"
         );
+        self.check_own_ports()?;
         self.grpc.uds_access()?;
         self.shm.access()?;
+        Ok(())
+    }
+
+    /// Refuses a stream from a port that this service itself listens on.
+    fn check_own_ports(&self) -> Result<()> {
+        let is_loopback = |host: &str| ["localhost", "127.0.0.1"].contains(&host);
+        for geyser in &self.stream.geyser {
+            let Some((host, port)) = provider::host_and_port(&geyser.url) else { continue };
+            for (key, own) in [("listen", &self.grpc.listen), ("metrics", &self.http.metrics)] {
+                let Some((own_host, own_port)) = own.rsplit_once(':') else { continue };
+                let own_host = own_host.trim_start_matches('[').trim_end_matches(']');
+                let is_any = own_host.parse().is_ok_and(|address: IpAddr| address.is_unspecified());
+                let is_here = host == own_host || is_loopback(&host) && (is_any || is_loopback(own_host));
+                ensure!(
+                    !is_here || own_port.parse() != Ok(port),
+                    "geyser={} is this service's own address {key}={own}: geyser has to name a Yellowstone server",
+                    provider::shown(&geyser.url)
+                );
+            }
+        }
         Ok(())
     }
 

@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
-use tonic::{Code, Status};
 use tracing::{error, warn};
 use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestPing, SubscribeUpdate};
 
 use super::backoff::Waits;
-use super::upstream::{Client, Upstream, chain};
-use crate::chain::{Gap, SLOT_END};
+use super::refusals::{Terms, client_ended, not_available, status_ended};
+use super::subscribe::has_narrower;
+use super::upstream::{Client, Upstream};
+use crate::chain::Gap;
 
 /// Maximum time that the server may take over one request. The subscription's answer may take `idle_timeout` where that
 /// is longer.
@@ -47,15 +48,6 @@ pub(crate) struct Connection<C: Client> {
     /// Whether this connection has brought any message about a slot.
     heard: bool,
     terms: Terms,
-}
-
-/// Context for interpreting a server's error message.
-#[derive(Clone, Copy, Debug)]
-struct Terms {
-    /// The slot that the store stands at; `None` before the first.
-    applied: Option<u64>,
-    /// Whether a token is sent to the server.
-    token: bool,
 }
 
 /// Next event of a connection.
@@ -103,15 +95,15 @@ impl<C: Client> Connection<C> {
         mut request: SubscribeRequest,
         applied: Option<u64>,
     ) -> Result<Self, Ended> {
-        let terms = Terms { applied, token: upstream.has_token() };
+        let (from_slot, has_narrower) = (request.from_slot, has_narrower(&request));
+        let mut terms = Terms { applied, from_slot, is_kept: false, has_narrower, access: upstream.access() };
         let mut client = upstream.connect().await.map_err(Ended::Retry)?;
-        if let Some(from_slot) = request.from_slot {
-            request.from_slot = Some(check_replay(&mut client, from_slot, applied).await?);
-        }
+        check_replay(&mut client, &mut terms).await?;
+        request.from_slot = terms.from_slot;
         let (requests, updates) = timeout(idle_timeout.max(REQUEST_TIMEOUT), client.subscribe(request))
             .await
             .map_err(|_| Ended::Retry("the server does not answer the subscription".to_owned()))?
-            .map_err(|error| client_ended(error, terms))?;
+            .map_err(|error| client_ended(error, &terms))?;
         // One timer for the connection: a timer for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -128,6 +120,7 @@ impl<C: Client> Connection<C> {
     /// only pings, old slots, or parts of slots that never become complete.
     pub(crate) fn progressed(&mut self) {
         self.idle = Duration::ZERO;
+        self.terms.from_slot = None;
     }
 
     /// Ends the connection if it has been of no use for too long. Call it at each tick, once progress is noted.
@@ -165,7 +158,7 @@ impl<C: Client> Connection<C> {
             };
             let update = match next {
                 None => return Err(self.broken(Ended::Retry("the server closed the stream".to_owned()))),
-                Some(Err(status)) => return Err(self.broken(status_ended(&status, self.terms))),
+                Some(Err(status)) => return Err(self.broken(status_ended(&status, &self.terms))),
                 Some(Ok(update)) => update,
             };
             self.silent = Duration::ZERO;
@@ -193,7 +186,7 @@ impl<C: Client> Connection<C> {
         let last_word = timeout(TICK, last_word).await.ok().flatten();
         Err(last_word.map_or_else(
             || Ended::Retry(format!("cannot answer a ping: {error}")),
-            |status| status_ended(&status, self.terms),
+            |status| status_ended(&status, &self.terms),
         ))
     }
 }
@@ -255,99 +248,35 @@ impl Ended {
     }
 }
 
-/// Asks the server for the oldest slot that it can still replay. Returns the slot to begin with: `from_slot`, or the
-/// slot after it where the server's slots begin there and `from_slot` is applied.
-async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<u64>) -> Result<u64, Ended> {
+/// Asks the server for the oldest slot that it can still replay. Where that is the slot after the applied one, `terms` ask
+/// for it from now on.
+async fn check_replay(client: &mut impl Client, terms: &mut Terms) -> Result<(), Ended> {
+    let Some(from_slot) = terms.from_slot else { return Ok(()) };
     match timeout(REQUEST_TIMEOUT, client.first_available()).await {
-        Ok(Ok(Some(first))) if first > from_slot => match not_available(applied.unwrap_or(from_slot), first) {
-            Ended::BeginsAt(next) => Ok(next),
-            ended => Err(ended),
-        },
-        Ok(Ok(_)) => Ok(from_slot),
-        Ok(Err(GeyserGrpcClientError::TransportError(error))) => Err(Ended::Retry(chain(&error))),
-        // Servers need not know, allow or answer this request: the subscription itself will show whether the slot is
-        // there.
-        Ok(Err(GeyserGrpcClientError::TonicStatus(_))) | Err(_) => Ok(from_slot),
-    }
-}
-
-/// Returns the reason for the end, where the server's oldest slot `first_available` is newer than the slot it was asked
-/// for. The store stands at `applied`.
-fn not_available(applied: u64, first_available: u64) -> Ended {
-    if first_available == u64::MAX {
-        return Ended::Retry("the server has just started and has no slots to send again yet".to_owned());
-    }
-    if first_available >= SLOT_END {
-        return Ended::Retry(format!("the server names a slot that no chain has: first_available={first_available}"));
-    }
-    let missing = applied.saturating_add(1);
-    if first_available == missing {
-        return Ended::BeginsAt(missing);
-    }
-    Ended::Gap(Gap {
-        first_slot: missing,
-        last_slot: first_available.saturating_sub(1).max(missing),
-        detail: format!("the server cannot replay from slot={applied}: first_available={first_available}"),
-        contradicts: false,
-    })
-}
-
-fn client_ended(error: GeyserGrpcClientError, terms: Terms) -> Ended {
-    match error {
-        GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, terms),
-        GeyserGrpcClientError::TransportError(error) => Ended::Retry(chain(&error)),
-    }
-}
-
-fn status_ended(status: &Status, Terms { applied, token }: Terms) -> Ended {
-    let (code, message) = (status.code(), status.message());
-    match code {
-        // Servers use the same code for a message that was too large, which is no gap.
-        Code::OutOfRange if message.contains("broadcast from") => {
-            let applied = applied.unwrap_or(0);
-            match not_available(applied, last_number(message).unwrap_or(applied)) {
-                Ended::Gap(gap) => Ended::Gap(Gap { detail: format!("{}: {message:?}", gap.detail), ..gap }),
-                ended => ended,
+        Ok(Ok(Some(first))) if first > from_slot => {
+            match not_available(terms.applied.unwrap_or(from_slot), from_slot, first) {
+                Ended::BeginsAt(next) => terms.from_slot = Some(next),
+                ended => return Err(ended),
             }
         }
-        Code::Internal if message.contains("from_slot is not supported") => Ended::Refused(format!(
-            "the server keeps no slots to send again: message={message:?}; it needs replay_stored_slots of 150 or more"
-        )),
-        Code::Unauthenticated if token => Ended::Refused(format!(
-            "the server refuses the token: code={code:?} message={message:?}; check x-token-file"
-        )),
-        Code::Unauthenticated => Ended::Refused(format!(
-            "the server asks for a token: code={code:?} message={message:?}; give one in x-token-file"
-        )),
-        Code::PermissionDenied => {
-            let token = if token { "; if it means the token, check x-token-file" } else { "" };
-            Ended::Refused(format!("the server does not allow this: code={code:?} message={message:?}{token}"))
+        Ok(Ok(first)) => terms.is_kept = first.is_some(),
+        // A failure on the way to the server, which the subscription would only tell in fewer words.
+        Ok(Err(GeyserGrpcClientError::TonicStatus(status))) if std::error::Error::source(&status).is_some() => {
+            return Err(status_ended(&status, terms));
         }
-        Code::InvalidArgument | Code::Unimplemented => Ended::Refused(format!(
-            "the server refuses the subscription: code={code:?} message={message:?}; it has to allow the filters of \
-             this extraction; where it allows no subscription to all accounts, or few data slices, see follow in --help"
-        )),
-        Code::OutOfRange => Ended::Refused(format!("the stream cannot be read: message={message:?}")),
-        // A server that has just started says so, and one whose newest slot comes before the applied one.
-        Code::Internal if message.contains("failed to get replay") => {
-            let applied = applied.unwrap_or(0);
-            Ended::Retry(format!(
-                "the server cannot send slots again from slot={applied} on: code={code:?} message={message:?}; if that \
-                 lasts, its newest slot is before that one: look whether it is a server of the store's chain"
-            ))
-        }
-        _ => Ended::Retry(format!("code={code:?} message={message:?}")),
+        Ok(Err(error @ GeyserGrpcClientError::TransportError(_))) => return Err(client_ended(error, terms)),
+        // Servers need not know, allow or answer this request: the subscription itself will show whether the slot is
+        // there.
+        Ok(Err(GeyserGrpcClientError::TonicStatus(_))) | Err(_) => {}
     }
-}
-
-fn last_number(text: &str) -> Option<u64> {
-    text.rsplit(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())?.parse().ok()
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use futures::channel::mpsc;
     use futures::stream::BoxStream;
+    use tonic::Status;
 
     use super::*;
     use crate::ingest::subscribe::Commitment;
@@ -403,77 +332,5 @@ mod tests {
             assert_eq!(matches!(ended, Ended::Silent(_)), silent, "{after}: {ended:?}");
             assert!(ended.trouble().is_some_and(|why| why.contains("h2 protocol error")), "{ended:?}");
         }
-    }
-
-    fn at(applied: Option<u64>) -> Terms {
-        Terms { applied, token: true }
-    }
-
-    #[test]
-    fn too_old_is_a_gap_and_too_large_is_not() {
-        let status = Status::out_of_range("broadcast from 100 is not available, last available: 250");
-        let Ended::Gap(gap) = status_ended(&status, at(Some(100))) else { panic!("a gap") };
-        assert_eq!((gap.first_slot, gap.last_slot), (101, 249));
-        let status = Status::out_of_range("decoded message length too large: found 9, limit 8");
-        assert!(matches!(status_ended(&status, at(Some(100))), Ended::Refused(_)));
-    }
-
-    #[test]
-    fn slots_that_begin_right_after_the_applied_one_are_no_gap() {
-        assert!(matches!(not_available(100, 101), Ended::BeginsAt(101)));
-        let status = Status::out_of_range("broadcast from 100 is not available, last available: 101");
-        assert!(matches!(status_ended(&status, at(Some(100))), Ended::BeginsAt(101)));
-        let Ended::Gap(gap) = not_available(100, 102) else { panic!("a gap") };
-        assert_eq!((gap.first_slot, gap.last_slot), (101, 101));
-    }
-
-    #[test]
-    fn a_server_that_has_just_started_has_no_gap() {
-        let has_just_started = |first_available| match not_available(100, first_available) {
-            Ended::Retry(why) => why.contains("just started"),
-            ended => panic!("{ended:?}"),
-        };
-        for (first_available, none_yet) in [(u64::MAX, true), (u64::MAX - 1, false), (SLOT_END, false)] {
-            assert_eq!(has_just_started(first_available), none_yet, "{first_available}");
-        }
-        let status = Status::out_of_range(format!("broadcast from 100 is not available, last available: {}", u64::MAX));
-        assert!(matches!(status_ended(&status, at(Some(100))), Ended::Retry(_)));
-    }
-
-    #[test]
-    fn what_a_person_must_put_right_is_told_from_what_passes() {
-        for status in [
-            Status::unauthenticated("no"),
-            Status::permission_denied("no"),
-            Status::invalid_argument("no"),
-            Status::internal("from_slot is not supported"),
-        ] {
-            assert!(matches!(status_ended(&status, at(None)), Ended::Refused(_)), "{status}");
-        }
-        for status in [
-            Status::internal("failed to get replay response"),
-            Status::internal("lagged to send an update"),
-            Status::unavailable("server is shutting down try again later"),
-        ] {
-            assert!(matches!(status_ended(&status, at(Some(3))), Ended::Retry(_)), "{status}");
-        }
-        let ended = status_ended(&Status::internal("failed to get replay response"), at(Some(351)));
-        assert!(
-            matches!(&ended, Ended::Retry(why) if why.contains("slot=351 on") && why.contains("the store's chain"))
-        );
-    }
-
-    #[test]
-    fn the_token_is_named_only_where_it_can_be_the_reason() {
-        let words = |status: &Status, token| match status_ended(status, Terms { applied: None, token }) {
-            Ended::Refused(why) => why,
-            ended => panic!("{ended:?}"),
-        };
-        let (plan, wrong) =
-            (Status::permission_denied("your plan has run out"), Status::unauthenticated("who are you"));
-        assert!(!words(&plan, false).contains("token") && words(&plan, false).contains("your plan has run out"));
-        assert!(words(&plan, true).contains("if it means the token"));
-        assert!(words(&wrong, true).contains("refuses the token") && words(&wrong, true).contains("who are you"));
-        assert!(words(&wrong, false).contains("asks for a token"));
     }
 }

@@ -21,6 +21,7 @@ pub mod provider;
 pub mod providers;
 pub mod reads;
 pub mod receive;
+mod refusals;
 mod roster;
 mod settings;
 #[cfg(test)]

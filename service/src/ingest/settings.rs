@@ -70,7 +70,9 @@ settings! {
         /// The certificate's private key, PEM [default: the systemd credential geyser-key]
         #[arg(value_name = "FILE")]
         geyser_key: PathBuf;
-        /// Compression of requests to the stream's server: none, gzip or zstd; its answers may use any [default: none]
+        /// Compression of the stream's server's answers and of requests to it: none, gzip or zstd [default: none]
+        ///
+        /// A server compresses each message by itself, which makes catching up slow: check-config says how slow.
         #[arg(value_enum)]
         geyser_compression: Compression = Compression::default();
         /// Value taken from an account: its owner program, or a token account's owner or mint; a store keeps the first one

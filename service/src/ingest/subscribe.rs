@@ -15,6 +15,9 @@ use yellowstone_grpc_proto::geyser::{
 use super::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 use super::follow::{Follow, Selection};
 
+/// Name of the filter of a subscription to all accounts.
+const ALL: &str = "all";
+
 /// Commitment at which a slot is taken in. There is no `processed`, because a processed slot may be rolled back and
 /// data on disk cannot be. Lookups have a commitment of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -48,6 +51,11 @@ pub fn request_processed(selection: Selection) -> SubscribeRequest {
     request_at(selection, CommitmentLevel::Processed, None)
 }
 
+/// Whether a subscription to fewer accounts exists: for a token extraction that asks for all accounts.
+pub(super) fn has_narrower(request: &SubscribeRequest) -> bool {
+    request.accounts.contains_key(ALL) && request.accounts_data_slice.len() > 1
+}
+
 fn request_at(selection: Selection, level: CommitmentLevel, from_slot: Option<u64>) -> SubscribeRequest {
     let slices = selection.data_slices();
     SubscribeRequest {
@@ -75,7 +83,7 @@ fn account_filters(selection: Selection) -> HashMap<String, SubscribeRequestFilt
     // accounts is exact.
     let (name, leaving) = match selection {
         Selection { extract: Extract::AccountOwner, .. } | Selection { follow: Follow::Exact, .. } => {
-            return named("all", SubscribeRequestFilterAccounts::default());
+            return named(ALL, SubscribeRequestFilterAccounts::default());
         }
         // Closed accounts have no data either, so this filter covers them.
         Selection { follow: Follow::Wallets, .. } => ("wallets", Filter::Datasize(0)),

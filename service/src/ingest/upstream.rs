@@ -11,7 +11,8 @@ use tonic::{Status, Streaming};
 use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
 
-use super::provider::{Provider, ProviderClient};
+use super::provider::{Compression, Provider, ProviderClient};
+use super::refusals::explained;
 use super::subscribe::Commitment;
 
 /// Maximum number of requests of one subscription that wait to be sent: the subscription, and the answers to pings.
@@ -30,9 +31,9 @@ pub(crate) trait Upstream: Send + Sync {
         std::future::pending()
     }
 
-    /// Whether requests carry a token.
-    fn has_token(&self) -> bool {
-        false
+    /// Returns how the server is asked.
+    fn access(&self) -> Access {
+        Access::default()
     }
 
     /// Returns a server's message without the secrets that the server was sent.
@@ -48,6 +49,16 @@ pub(crate) trait Upstream: Send + Sync {
     fn hangups(&self) -> u64 {
         0
     }
+}
+
+/// How a server is asked, as far as the meaning of its errors depends on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Access {
+    /// Whether requests carry a token.
+    pub(crate) token: bool,
+    /// Whether the connection is encrypted.
+    pub(crate) https: bool,
+    pub(crate) compression: Compression,
 }
 
 /// One connection, reduced to the requests that the ingest makes.
@@ -71,15 +82,15 @@ impl Upstream for Provider {
     type Client = ProviderClient;
 
     async fn connect(&self) -> Result<ProviderClient, String> {
-        self.client().await.map_err(|error| chain(error.as_ref()))
+        self.client().await.map_err(|error| explained(chain(error.as_ref()), self.access().https))
     }
 
     async fn renewed(&self) {
         Self::renewed(self).await;
     }
 
-    fn has_token(&self) -> bool {
-        Self::has_token(self)
+    fn access(&self) -> Access {
+        Self::access(self)
     }
 
     fn masked(&self, words: &str) -> String {
@@ -87,7 +98,8 @@ impl Upstream for Provider {
     }
 
     async fn newest_slot(&self, commitment: Commitment) -> Result<u64, String> {
-        Self::newest_slot(self, commitment).await.map_err(|error| chain(error.as_ref()))
+        let failed = |error: anyhow::Error| explained(chain(error.as_ref()), self.access().https);
+        Self::newest_slot(self, commitment).await.map_err(failed)
     }
 
     fn hangups(&self) -> u64 {
