@@ -13,6 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::chain::Base;
+use crate::ingest::State;
 use crate::ingest::receive::ReceiveConfig;
 use crate::overlay::banks::{Banks, Limits};
 use crate::overlay::{Message, Overlay};
@@ -24,25 +25,19 @@ use receive::receive;
 /// thread does no I/O, so it lags only while it gets no processor.
 const QUEUE_BATCHES: usize = 64;
 
-/// Starts to follow processed slots until `stop` turns true, of the provider whose index `followed` gives. Needs a tokio runtime. Does nothing when processed slots
-/// are not followed.
+/// Starts to follow processed slots until `stop` turns true, of the provider that the ingest of `state` follows. Needs a tokio
+/// runtime. Does nothing when processed slots are not followed.
 ///
 /// # Errors
 /// I/O errors of starting the thread.
-pub(crate) fn start(
-    config: ReceiveConfig,
-    overlay: &Arc<Overlay>,
-    published: &Arc<Published>,
-    followed: watch::Receiver<usize>,
-    stop: watch::Receiver<bool>,
-) -> io::Result<()> {
-    let Some(processed) = overlay.processed() else { return Ok(()) };
+pub(crate) fn start(config: ReceiveConfig, state: &State, stop: watch::Receiver<bool>) -> io::Result<()> {
+    let Some(processed) = state.overlay.processed() else { return Ok(()) };
     let (tx, messages) = mpsc::channel(QUEUE_BATCHES);
     // Weak, so that the thread ends once the receiver has ended.
     processed.wake_by(tx.downgrade());
-    let (of_thread, published) = (Arc::clone(overlay), Arc::clone(published));
-    std::thread::Builder::new().name("overlay".to_owned()).spawn(move || run(&of_thread, &published, messages))?;
-    tokio::spawn(receive(config, followed, tx, Arc::clone(overlay), stop));
+    let (overlay, published) = (Arc::clone(&state.overlay), Arc::clone(&state.published));
+    std::thread::Builder::new().name("overlay".to_owned()).spawn(move || run(&overlay, &published, messages))?;
+    tokio::spawn(receive(config, state.providers.followed(), tx, state.clone(), stop));
     Ok(())
 }
 

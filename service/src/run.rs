@@ -84,7 +84,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     // All refusals come before the store is touched.
     let Checked { edge, providers } = Checked::of(config, Moment::Start)?;
-    for caution in providers.iter().flat_map(provider::Settings::cautions) {
+    for caution in providers.iter().flat_map(provider::Settings::cautions).chain(config.engine.division().caution()) {
         warn!("{caution}");
     }
     edge.addresses.warn(config.net(), &edge.access);
@@ -203,8 +203,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
         admin: tokio::spawn(admin::serve(config.store.dir.clone(), map.admin.clone(), until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };
-    let followed = state.providers.followed();
-    processed::start(receive_config(config, &hangups), &state.overlay, &state.published, followed, stopped.clone())
+    processed::start(receive_config(config, &hangups), &state, stopped.clone())
         .context("cannot start the overlay thread")?;
     let apply = map.apply(config, stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 use prost_types::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Interval;
 use tonic::{Status, Streaming};
 use workload::Key;
@@ -19,8 +19,10 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpda
 
 use crate::stream::account::{Account, Extract};
 use crate::stream::chain::{Block, Kind, Update, Write};
-use crate::stream::filter::{Commitment, Filter};
+use crate::stream::compress::Compression;
+use crate::stream::filter::{Commitment, Filter, Limits};
 use crate::stream::keys::Keys;
+use crate::stream::like::Like;
 use crate::stream::log::{Entry, Event, Log, Replayed};
 use crate::stream::wire;
 
@@ -52,6 +54,17 @@ pub(crate) struct Shared {
     pub(crate) next_cut: AtomicU64,
     /// Slot whose block meta has another blockhash than the chain.
     pub(crate) lies_at: Option<u64>,
+    /// Kind of server that the stream is like.
+    pub(crate) like: Like,
+    /// Encoding of the messages.
+    pub(crate) compression: Compression,
+    pub(crate) filter_limits: Limits,
+    /// Places for subscriptions; `None` without a limit.
+    pub(crate) places: Option<Arc<Semaphore>>,
+    /// Whether the calls that answer once are refused.
+    pub(crate) unary_disabled: bool,
+    /// Whether messages name their bank.
+    pub(crate) bank_ids: bool,
     /// Number of account updates sent to all subscribers.
     pub(crate) sent_events: AtomicU64,
 }
@@ -60,6 +73,11 @@ impl Shared {
     /// Returns the blockhash that the block's meta has.
     fn told_hash(&self, block: &Block) -> [u8; 32] {
         if self.lies_at == Some(block.slot) { block.hash.map(|byte| !byte) } else { block.hash }
+    }
+
+    /// Returns the bank id that the block's messages have; 0 for none.
+    fn told_bank(&self, block: &Block) -> u64 {
+        if self.bank_ids { block.bank } else { 0 }
     }
 }
 
@@ -76,6 +94,7 @@ pub(crate) struct Feed {
     control: BytesMut,
     kill: Arc<AtomicBool>,
     cut: bool,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 struct Place {
@@ -88,11 +107,22 @@ struct Sending {
     block: Arc<Block>,
     next: usize,
     signature: [u8; 64],
-    created_at: Timestamp,
-    created_at_bytes: Vec<u8>,
+    times: Times,
+    content_at_bytes: Vec<u8>,
     statuses: &'static [SlotStatus],
-    /// Whether the block is sent as it happens: with every write, and with some writes after the block meta.
+    /// Whether the block is sent as it happens, with every write.
     live: bool,
+    /// Whether the last write comes after the block meta.
+    late: bool,
+}
+
+/// The times that the messages of a block have.
+#[derive(Clone, Copy)]
+struct Times {
+    /// Time of its content: when it was executed.
+    content_at: Timestamp,
+    /// Time of its statuses: when they were sent.
+    statuses_at: Timestamp,
 }
 
 /// The way in which a response stream ends.
@@ -104,12 +134,19 @@ pub(crate) enum End {
 }
 
 impl Feed {
-    /// Starts a feed that answers `requests`. Setting `kill` makes the connection's socket fail.
-    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<SubscribeRequest>, kill: Arc<AtomicBool>) -> Self {
+    /// Starts a feed that answers `requests`. Setting `kill` makes the connection's socket fail. Fails if there is no place
+    /// for it.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        requests: Streaming<SubscribeRequest>,
+        kill: Arc<AtomicBool>,
+    ) -> Result<Self, Status> {
+        let permit = shared.places.clone().map(Semaphore::try_acquire_owned).transpose();
+        let permit = permit.map_err(|_| Status::resource_exhausted("max subscription limit exceeded"))?;
         let head = shared.log.watch();
         let mut pings = tokio::time::interval(PING_PERIOD);
         pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        Self {
+        Ok(Self {
             shared,
             requests: Some(requests),
             filter: Filter::default(),
@@ -121,7 +158,8 @@ impl Feed {
             control: BytesMut::new(),
             kill,
             cut: false,
-        }
+            _permit: permit,
+        })
     }
 
     /// Waits for the next bytes to send, and returns them.
@@ -178,7 +216,7 @@ impl Feed {
             wire::update(&mut self.control, Vec::new(), body, Timestamp::from(SystemTime::now()));
             return Ok(());
         }
-        let filter = Filter::compile(&request)
+        let filter = Filter::compile_within(self.shared.filter_limits, &request)
             .map_err(|error| Status::invalid_argument(format!("failed to create filter: {error}")))?;
         self.filter = filter;
         if self.filter.is_empty() {
@@ -191,6 +229,14 @@ impl Feed {
             tracing::info!(subscriber = id, from_slot = request.from_slot, replayed_slots = replay.len(), "subscribed");
             if let Some(old) = self.place.replace(Place { id, cursor }) {
                 self.shared.log.unsubscribe(old.id);
+            }
+            if self.shared.like.replays_statuses_first() {
+                let mut out = std::mem::take(&mut self.control);
+                let now = Timestamp::from(SystemTime::now());
+                for replayed in &replay {
+                    replayed.statuses().iter().for_each(|status| self.status(&replayed.block, *status, now, &mut out));
+                }
+                self.control = out;
             }
             self.replay = replay.into_iter();
             self.sending = None;
@@ -226,11 +272,10 @@ impl Feed {
 
     /// Moves on to the next slot or status; returns `false` when there is none yet.
     fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
-        const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
-        const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
-        if let Some(Replayed { block, finalized, created_at }) = self.replay.next() {
-            let statuses = if finalized { FINAL } else { CONFIRMED };
-            self.begin_content(block, created_at, statuses, false);
+        if let Some(replayed) = self.replay.next() {
+            let statuses = if self.shared.like.replays_statuses_first() { &[] } else { replayed.statuses() };
+            let times = Times { content_at: replayed.content_at, statuses_at: Timestamp::from(SystemTime::now()) };
+            self.begin_content(replayed.block, times, statuses, out);
             return Ok(true);
         }
         let Some(place) = &mut self.place else { return Ok(false) };
@@ -243,15 +288,20 @@ impl Feed {
 
     /// Handles an entry of the log. Statuses are sent for every commitment as they happen. A block's content is sent
     /// before its status at the subscription's own commitment.
-    fn take_entry(&mut self, Entry { event, created_at }: Entry, out: &mut BytesMut) {
+    fn take_entry(&mut self, Entry { event, created_at, content_at }: Entry, out: &mut BytesMut) {
         let own = self.filter.commitment();
+        let times = Times { content_at, statuses_at: created_at };
         match event {
             Event::Processed(block) => {
                 self.status(&block, SlotStatus::SlotFirstShredReceived, created_at, out);
                 self.status(&block, SlotStatus::SlotCreatedBank, created_at, out);
                 if own == Commitment::Processed {
                     let statuses = processed_statuses(&block);
-                    return self.begin_content(block, created_at, statuses, self.shared.confirms_later);
+                    self.begin_content(block, times, statuses, out);
+                    if let Some(sending) = self.sending.as_mut().filter(|_| self.shared.confirms_later) {
+                        (sending.live, sending.late) = (true, sending.is_complete());
+                    }
+                    return;
                 }
                 if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
                     self.status(&block, SlotStatus::SlotCompleted, created_at, out);
@@ -261,45 +311,59 @@ impl Feed {
             // A stock server sends only the death of a dead block at these commitments. This one is harsher, and sends
             // its updates too.
             Event::Block(block) if block.kind == Kind::Dead && own != Commitment::Processed => {
-                self.begin_content(block, created_at, &[SlotStatus::SlotDead], false);
+                self.begin_content(block, times, &[SlotStatus::SlotDead], out);
             }
             Event::Block(block) if own == Commitment::Confirmed => {
-                self.begin_content(block, created_at, &[SlotStatus::SlotConfirmed], false);
+                let late = self.shared.like.has_late_update(block.slot);
+                self.begin_content(block, times, &[SlotStatus::SlotConfirmed], out);
+                self.sending.as_mut().into_iter().for_each(|sending| sending.late = late);
             }
             Event::Block(block) if block.kind == Kind::Sealed => {
                 self.status(&block, SlotStatus::SlotConfirmed, created_at, out);
             }
             Event::Block(_) => {}
             Event::Finalized(block) if own == Commitment::Finalized => {
-                self.begin_content(block, created_at, &[SlotStatus::SlotFinalized], false);
+                self.begin_content(block, times, &[SlotStatus::SlotFinalized], out);
             }
             Event::Finalized(block) => self.status(&block, SlotStatus::SlotFinalized, created_at, out),
         }
     }
 
-    fn begin_content(&mut self, block: Arc<Block>, created_at: Timestamp, statuses: &'static [SlotStatus], live: bool) {
+    /// Begins the content of a block. Its statuses follow the content, or come first if the server is of that kind.
+    fn begin_content(
+        &mut self,
+        block: Arc<Block>,
+        times: Times,
+        mut statuses: &'static [SlotStatus],
+        out: &mut BytesMut,
+    ) {
+        if self.shared.like.confirms_first() && self.filter.commitment() != Commitment::Processed {
+            statuses.iter().for_each(|status| self.status(&block, *status, times.statuses_at, out));
+            statuses = &[];
+        }
         let mut signature = [0; 64];
         signature[..32].copy_from_slice(&block.hash);
         signature[32..].copy_from_slice(&block.parent_hash);
-        let created_at_bytes = created_at.encode_to_vec();
-        self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses, live });
+        let content_at_bytes = times.content_at.encode_to_vec();
+        let (live, late) = (false, false);
+        self.sending = Some(Sending { block, next: 0, signature, times, content_at_bytes, statuses, live, late });
     }
 
     /// Ends a block in the real order: content, block meta, statuses. At processed, a late write comes before the
     /// statuses.
     fn end_block(&self, sending: &Sending, out: &mut BytesMut) {
         let block = &*sending.block;
-        if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
+        if sending.is_complete() {
             if sending.statuses == [SlotStatus::SlotProcessed] {
-                self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
+                self.status(block, SlotStatus::SlotCompleted, sending.times.statuses_at, out);
             }
             if !self.filter.blocks_meta().is_empty() {
                 wire::block_meta(
                     out,
                     self.filter.blocks_meta(),
                     block,
-                    self.shared.told_hash(block),
-                    sending.created_at,
+                    (self.shared.told_hash(block), self.shared.told_bank(block)),
+                    sending.times.content_at,
                 );
             }
         }
@@ -309,7 +373,7 @@ impl Feed {
         // ORDERING: Relaxed: a statistic, paired with nothing.
         self.shared.sent_events.fetch_add(late, Ordering::Relaxed);
         for &status in sending.statuses {
-            self.status(block, status, sending.created_at, out);
+            self.status(block, status, sending.times.statuses_at, out);
         }
     }
 
@@ -322,7 +386,7 @@ impl Feed {
         let banked = [SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
         let names = self.filter.matching_slots(!banked.contains(&status), status == own);
         if !names.is_empty() {
-            wire::slot_status(out, names, block, status, created_at);
+            wire::slot_status(out, names, (block, self.shared.told_bank(block)), status, created_at);
         }
     }
 
@@ -393,9 +457,9 @@ impl Feed {
             return 0;
         }
         let signature = if signed { &sending.signature[..] } else { &[] };
-        let (slot, bank) = (sending.block.slot, sending.block.bank);
+        let (slot, bank) = (sending.block.slot, self.shared.told_bank(&sending.block));
         let meta = wire::AccountMeta { key, slot, bank, write_version, signature };
-        wire::account(out, names, &meta, &account, self.filter.slices(), &sending.created_at_bytes);
+        wire::account(out, names, &meta, &account, self.filter.slices(), &sending.content_at_bytes);
         1
     }
 
@@ -412,8 +476,21 @@ impl Feed {
 impl Sending {
     /// Returns the number of updates that are sent before the block meta: all, or all but one.
     fn before_meta(&self) -> usize {
-        let late = self.live && matches!(self.block.kind, Kind::Sealed | Kind::Abandoned);
-        self.block.updates.len().saturating_sub(usize::from(late))
+        self.block.updates.len().saturating_sub(usize::from(self.late))
+    }
+
+    /// Whether the block gets a block meta.
+    fn is_complete(&self) -> bool {
+        matches!(self.block.kind, Kind::Sealed | Kind::Abandoned)
+    }
+}
+
+impl Replayed {
+    /// Returns the statuses that the block has reached.
+    fn statuses(&self) -> &'static [SlotStatus] {
+        const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
+        const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
+        if self.finalized { FINAL } else { CONFIRMED }
     }
 }
 

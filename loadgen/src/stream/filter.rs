@@ -14,7 +14,7 @@ use yellowstone_grpc_proto::geyser::{
     SubscribeRequestFilterAccountsFilter,
 };
 
-use crate::stream::account::{Account, is_token_account};
+use crate::stream::account::{Account, SYSTEM_PROGRAM, is_token_account};
 
 /// Largest number of state filters in an account filter, as in the public server.
 const STATE_FILTERS_MAX: usize = 4;
@@ -27,6 +27,49 @@ const NAME_BYTES_MAX: usize = 128;
 /// Largest number of characters of a memcmp in base58 and in base64, as in the public server.
 const MEMCMP_BASE58_MAX: usize = 175;
 const MEMCMP_BASE64_MAX: usize = 172;
+
+/// Limits of a subscription's filters.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limits {
+    /// None, as a stock server
+    #[default]
+    Stock,
+    /// Those of the server's sample configuration: one filter of a kind, no filter without a condition, at most two data slices,
+    /// and no accounts of System
+    Sample,
+}
+
+impl Limits {
+    fn check(self, request: &SubscribeRequest) -> Result<(), String> {
+        const DATA_SLICES_MAX: usize = 2;
+        if self == Self::Stock {
+            return Ok(());
+        }
+        let max = |count: usize, max: usize| {
+            if count <= max {
+                Ok(())
+            } else {
+                Err(format!("Max amount of filters/data_slices reached, only {max} allowed"))
+            }
+        };
+        for count in [request.accounts.len(), request.slots.len(), request.blocks_meta.len()] {
+            max(count, 1)?;
+        }
+        for filter in request.accounts.values() {
+            if *filter == SubscribeRequestFilterAccounts::default() {
+                return Err(
+                    "Subscribe on full stream with `any` is not allowed, at least one filter required".to_owned()
+                );
+            }
+            let system = bs58::encode(SYSTEM_PROGRAM).into_string();
+            if filter.owner.contains(&system) {
+                return Err(format!("Pubkey {system} in filters is not allowed"));
+            }
+        }
+        max(request.accounts_data_slice.len(), DATA_SLICES_MAX)
+    }
+}
 
 /// A compiled subscription. Names are sorted, so that updates carry them in one order.
 #[derive(Debug, Default)]
@@ -74,12 +117,21 @@ enum State {
 }
 
 impl Filter {
-    /// Compiles a request.
+    /// Compiles a request as a stock server does.
     ///
     /// # Errors
     /// The reason, as the text that follows "failed to create filter: ".
     pub fn compile(request: &SubscribeRequest) -> Result<Self, String> {
+        Self::compile_within(Limits::Stock, request)
+    }
+
+    /// Compiles a request within limits.
+    ///
+    /// # Errors
+    /// Those of [`Self::compile`]; the request exceeds the limits.
+    pub fn compile_within(limits: Limits, request: &SubscribeRequest) -> Result<Self, String> {
         refuse_unserved(request)?;
+        limits.check(request)?;
         let mut accounts = Vec::with_capacity(request.accounts.len());
         check_names(request.accounts.keys())?;
         for (name, filter) in &request.accounts {
@@ -291,7 +343,7 @@ pub(crate) fn bad_commitment(commitment: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::account::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+    use crate::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
     use yellowstone_grpc_proto::geyser::{
         SubscribeRequestFilterAccountsFilterLamports as Lamports, SubscribeRequestFilterAccountsFilterMemcmp as Memcmp,
     };

@@ -14,6 +14,7 @@ use tonic::Status;
 
 use crate::stream::chain::{Block, Kind};
 use crate::stream::filter::Commitment;
+use crate::stream::like::Like;
 
 /// Number of entries, three for each slot, by which the chain may be ahead of the slowest subscriber at max rate:
 /// enough that neither waits for the other.
@@ -37,12 +38,14 @@ pub(crate) enum Event {
     Finalized(Arc<Block>),
 }
 
-/// An event, and the time at which it was published.
+/// An event, and its times.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) event: Event,
     /// Time at which it was published.
     pub(crate) created_at: Timestamp,
+    /// Time at which its block was executed, which the content has at every commitment.
+    pub(crate) content_at: Timestamp,
 }
 
 /// The newest blocks of the chain, for the calls that answer once.
@@ -64,6 +67,7 @@ pub(crate) struct Log {
     head: watch::Sender<u64>,
     replay_slots: usize,
     confirm_after: usize,
+    like: Like,
 }
 
 /// A stored block, ready for replay.
@@ -71,25 +75,26 @@ pub(crate) struct Replayed {
     pub(crate) block: Arc<Block>,
     /// Whether it is final, and not only confirmed.
     pub(crate) finalized: bool,
-    /// Time at which it was confirmed, which its messages have in a replay as well.
-    pub(crate) created_at: Timestamp,
+    /// Time at which it was executed, which its content has in a replay as well.
+    pub(crate) content_at: Timestamp,
 }
 
-/// A confirmed block that is kept for replay, and the time at which it was confirmed.
-#[derive(Debug)]
-struct Stored {
+/// A block, and the time at which it was executed.
+#[derive(Clone, Debug)]
+struct Timed {
     block: Arc<Block>,
-    created_at: Timestamp,
+    content_at: Timestamp,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     entries: VecDeque<Entry>,
     first: u64,
-    stored: VecDeque<Stored>,
+    /// Confirmed blocks that are kept for replay.
+    stored: VecDeque<Timed>,
     blockhashes: VecDeque<Arc<Block>>,
-    unconfirmed: VecDeque<Arc<Block>>,
-    unfinal: VecDeque<Arc<Block>>,
+    unconfirmed: VecDeque<Timed>,
+    unfinal: VecDeque<Timed>,
     tip: Tip,
     cursors: HashMap<u64, u64>,
     next_id: u64,
@@ -107,16 +112,16 @@ impl Inner {
 impl Log {
     /// Creates a log that keeps `replay_slots` slots and begins with the final block `base`. Without a base it is like
     /// a server that has just started. A slot is confirmed once `confirm_after` later ones exist.
-    pub(crate) fn new(replay_slots: usize, confirm_after: usize, base: Option<Block>) -> Self {
+    pub(crate) fn new(replay_slots: usize, confirm_after: usize, like: Like, base: Option<Block>) -> Self {
         let (head, _) = watch::channel(0);
         let base = base.map(Arc::new);
         let mut inner = Inner {
             tip: Tip { processed: base.clone(), confirmed: base.clone(), finalized: base.clone() },
             ..Inner::default()
         };
-        let created_at = Timestamp::from(SystemTime::now());
-        inner.stored.extend(base.filter(|_| replay_slots > 0).map(|block| Stored { block, created_at }));
-        Self { inner: Mutex::new(inner), moved: Condvar::new(), head, replay_slots, confirm_after }
+        let content_at = Timestamp::from(SystemTime::now());
+        inner.stored.extend(base.filter(|_| replay_slots > 0).map(|block| Timed { block, content_at }));
+        Self { inner: Mutex::new(inner), moved: Condvar::new(), head, replay_slots, confirm_after, like }
     }
 
     /// Returns a receiver that is notified of every new entry.
@@ -132,7 +137,8 @@ impl Log {
         if self.confirm_after == 0 && matches!(block.kind, Kind::Abandoned | Kind::GivenUp) {
             return;
         }
-        inner.entries.push_back(Entry { event: Event::Processed(Arc::clone(&block)), created_at });
+        let content_at = created_at;
+        inner.entries.push_back(Entry { event: Event::Processed(Arc::clone(&block)), created_at, content_at });
         if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
             inner.tip.processed = Some(Arc::clone(&block));
             inner.blockhashes.push_back(Arc::clone(&block));
@@ -142,12 +148,12 @@ impl Log {
         }
         match block.kind {
             Kind::Sealed => {
-                inner.unconfirmed.push_back(block);
+                inner.unconfirmed.push_back(Timed { block, content_at });
                 if inner.unconfirmed.len() > self.confirm_after {
                     self.confirm_oldest(&mut inner, created_at);
                 }
             }
-            Kind::Dead => inner.entries.push_back(Entry { event: Event::Block(block), created_at }),
+            Kind::Dead => inner.entries.push_back(Entry { event: Event::Block(block), created_at, content_at }),
             // Only subscribers at processed see these.
             Kind::Abandoned | Kind::GivenUp => {}
         }
@@ -207,7 +213,8 @@ impl Log {
     }
 
     /// Registers a subscriber at the head. With `from_slot`, also returns the stored slots from there on that have
-    /// reached `commitment`, in slot order. `earlier` starts them so many slots earlier.
+    /// reached `commitment`, in slot order. `earlier` starts them so many slots earlier, and lets as many entries before the
+    /// head follow them.
     pub(crate) fn subscribe(
         &self,
         from_slot: Option<u64>,
@@ -219,13 +226,14 @@ impl Log {
             Some(from) => self.replay(&inner, from, commitment, earlier)?,
             None => Vec::new(),
         };
-        let (id, head) = (inner.next_id, inner.head());
+        let again = if replay.is_empty() { 0 } else { earlier };
+        let (id, cursor) = (inner.next_id, inner.head().saturating_sub(again).max(inner.first));
         inner.next_id += 1;
         inner.seen_subscriber = true;
-        inner.cursors.insert(id, head);
+        inner.cursors.insert(id, cursor);
         drop(inner);
         self.moved.notify_all();
-        Ok((id, head, replay))
+        Ok((id, cursor, replay))
     }
 
     /// Returns the entry at `cursor`; `None` if it has not happened yet. The request means that every earlier entry was
@@ -236,7 +244,7 @@ impl Log {
             return Err(Status::unavailable("server is shutting down try again later"));
         }
         if cursor < inner.first {
-            return Err(Status::internal("lagged to send an update"));
+            return Err(self.like.lagged());
         }
         inner.cursors.insert(id, cursor);
         let entry = inner.entries.get((cursor - inner.first) as usize).cloned();
@@ -276,20 +284,19 @@ impl Log {
             return Err(Status::internal("from_slot is not supported"));
         }
         if let Some(first) = first_stored(inner).filter(|first| from < *first) {
-            let text = format!("broadcast from {from} is not available, last available: {first}");
-            return Err(Status::out_of_range(text));
+            return Err(self.like.too_old(from, first));
         }
-        let replayed = |Stored { block, created_at }: &Stored| Replayed {
+        let replayed = |Timed { block, content_at }: &Timed| Replayed {
             block: Arc::clone(block),
-            finalized: !inner.unfinal.iter().any(|unfinal| unfinal.slot == block.slot),
-            created_at: *created_at,
+            finalized: !inner.unfinal.iter().any(|unfinal| unfinal.block.slot == block.slot),
+            content_at: *content_at,
         };
         let reached = inner.stored.iter().map(replayed);
         let mut reached: Vec<Replayed> =
             reached.filter(|replayed| commitment != Commitment::Finalized || replayed.finalized).collect();
         // The real server fails when it has nothing to send, even before its first slot, so this one does too.
         if !reached.iter().any(|replayed| replayed.block.slot >= from) {
-            return Err(Status::internal("failed to get replay response"));
+            return Err(self.like.not_yet(from));
         }
         reached.retain(|replayed| replayed.block.slot >= from.saturating_sub(earlier));
         reached.sort_by_key(|replayed| replayed.block.slot);
@@ -297,13 +304,14 @@ impl Log {
     }
 
     fn confirm_oldest(&self, inner: &mut Inner, created_at: Timestamp) {
-        let Some(block) = inner.unconfirmed.pop_front() else { return };
-        inner.entries.push_back(Entry { event: Event::Block(Arc::clone(&block)), created_at });
+        let Some(timed) = inner.unconfirmed.pop_front() else { return };
+        let Timed { block, content_at } = timed.clone();
+        inner.entries.push_back(Entry { event: Event::Block(Arc::clone(&block)), created_at, content_at });
         if inner.tip.confirmed.as_ref().is_none_or(|tip| tip.slot < block.slot) {
-            inner.tip.confirmed = Some(Arc::clone(&block));
+            inner.tip.confirmed = Some(block);
         }
-        inner.stored.push_back(Stored { block: Arc::clone(&block), created_at });
-        inner.unfinal.push_back(block);
+        inner.stored.push_back(timed.clone());
+        inner.unfinal.push_back(timed);
         if inner.unfinal.len() > FINAL_AFTER_SLOTS {
             finalize_oldest(inner, created_at);
         }
@@ -334,8 +342,8 @@ fn first_stored(inner: &Inner) -> Option<u64> {
 }
 
 fn finalize_oldest(inner: &mut Inner, created_at: Timestamp) {
-    if let Some(block) = inner.unfinal.pop_front() {
+    if let Some(Timed { block, content_at }) = inner.unfinal.pop_front() {
         inner.tip.finalized = Some(Arc::clone(&block));
-        inner.entries.push_back(Entry { event: Event::Finalized(block), created_at });
+        inner.entries.push_back(Entry { event: Event::Finalized(block), created_at, content_at });
     }
 }

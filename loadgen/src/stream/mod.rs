@@ -8,9 +8,11 @@
 
 pub mod account;
 pub(crate) mod chain;
+mod compress;
 mod feed;
 pub mod filter;
 pub(crate) mod keys;
+mod like;
 mod log;
 mod options;
 mod resume;
@@ -24,10 +26,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 pub use chain::{Final, Gap};
+pub use compress::Compression;
 pub use keys::Keys;
+pub use like::Like;
 pub use options::{Delivery, Rate, SkewArg, Workload, options};
 pub use resume::Stand;
 
@@ -71,7 +75,7 @@ impl Stream {
         let address = listener.local_addr()?;
         let base = (!delivery.no_wait).then(|| chain.base());
         let shared = Arc::new(Shared {
-            log: Log::new(delivery.replay_slots, delivery.confirm_after, base),
+            log: Log::new(delivery.replay_slots, delivery.confirm_after, delivery.like, base),
             keys,
             extract,
             duplicates: delivery.duplicates,
@@ -79,6 +83,12 @@ impl Stream {
             disconnect_every: delivery.disconnect_every,
             next_cut: AtomicU64::new(chain.events() + delivery.disconnect_every),
             lies_at: delivery.lies_at,
+            like: delivery.like,
+            compression: delivery.compression,
+            filter_limits: delivery.filter_limits,
+            places: delivery.subscriptions_max.map(|max| Arc::new(Semaphore::new(max))),
+            unary_disabled: delivery.unary_disabled,
+            bank_ids: !delivery.no_bank_ids,
             sent_events: AtomicU64::new(0),
         });
         let (shutdown, stopped) = oneshot::channel();

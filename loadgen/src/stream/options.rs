@@ -10,6 +10,9 @@ use anyhow::{Result, bail, ensure};
 use workload::Skew;
 
 use crate::stream::account::Extract;
+use crate::stream::compress::Compression;
+use crate::stream::filter::Limits;
+use crate::stream::like::Like;
 
 /// The workload: a pure function of these and nothing else, so that two runs deliver the same slots.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
@@ -81,7 +84,7 @@ pub struct Delivery {
     /// Events per second, or max: as fast as the slowest subscriber takes them
     #[arg(long, value_name = "R|max", default_value = "max")]
     pub rate: Rate,
-    /// Number of sealed slots kept for from_slot; an older one is answered with OUT_OF_RANGE, as by a real server
+    /// Number of sealed slots kept for from_slot; an older one is refused, as by a real server
     #[arg(long, value_name = "N", default_value_t = 150)]
     pub replay_slots: usize,
     /// A slot is confirmed once N later ones are processed, and at processed updates come as they happen: several of an
@@ -96,10 +99,28 @@ pub struct Delivery {
     /// Require this token in x-token metadata: the file's first line
     #[arg(long, value_name = "FILE")]
     pub x_token_file: Option<PathBuf>,
+    /// Kind of server whose orders and words the stream has
+    #[arg(long, value_enum, value_name = "SERVER", default_value = "yellowstone")]
+    pub like: Like,
+    /// Encoding of the messages, each compressed by itself
+    #[arg(long, value_enum, value_name = "ENCODING", default_value = "stock")]
+    pub compression: Compression,
+    /// Limits of filters
+    #[arg(long, value_enum, value_name = "LIMITS", default_value = "stock")]
+    pub filter_limits: Limits,
+    /// Number of subscriptions at once; one more is refused with RESOURCE_EXHAUSTED [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub subscriptions_max: Option<usize>,
+    /// Refuse the calls that answer once, SubscribeReplayInfo among them, as a server whose operator has disabled them
+    #[arg(long)]
+    pub unary_disabled: bool,
+    /// Send no bank ids, as servers before Agave 4.3
+    #[arg(long)]
+    pub no_bank_ids: bool,
     /// Fault: cut the connection abruptly every N events
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub disconnect_every: u64,
-    /// Fault: a from_slot replay starts up to three slots earlier than asked
+    /// Fault: a from_slot replay starts up to three slots earlier than asked, and its newest slots come again after it
     #[arg(long)]
     pub duplicates: bool,
     /// Fault: the block meta of this slot has a blockhash that is not the chain's, in a replay as well; the next slot

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::body::Body;
-use tonic::codec::Codec;
+use tonic::codec::{Codec, CompressionEncoding};
 use tonic::server::NamedService;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
@@ -33,6 +33,7 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 use crate::stream::chain::Block;
+use crate::stream::compress;
 use crate::stream::feed::{End, Feed, Shared};
 use crate::stream::filter::bad_commitment;
 
@@ -51,7 +52,9 @@ pub(crate) async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("geyser.Geyser", tonic_health::ServingStatus::Serving).await;
-    let unary = GeyserServer::new(Unary { shared: Arc::clone(&shared) });
+    let unary = GeyserServer::new(Unary { shared: Arc::clone(&shared) })
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Zstd);
     let service = GeyserService { shared, unary, token: token.map(Arc::from) };
     let sockets = TcpListenerStream::new(listener).map(|socket| {
         let socket = socket?;
@@ -152,10 +155,11 @@ impl tower::Service<http::Request<Body>> for GeyserService {
             let status = Status::unauthenticated("No valid auth token");
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
-        if request.uri().path() != "/geyser.Geyser/Subscribe" {
-            return Box::pin(self.unary.call(request));
-        }
-        let response = subscribe(&self.shared, request);
+        let response = match request.uri().path() {
+            "/geyser.Geyser/Subscribe" => subscribe(&self.shared, request).unwrap_or_else(Status::into_http),
+            _ if self.shared.unary_disabled => Status::unimplemented("method disabled").into_http(),
+            _ => return Box::pin(self.unary.call(request)),
+        };
         Box::pin(std::future::ready(Ok(response)))
     }
 }
@@ -169,27 +173,32 @@ impl GeyserService {
     }
 }
 
-fn subscribe(shared: &Arc<Shared>, request: http::Request<Body>) -> http::Response<Body> {
-    let encoding = request.headers().get("grpc-encoding").map(|value| value.as_bytes());
-    if encoding.is_some_and(|encoding| encoding != b"identity") {
-        return Status::unimplemented("compressed requests are not served; send them uncompressed").into_http();
-    }
+fn subscribe(shared: &Arc<Shared>, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let encoding_of_requests = compress::named(header("grpc-encoding"));
+    let encoding = shared.compression.for_client(header("grpc-accept-encoding"));
     let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
     let decoder = tonic_prost::ProstCodec::<SubscribeUpdate, SubscribeRequest>::default().decoder();
-    let requests = Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX));
-    let feed = Feed::new(Arc::clone(shared), requests, kill.0);
-    let body = Chunks { next: Some(next(feed)), ended: false };
-    http::Response::builder()
-        .header(http::header::CONTENT_TYPE, "application/grpc")
-        .body(Body::new(body))
-        .expect("a fixed header makes a valid response")
+    let requests = Streaming::new_request(decoder, request.into_body(), encoding_of_requests, Some(REQUEST_BYTES_MAX));
+    let feed = Feed::new(Arc::clone(shared), requests, kill.0)?;
+    let body = Chunks { next: Some(next(feed, encoding)), encoding, ended: false };
+    let response = http::Response::builder().header(http::header::CONTENT_TYPE, "application/grpc");
+    let response = match encoding {
+        Some(encoding) => response.header("grpc-encoding", encoding.to_string()),
+        None => response,
+    };
+    Ok(response.body(Body::new(body)).expect("fixed headers make a valid response"))
 }
 
 type Next = Pin<Box<dyn Future<Output = (Feed, Result<Bytes, End>)> + Send>>;
 
-fn next(mut feed: Feed) -> Next {
+fn next(mut feed: Feed, encoding: Option<CompressionEncoding>) -> Next {
     Box::pin(async move {
-        let chunk = feed.next_chunk().await;
+        let chunk = feed.next_chunk().await.and_then(|chunk| match encoding {
+            None => Ok(chunk),
+            Some(encoding) => compress::compressed(chunk, encoding)
+                .map_err(|error| End::Status(Status::internal(format!("cannot compress a message: {error}")))),
+        });
         (feed, chunk)
     })
 }
@@ -197,6 +206,7 @@ fn next(mut feed: Feed) -> Next {
 /// A response body of gRPC frames, some hundred in a chunk.
 struct Chunks {
     next: Option<Next>,
+    encoding: Option<CompressionEncoding>,
     ended: bool,
 }
 
@@ -209,7 +219,7 @@ impl http_body::Body for Chunks {
         let Poll::Ready((feed, result)) = future.as_mut().poll(cx) else { return Poll::Pending };
         match result {
             Ok(chunk) => {
-                self.next = Some(next(feed));
+                self.next = Some(next(feed, self.encoding));
                 Poll::Ready(Some(Ok(Frame::data(chunk))))
             }
             Err(end) => {

@@ -16,7 +16,7 @@ use crate::stream::account::Account;
 use crate::stream::chain::Block;
 
 /// Bytes of a gRPC frame's header: the compression flag and the length.
-const FRAME_HEADER_BYTES: usize = 5;
+pub(crate) const FRAME_HEADER_BYTES: usize = 5;
 /// Rent epoch of a rent-exempt account.
 const RENT_EXEMPT_EPOCH: u64 = u64::MAX;
 
@@ -25,7 +25,7 @@ pub(crate) struct AccountMeta<'a> {
     /// Address of the updated account.
     pub(crate) key: &'a [u8; 32],
     pub(crate) slot: u64,
-    /// Id of the bank of the write.
+    /// Id of the bank of the write; 0 for none.
     pub(crate) bank: u64,
     /// Order of the write among those of the slot.
     pub(crate) write_version: u64,
@@ -52,7 +52,7 @@ pub(crate) fn account(
         + optional_varint_len(meta.write_version)
         + optional_bytes_len(meta.signature.len());
     let bank = meta.bank;
-    let update_len = bytes_len(info_len) + optional_varint_len(meta.slot) + 1 + encoded_len_varint(bank);
+    let update_len = bytes_len(info_len) + optional_varint_len(meta.slot) + optional_varint_len(bank);
     let names_len: usize = names.iter().map(|name| bytes_len(name.len())).sum();
     let message_len = names_len + bytes_len(update_len) + bytes_len(created_at.len());
     out.reserve(FRAME_HEADER_BYTES + message_len);
@@ -75,13 +75,18 @@ pub(crate) fn account(
         put_bytes(out, 8, meta.signature);
     }
     put_varint(out, 2, meta.slot);
-    out.put_u8(4 << 3);
-    encode_varint(bank, out);
+    put_varint(out, 4, bank);
     put_bytes(out, 11, created_at);
 }
 
-/// Appends the block meta of `block`, with the blockhash `hash`.
-pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, hash: [u8; 32], created_at: Timestamp) {
+/// Appends the block meta of `block`, with the blockhash `hash` and the id of its bank, 0 for none.
+pub(crate) fn block_meta(
+    out: &mut BytesMut,
+    names: &[String],
+    block: &Block,
+    (hash, bank): ([u8; 32], u64),
+    created_at: Timestamp,
+) {
     let meta = SubscribeUpdateBlockMeta {
         slot: block.slot,
         blockhash: bs58::encode(hash).into_string(),
@@ -90,17 +95,17 @@ pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, ha
         block_height: Some(BlockHeight { block_height: block.height }),
         executed_transaction_count: block.updates.len() as u64 / 4,
         entries_count: 64,
-        bank_id: block.bank,
+        bank_id: bank,
         ..Default::default()
     };
     update(out, names.to_vec(), UpdateOneof::BlockMeta(meta), created_at);
 }
 
-/// Appends a status of `block`'s slot.
+/// Appends a status of `block`'s slot, with the id of its bank, 0 for none.
 pub(crate) fn slot_status(
     out: &mut BytesMut,
     names: Vec<String>,
-    block: &Block,
+    (block, bank): (&Block, u64),
     status: SlotStatus,
     created_at: Timestamp,
 ) {
@@ -110,7 +115,7 @@ pub(crate) fn slot_status(
         parent: Some(block.parent_slot),
         status: status as i32,
         dead_error: (status == SlotStatus::SlotDead).then(|| "invalid block: too few ticks".to_owned()),
-        bank_id: banked.then_some(block.bank),
+        bank_id: (banked && bank > 0).then_some(bank),
     };
     update(out, names, UpdateOneof::Slot(slot), created_at);
 }

@@ -8,6 +8,7 @@
 mod archive;
 mod bench;
 mod follow;
+mod like;
 mod live;
 mod model;
 mod processed;

@@ -262,11 +262,16 @@ impl Providers {
 
     /// Notes an error of the provider. Returns whether the provider had answered before it.
     pub(super) fn failed(&self, index: usize, why: &str) -> bool {
-        let Some(provider) = self.all.get(index) else { return false };
+        self.complained(index, why);
+        self.all.get(index).is_some_and(|provider| !provider.failing.swap(true, Ordering::Relaxed))
+    }
+
+    /// Notes an error of the provider in something that the ingest does not need, such as processed slots.
+    pub(crate) fn complained(&self, index: usize, why: &str) {
+        let Some(provider) = self.all.get(index) else { return };
         count(&provider.errors, 1);
         let end = why.floor_char_boundary(ERROR_BYTES_MAX);
         provider.last_error.store(Some(Arc::new(why[..end].to_owned())));
-        !provider.failing.swap(true, Ordering::Relaxed)
     }
 
     /// Notes a remark about the provider for the operator, in the place of its newest error.

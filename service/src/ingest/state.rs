@@ -72,6 +72,11 @@ impl State {
         Open(self)
     }
 
+    /// Whether the ingest is subscribed to the provider with this index and gets slots from it.
+    pub(crate) fn is_served_by(&self, index: usize) -> bool {
+        self.figures.is_connected() && !self.providers.is_failing(index)
+    }
+
     /// Shows the stream and its providers as the receiver of a spool sees them, `of`, while no other one is connected.
     pub(crate) fn mirror(&self, of: &Self) {
         let (from, to) = (&of.figures, &self.figures);

@@ -1,6 +1,7 @@
 //! Receives processed slots for the overlay, on a subscription and a connection of its own.
 //!
-//! Owns: that connection. Must not: affect the ingest's own connection. Runs as one task on the tokio runtime.
+//! Owns: that connection. Must not: affect the ingest's own connection: it is made after the ingest's and ends with it,
+//! because a server may have a place for one alone. Runs as one task on the tokio runtime.
 //!
 //! Why two subscriptions: at confirmed the server sends a slot once it is whole, without duplicates, and with
 //! `from_slot` without a gap. At processed it sends each event as it happens. No server repeats the events of a slot
@@ -11,35 +12,39 @@
 //! confirmed a second later.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 use tracing::info;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::convert::convert;
 use crate::chain::Commitment;
 use crate::figure::count;
+use crate::ingest::State;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
 use crate::ingest::intake::Tokens;
-use crate::ingest::provider::Provider;
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
+use crate::overlay::Message;
 use crate::overlay::banks::Seen;
-use crate::overlay::{Message, Overlay};
 use crate::plausible::SLACK_SLOTS;
+
+/// How often it is checked whether the ingest is subscribed, while it is not.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(
     config: ReceiveConfig,
     followed: watch::Receiver<usize>,
     tx: mpsc::Sender<Message>,
-    overlay: Arc<Overlay>,
+    state: State,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { config, followed, tx, overlay };
+    let receiver = Receiver { config, followed, tx, state };
     tokio::select! {
         () = receiver.run() => {}
         // An error means that the sender of `stop` is gone, which counts as stop as well.
@@ -53,7 +58,7 @@ struct Receiver {
     /// Index of the provider that the ingest follows.
     followed: watch::Receiver<usize>,
     tx: mpsc::Sender<Message>,
-    overlay: Arc<Overlay>,
+    state: State,
 }
 
 impl Receiver {
@@ -62,8 +67,15 @@ impl Receiver {
         loop {
             let mut heard_slot = false;
             let mut followed = self.followed.clone();
-            let provider = &self.config.providers[*followed.borrow_and_update()];
-            let ended = match self.follow(provider, &mut followed, &mut heard_slot).await {
+            let at = *followed.borrow_and_update();
+            if !self.state.is_served_by(at) {
+                tokio::select! {
+                    () = sleep(LOOK_EVERY) => continue,
+                    () = self.tx.closed() => return,
+                }
+            }
+            let provider = &self.config.providers[at];
+            let ended = match self.follow(at, &mut followed, &mut heard_slot).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
@@ -72,9 +84,12 @@ impl Receiver {
                 waits.broken.reset();
             }
             let ended = ended.masked(|words| provider.masked(words));
+            if let Some(why) = ended.trouble() {
+                self.state.providers.complained(at, why);
+            }
             let Some(wait) = ended.log_and_wait(provider.shown(), &mut waits) else { return };
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = sleep(wait) => {}
                 () = provider.renewed() => {}
                 () = changed(&mut followed) => {}
                 () = self.tx.closed() => return,
@@ -85,10 +100,11 @@ impl Receiver {
     /// Runs one connection, from connecting to its end.
     async fn follow(
         &self,
-        provider: &Provider,
+        at: usize,
         followed: &mut watch::Receiver<usize>,
         heard_slot: &mut bool,
     ) -> Result<std::convert::Infallible, Ended> {
+        let provider = &self.config.providers[at];
         let request = request_processed(self.config.selection);
         let mut connection = Connection::open(provider, self.config.settings.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
@@ -107,6 +123,10 @@ impl Receiver {
             };
             let Next::Update(update) = next else {
                 connection.check_idle()?;
+                // The ingest needs the place.
+                if !self.state.is_served_by(at) {
+                    return Err(Ended::Renewed);
+                }
                 continue;
             };
             if let Some(slot) = self.take(update, &mut tokens, &mut batch).await? {
@@ -128,7 +148,7 @@ impl Receiver {
         tokens: &mut Tokens,
         batch: &mut Vec<Seen>,
     ) -> Result<Option<u64>, Ended> {
-        if let Some(processed) = self.overlay.processed() {
+        if let Some(processed) = self.state.overlay.processed() {
             count(&processed.figures.updates, 1);
         }
         tokens.note(self.config.selection, &update);
@@ -163,7 +183,7 @@ impl Receiver {
     }
 
     fn set_connected(&self, connected: bool) {
-        if let Some(processed) = self.overlay.processed() {
+        if let Some(processed) = self.state.overlay.processed() {
             // ORDERING: Relaxed: a statistic.
             processed.figures.connected.store(connected, Ordering::Relaxed);
         }

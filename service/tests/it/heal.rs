@@ -9,6 +9,7 @@ mod refused;
 mod too_large;
 mod url;
 mod watched;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};

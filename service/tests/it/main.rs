@@ -27,6 +27,7 @@ mod order;
 mod overload;
 mod provider;
 mod ready;
+mod refusals;
 mod ring;
 mod scripted;
 mod secure;
