@@ -228,6 +228,10 @@ bench-outage: build ## Measures how long each of ENGINES needs to catch up after
 	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
 		--out "$(RESULTS)/outage/outage.jsonl" $(ENGINES)
 
+bench-compression: build ## Measures each of ENGINES behind a server that compresses, catching up and live (SERVICE=another build's, 5 minutes).
+	@loadgen/scripts/bench-compression.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(SERVICE),--service $(SERVICE)) \
+		--out "$(RESULTS)/compression/compression.jsonl" $(ENGINES)
+
 ARCHIVE_GB ?= 10
 bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
 	@loadgen/scripts/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover/takeover.jsonl"

@@ -1,7 +1,6 @@
-//! Compression of the messages, each by itself as tonic does it, which is what a stock server pays for it.
+//! Compression of the messages, each by itself as tonic does it, at a stock server's cost.
 //!
-//! Owns: the choice of the encoding, and the frames in it. Must not: know what is in a message. Used on every feed's
-//! task.
+//! Owns: the choice of the encoding, and the frames in it. Must not: decode a message. Used on every feed's task.
 
 use std::io::{self, Read};
 
@@ -17,7 +16,7 @@ pub enum Compression {
     /// gzip or zstd, whichever the client accepts first, as a stock server; uncompressed if it accepts neither
     #[default]
     Stock,
-    /// Uncompressed
+    /// Uncompressed, whatever the client accepts
     None,
     /// gzip, whether or not the client accepts it
     Gzip,

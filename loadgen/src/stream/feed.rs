@@ -4,7 +4,7 @@
 //! flow control holds a subscriber that does not read, and it lags in the log. Runs on the connection's task.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -17,13 +17,11 @@ use workload::Key;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdatePing, SubscribeUpdatePong};
 
-use crate::stream::account::{Account, Extract};
+use crate::stream::account::Account;
 use crate::stream::chain::{Block, Kind, Update, Write};
-use crate::stream::compress::Compression;
-use crate::stream::filter::{Commitment, Filter, Limits};
-use crate::stream::keys::Keys;
-use crate::stream::like::Like;
-use crate::stream::log::{Entry, Event, Log, Replayed};
+use crate::stream::filter::{Commitment, Filter};
+use crate::stream::log::{Entry, Event, Replayed};
+use crate::stream::shared::Shared;
 use crate::stream::wire;
 
 /// Bytes handed to HTTP/2 at a time: so many that its cost for each chunk vanishes.
@@ -34,52 +32,6 @@ const PING_PERIOD: Duration = Duration::from_secs(10);
 const EARLIER_VERSIONS: u32 = 1 << 30;
 /// Number of slots by which a replay starts too early under `--duplicates`.
 const DUPLICATE_SLOTS: u64 = 3;
-
-/// State that all feeds of a server share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) log: Log,
-    /// Keys and values of the updates.
-    pub(crate) keys: Arc<Keys>,
-    /// Shape of the accounts in updates.
-    pub(crate) extract: Extract,
-    /// Whether replays start earlier than asked.
-    pub(crate) duplicates: bool,
-    /// Whether blocks are confirmed later than they are processed, so that the two commitments see different streams.
-    pub(crate) confirms_later: bool,
-    /// Number of events between two cut connections; 0 for no cuts.
-    pub(crate) disconnect_every: u64,
-    /// Index of the event at which the next connection is cut. It is counted on the chain and not on connections,
-    /// because a replay must not bring the cut forward. Otherwise a small period would never let a follower get on.
-    pub(crate) next_cut: AtomicU64,
-    /// Slot whose block meta has another blockhash than the chain.
-    pub(crate) lies_at: Option<u64>,
-    /// Kind of server that the stream is like.
-    pub(crate) like: Like,
-    /// Encoding of the messages.
-    pub(crate) compression: Compression,
-    pub(crate) filter_limits: Limits,
-    /// Places for subscriptions; `None` without a limit.
-    pub(crate) places: Option<Arc<Semaphore>>,
-    /// Whether the calls that answer once are refused.
-    pub(crate) unary_disabled: bool,
-    /// Whether messages name their bank.
-    pub(crate) bank_ids: bool,
-    /// Number of account updates sent to all subscribers.
-    pub(crate) sent_events: AtomicU64,
-}
-
-impl Shared {
-    /// Returns the blockhash that the block's meta has.
-    fn told_hash(&self, block: &Block) -> [u8; 32] {
-        if self.lies_at == Some(block.slot) { block.hash.map(|byte| !byte) } else { block.hash }
-    }
-
-    /// Returns the bank id that the block's messages have; 0 for none.
-    fn told_bank(&self, block: &Block) -> u64 {
-        if self.bank_ids { block.bank } else { 0 }
-    }
-}
 
 /// The response stream of one subscriber.
 pub(crate) struct Feed {
@@ -482,15 +434,6 @@ impl Sending {
     /// Whether the block gets a block meta.
     fn is_complete(&self) -> bool {
         matches!(self.block.kind, Kind::Sealed | Kind::Abandoned)
-    }
-}
-
-impl Replayed {
-    /// Returns the statuses that the block has reached.
-    fn statuses(&self) -> &'static [SlotStatus] {
-        const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
-        const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
-        if self.finalized { FINAL } else { CONFIRMED }
     }
 }
 

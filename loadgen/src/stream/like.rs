@@ -1,10 +1,10 @@
-//! The kinds of server that a stream can be like: what differs from a stock one in orders and words.
+//! The kinds of server that a stream can be like: their orders and words.
 //!
 //! Owns: these words. Must not: send anything. Used on every feed's task.
 
 use tonic::Status;
 
-/// A kind of server.
+/// Kind of server that a stream is like.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Like {
@@ -38,7 +38,7 @@ impl Like {
         }
     }
 
-    /// Returns the end of a subscription that lags too far behind.
+    /// Returns the end of a subscription that reads too slowly.
     pub(crate) fn lagged(self) -> Status {
         match self {
             Self::Richat => Status::data_loss("lagged"),

@@ -11,6 +11,7 @@ use prost_types::Timestamp;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tonic::Status;
+use yellowstone_grpc_proto::geyser::SlotStatus;
 
 use crate::stream::chain::{Block, Kind};
 use crate::stream::filter::Commitment;
@@ -77,6 +78,15 @@ pub(crate) struct Replayed {
     pub(crate) finalized: bool,
     /// Time at which it was executed, which its content has in a replay as well.
     pub(crate) content_at: Timestamp,
+}
+
+impl Replayed {
+    /// Returns the statuses that the block has reached.
+    pub(crate) fn statuses(&self) -> &'static [SlotStatus] {
+        const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
+        const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
+        if self.finalized { FINAL } else { CONFIRMED }
+    }
 }
 
 /// A block, and the time at which it was executed.

@@ -17,6 +17,7 @@ mod log;
 mod options;
 mod resume;
 mod server;
+mod shared;
 mod wire;
 
 use std::net::SocketAddr;
@@ -36,8 +37,8 @@ pub use options::{Delivery, Rate, SkewArg, Workload, options};
 pub use resume::Stand;
 
 use chain::Chain;
-use feed::Shared;
 use log::Log;
+use shared::Shared;
 
 /// Longest wait for clients to disconnect after a stop. Then their sockets are closed.
 const STOP_BOUND: Duration = Duration::from_secs(1);

@@ -105,7 +105,7 @@ pub struct Delivery {
     /// Encoding of the messages, each compressed by itself
     #[arg(long, value_enum, value_name = "ENCODING", default_value = "stock")]
     pub compression: Compression,
-    /// Limits of filters
+    /// Limits of a subscription's filters
     #[arg(long, value_enum, value_name = "LIMITS", default_value = "stock")]
     pub filter_limits: Limits,
     /// Number of subscriptions at once; one more is refused with RESOURCE_EXHAUSTED [default: no limit]

@@ -34,8 +34,9 @@ use yellowstone_grpc_proto::geyser::{
 
 use crate::stream::chain::Block;
 use crate::stream::compress;
-use crate::stream::feed::{End, Feed, Shared};
+use crate::stream::feed::{End, Feed};
 use crate::stream::filter::bad_commitment;
+use crate::stream::shared::Shared;
 
 /// Largest request in bytes: filters of some thousand pubkeys.
 const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;

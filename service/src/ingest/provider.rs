@@ -74,12 +74,12 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compression {
-    /// Nothing is compressed.
+    /// Nothing is sent or accepted compressed.
     #[default]
     None,
-    /// By gzip.
+    /// Requests and answers are compressed with gzip.
     Gzip,
-    /// By Zstandard.
+    /// Requests and answers are compressed with Zstandard.
     Zstd,
 }
 
@@ -235,7 +235,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the cautions, as sentences: a token that would cross a network unencrypted, and what compression costs.
+    /// Returns the cautions, as sentences: a token that would cross a network unencrypted, and the cost of compression.
     pub fn cautions(&self) -> impl Iterator<Item = String> {
         self.unencrypted().into_iter().chain(self.compressed())
     }

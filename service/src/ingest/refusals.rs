@@ -1,4 +1,4 @@
-//! What the end of a request or a stream means, in the words of servers, proxies and libraries, and the way out of it.
+//! The meaning of the end of a request or a stream, in the words of servers, proxies and libraries, and the way out of it.
 //!
 //! Owns: the table of these words. Must not: do I/O, or trust a number in them. Runs on a receiver's task.
 
@@ -24,7 +24,7 @@ const LOST: [(Code, &str, bool); 5] = [
     (Code::DataLoss, "", false),
 ];
 
-/// What was asked of a server, and how. This decides the meaning of its refusal.
+/// The question to a server, which decides the meaning of its refusal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Terms {
     /// The slot that the store stands at; `None` before the first.

@@ -167,7 +167,7 @@ impl Receiver {
             tokens.check().map_err(Ended::Retry)?;
         }
         // So far ahead of the engine no bank can be read. A false slot there would count as the newest one.
-        let confirmed = self.overlay.slot(Commitment::Confirmed);
+        let confirmed = self.state.overlay.slot(Commitment::Confirmed);
         if confirmed.is_some_and(|confirmed| slot > confirmed.saturating_add(SLACK_SLOTS)) {
             return Ok(boundary);
         }

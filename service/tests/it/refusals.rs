@@ -1,4 +1,4 @@
-//! What the service says of a server that it cannot follow: each cause has its own words, with the way out.
+//! Servers that cannot be followed: each cause has its own words, with the way out.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -93,7 +93,7 @@ fn service(dir: &Path, geyser: &str, more: &[&str]) -> Service {
     Service::start(&store, &options, geyser, more)
 }
 
-/// Waits until the service says why it is not ready in all of these words. Returns what it says.
+/// Waits until the service says in all of these words why it is not ready. Returns its whole answer.
 #[track_caller]
 fn wait_for_words(service: &mut Service, words: &[&str]) -> String {
     let mut last = String::new();
