@@ -115,6 +115,11 @@ impl Stream {
         self.address
     }
 
+    /// Returns the newest slot that was processed; 0 before the first.
+    pub fn newest_slot(&self) -> u64 {
+        self.shared.log.tip().processed.map_or(0, |block| block.slot)
+    }
+
     /// Returns the number of account updates sent so far, over all subscribers.
     pub fn sent_events(&self) -> u64 {
         // ORDERING: Relaxed: a statistic, paired with nothing.

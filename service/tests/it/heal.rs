@@ -32,9 +32,7 @@ use tonic::Code;
 use workload::Pairs;
 
 use crate::feed::{Follower, Map, UNKNOWN, held, request, subscribe};
-use crate::support::{
-    BASE_SLOT, Service, client_runtime, columns, digest, end, load, newest_sent, stream, uds_channel, wait_for,
-};
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const STORY: &str = "--pairs 4000 --events 40000 --events-per-slot 100 --unknown-share 0.05 --change-share 0.4 \
                      --close-share 0.05 --skip-every 11";
@@ -155,7 +153,7 @@ impl Subscriber {
 
 /// Waits until the stream's server has sent this slot.
 pub(crate) fn wait_for_sent(stream: &Stream, slot: u64) {
-    while newest_sent(stream) < slot {
+    while stream.newest_slot() < slot {
         thread::sleep(Duration::from_millis(50));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use loadgen::provider::{Act, Provider, Said, Witness};
 
 use crate::heal::wait_for_sent;
-use crate::support::{BASE_SLOT, Service, columns, load, newest_sent, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
 
 /// A service that follows a provider with a slot every 100 ms, from a store at the chain's beginning.
 struct Followed {
@@ -157,7 +157,7 @@ fn slots_that_are_sent_again_after_an_outage_are_as_old_as_they_are() {
         let status: serde_json::Value = serde_json::from_str(&service.get("/status.json")?.1).ok()?;
         status.pointer("/checkpoint/slot")?.as_u64().filter(|_| status["ready"] == true)
     });
-    let newest = newest_sent(&stream);
+    let newest = stream.newest_slot();
     assert!(newest < slot + 300, "ready three seconds late: slot={slot} newest={newest}");
     assert!(service.terminate().success());
     stream.stop().unwrap();

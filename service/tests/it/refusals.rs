@@ -115,7 +115,7 @@ fn a_page_of_a_proxy_is_told_by_its_status() {
         (404, "<html>no such page</html>", "the port for gRPC"),
         (429, "slow down", "the port for gRPC"),
         (502, "<html>Bad Gateway</html>", "the port for gRPC"),
-        (503, "{}", "the port for gRPC"),
+        (503, "{\"error\":\"no backend\"}", "the port for gRPC"),
         (200, "<html>Welcome</html>", "the port for gRPC"),
     ] {
         let answer = move || Response::builder().status(code).body(Body::new(body.to_owned())).unwrap();

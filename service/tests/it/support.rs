@@ -21,8 +21,6 @@ use solana::ChainCheckpoint;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::Pairs;
-use yellowstone_grpc_proto::geyser::GetSlotRequest;
-use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
 /// Slot of a loaded store. A stream's first slot is 1000 by default.
 pub(crate) const BASE_SLOT: u64 = 999;
@@ -115,16 +113,6 @@ pub(crate) fn client_runtime() -> Runtime {
 #[track_caller]
 pub(crate) fn end(stream: &Stream) -> Final {
     wait_for("the stream's end", || stream.outcome().unwrap().cloned())
-}
-
-/// Returns the newest slot that the stream's server has; 0 before the first one.
-pub(crate) fn newest_sent(stream: &Stream) -> u64 {
-    let url = format!("http://{}", stream.address());
-    client_runtime().block_on(async {
-        let mut server = GeyserClient::connect(url).await.unwrap();
-        // A server without a block yet answers with an error.
-        server.get_slot(GetSlotRequest::default()).await.map_or(0, |newest| newest.into_inner().slot)
-    })
 }
 
 /// Returns an address of `host` with a port that was free a moment ago, and that no other call has returned.
