@@ -169,9 +169,6 @@ fn check(config: &Config) -> Result<(), Failed> {
     told.store.incremental = config.store.incremental.as_deref().map(shown_archive);
     out::print(&toml::to_string(&told).context("cannot print the configuration")?)?;
     out::print(&format!("# memory: {}\n", config.engine.division()))?;
-    if let Some(caution) = config.engine.division().caution() {
-        out::print(&format!("# warning: {caution}\n"))?;
-    }
     for note in engines::notes(&config.store.dir, &config.engine)? {
         out::print(&format!("# {}: {}\n", if note.is_warning { "warning" } else { "engine" }, note.text))?;
     }

@@ -84,7 +84,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     // All refusals come before the store is touched.
     let Checked { edge, providers } = Checked::of(config, Moment::Start)?;
-    for caution in providers.iter().flat_map(provider::Settings::cautions).chain(config.engine.division().caution()) {
+    for caution in providers.iter().flat_map(provider::Settings::cautions) {
         warn!("{caution}");
     }
     edge.addresses.warn(config.net(), &edge.access);

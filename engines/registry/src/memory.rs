@@ -15,10 +15,6 @@ pub const MEMORY_MIN: u64 = Share::INDEX_CACHE_MIN_BYTES;
 /// files. LMDB's readahead has the same limit.
 const PAGE_CACHE_QUARTERS: u64 = 3;
 
-/// Memory that a service needs beside the engine's cache while it catches up: it takes 136 MiB besides pages of files, and with
-/// 108 MiB the kernel killed one.
-const BESIDE_MIN: u64 = 192 << 20;
-
 /// Division of the memory between the engine's cache and everything else, as `check-config` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Division {
@@ -91,22 +87,6 @@ impl EngineOptions {
     }
 }
 
-impl Division {
-    /// Returns a caution, as a sentence, if `memory` was set so high that a service is likely to be killed by the kernel.
-    pub fn caution(&self) -> Option<String> {
-        (self.configured && self.cache_bytes > 0 && self.rest_bytes < BESIDE_MIN).then(|| {
-            format!(
-                "memory={} leaves rest={} of memory_limit={}, and catching up takes up to {}: the kernel may kill the service: \
-                 give less memory, or a higher limit",
-                ByteSize::b(self.cache_bytes),
-                ByteSize::b(self.rest_bytes),
-                ByteSize::b(self.limit.bytes),
-                ByteSize::b(BESIDE_MIN)
-            )
-        })
-    }
-}
-
 impl std::fmt::Display for Division {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let source = match &self.limit.cgroup_file {
@@ -138,18 +118,6 @@ mod tests {
         assert_eq!((redb.division().cache_bytes, redb.division().configured), (100 << 20, true));
         assert_eq!(EngineOptions::new(EngineKind::Lmdb).division().cache_bytes, 0);
         assert!(EngineOptions::default().division().cache_bytes >= MEMORY_MIN);
-    }
-
-    #[test]
-    fn a_memory_that_leaves_too_little_beside_it_is_warned_of() {
-        let of = |memory: Option<u64>, limit_mib: u64| {
-            let options = EngineOptions { memory: memory.map(ByteSize::mib), ..EngineOptions::new(EngineKind::Redb) };
-            options.division_of(MemoryLimit { bytes: limit_mib << 20, cgroup_file: None }).caution()
-        };
-        let said = of(Some(512), 620).expect("killed when it was tried");
-        assert!(said.contains("rest=108") && said.contains("give less memory"), "{said}");
-        assert!(of(Some(700), 620).is_some(), "more than there is");
-        assert_eq!([of(Some(512), 768), of(None, 512), of(None, 96)], [None, None, None]);
     }
 
     #[cfg(feature = "rocksdb")]

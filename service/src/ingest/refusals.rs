@@ -100,7 +100,8 @@ pub(super) fn status_ended(status: &Status, terms: &Terms) -> Ended {
         )),
         // The same code is also given for a message that was too large, which is no gap.
         Code::OutOfRange => Ended::Refused(format!("the stream cannot be read: message={message:?}")),
-        Code::ResourceExhausted => Ended::Retry(format!(
+        // The client gives the same code for a message that is too large once it is decompressed.
+        Code::ResourceExhausted if !message.contains("decompressing") => Ended::Retry(format!(
             "the server has no place for this subscription: {said}; a service with processed = true takes two"
         )),
         // A server that has just started says so, and one whose newest slot comes before the applied one.
