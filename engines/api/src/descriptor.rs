@@ -152,6 +152,8 @@ pub struct Descriptor {
     /// Prepares the process for a memory fault in a store: before the fault ends the process, stderr names the store.
     /// The argument is the exit code of such an end; with `None` the signal ends the process.
     pub explain_faults: Option<fn(Option<u8>)>,
+    /// Whether a panic of the calling thread becomes an error of the engine, as over a damaged page in redb.
+    pub catches_panics: fn() -> bool,
     /// Returns the bytes that a store leaves free on its disk.
     pub reserve_bytes: fn(&Settings) -> u64,
     /// Opens a store, and creates it if it is missing.
@@ -184,6 +186,7 @@ impl Descriptor {
         repair: None,
         notes: |_, _| Vec::new(),
         explain_faults: None,
+        catches_panics: || false,
         reserve_bytes: |_| 0,
         open: |dir, _, _| Err(not_in_this_build(dir)),
         open_read_only: |dir, _| Err(not_in_this_build(dir)),

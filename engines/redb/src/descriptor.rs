@@ -4,7 +4,7 @@
 
 use engine_api::{Buffered, Descriptor, PairBytes, Result, Settings, Share};
 
-use crate::{FILE_NAME, RedbEngine, RedbOptions};
+use crate::{FILE_NAME, RedbEngine, RedbOptions, damage};
 
 /// Smallest default size of the cache. Gets under a cap of 128 MB were as fast with 8 MB as with 32 MB, and slower with 64 MB.
 /// Between 8 and 32 MB nothing was measured.
@@ -30,6 +30,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     main_file: FILE_NAME,
     has_checksums: true,
     buffered: Buffered::All,
+    catches_panics: damage::catches_panics,
     reserve_bytes: |_| RedbOptions::default().disk_reserve_bytes,
     open: |dir, settings, _| Ok(Box::new(RedbEngine::open(dir, &options(settings)?)?)),
     open_read_only: |dir, settings| Ok(Box::new(RedbEngine::open_read_only(dir, &options(settings)?)?)),

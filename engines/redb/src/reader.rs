@@ -3,12 +3,11 @@
 //! Runs on the thread that opened it.
 
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 use redb::ReadTransaction;
 
-use crate::damage::{caught, damaged};
+use crate::damage::{caught, uncaught};
 use crate::error;
 use crate::store::Store;
 use crate::tables::{PairsReadOnly, read_checkpoint};
@@ -59,25 +58,15 @@ impl Reader for RedbReader<'_> {
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "redb scan failed";
-        let mut visiting = false;
-        let scan = || {
+        caught(WHAT, || {
             for pair in self.pairs.range::<&Key>(first..).map_err(|e| error::storage(WHAT, e))? {
                 let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
-                visiting = true;
-                let flow = visit(key.value(), value.value());
-                visiting = false;
-                if let ControlFlow::Break(()) = flow {
+                if let ControlFlow::Break(()) = uncaught(|| visit(key.value(), value.value())) {
                     break;
                 }
             }
             Ok(())
-        };
-        match catch_unwind(AssertUnwindSafe(scan)) {
-            Ok(scanned) => scanned,
-            // The visitor panicked, not redb: pass the panic on to the caller.
-            Err(panic) if visiting => resume_unwind(panic),
-            Err(panic) => Err(damaged(WHAT, &*panic)),
-        }
+        })
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {

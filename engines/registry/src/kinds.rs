@@ -18,6 +18,11 @@ pub fn check_before_copy(kind: EngineKind, engine: &mut dyn Engine) -> Result<()
     Ok(())
 }
 
+/// Whether a panic of the calling thread becomes an error of an engine.
+pub fn catches_panics() -> bool {
+    compiled().iter().any(|engine| (engine.descriptor().catches_panics)())
+}
+
 /// Makes this process explain a memory fault that ends it: the message names the open LMDB store and says how to
 /// continue. LMDB reads through a map, so reading a damaged file can only fail by a signal. The process ends with
 /// `exit_code`, or by the signal's default action if that is `None`. Call this once, before a store is opened.

@@ -47,7 +47,7 @@ pub use digest::{Digest, source_id};
 pub use directory::{CONTRADICTION, DATA, SPOOL};
 pub use engine_api::{Note, Repaired};
 pub use hold::{Held, hold, holder};
-pub use kinds::{check_before_copy, explain_faults};
+pub use kinds::{catches_panics, check_before_copy, explain_faults};
 pub use list::{EngineKind, compiled};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
