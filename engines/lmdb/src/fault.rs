@@ -21,6 +21,9 @@ const BY_SIGNAL: i32 = -1;
 /// Value of [`EXIT`] without handlers: names of files are not kept.
 const UNSET: i32 = -2;
 
+/// How long a handler waits for the reader of standard error.
+const SAY_LIMIT_MS: c_int = 1000;
+
 static FILES: [AtomicPtr<c_char>; FILES_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; FILES_MAX];
 static EXIT: AtomicI32 = AtomicI32::new(UNSET);
 /// Earlier actions of SIGSEGV and SIGBUS, kept so that Rust still reports a stack overflow.
@@ -80,10 +83,13 @@ impl Drop for Named {
 }
 
 extern "C" fn explain(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
-    let mut open = false;
+    let (mut open, can_say) = (false, can_say());
     // ORDERING: Acquire pairs with the Release in `Named::keep`, so that the name's bytes are visible.
     for name in FILES.iter().map(|name| name.load(Ordering::Acquire)).filter(|name| !name.is_null()) {
         open = true;
+        if !can_say {
+            continue;
+        }
         say(b"\nsolkv: memory fault ");
         say(SIGNALS.into_iter().find(|(known, _)| *known == signal).map_or(b"", |(_, name)| name));
         say(b" with an LMDB store open: file=");
@@ -108,6 +114,13 @@ extern "C" fn explain(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
             libc::raise(signal);
         }
     }
+}
+
+/// Whether standard error takes a message within [`SAY_LIMIT_MS`]: a write to a full pipe would never return.
+fn can_say() -> bool {
+    let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the pointer is to one valid entry, and the function may be called in a handler.
+    unsafe { libc::poll(&raw mut stderr, 1, SAY_LIMIT_MS) == 1 }
 }
 
 fn say(words: &[u8]) {

@@ -1,9 +1,12 @@
 //! Files that are cut or damaged: refused by their length, or named when only a memory fault shows the damage.
 
 use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use conformance::numbered::{all, at, commit, sorted};
 use engine_api::{BulkLoad as _, Durability, Engine, ErrorKind};
@@ -106,4 +109,32 @@ fn a_memory_fault_names_the_file_and_ends_as_asked() {
         assert_eq!(output.status.code(), code, "{said}");
         assert_eq!(output.status.signal().is_none(), code.is_some());
     }
+}
+
+/// A service whose log collector has stalled still ends by the fault.
+#[test]
+fn a_memory_fault_ends_the_process_though_its_message_cannot_be_written() {
+    let home = tempfile::tempdir().unwrap();
+    let engine = Box::new(open(home.path()));
+    engine.load_sorted(&sorted(0, 3000), &at(3000)).unwrap();
+    engine.close().unwrap();
+    let (_held, mut full) = std::io::pipe().unwrap();
+    // SAFETY: the call has no pointer, and the descriptor is open.
+    let bytes = unsafe { libc::fcntl(full.as_raw_fd(), libc::F_GETPIPE_SZ) };
+    full.write_all(&vec![b'\n'; bytes.try_into().unwrap()]).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "damage::child_that_meets_a_fault", "--nocapture"]).env(DIR, home.path());
+    let mut child = child.stdout(Stdio::null()).stderr(full).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                panic!("the process waits for the reader of its message");
+            }
+            None => std::thread::sleep(Duration::from_millis(3)),
+        }
+    };
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
 }
