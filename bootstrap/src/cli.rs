@@ -14,7 +14,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use engine_api::{ErrorKind, words};
 
 use crate::args::LoadArgs;
-use crate::out::{self, say, tell};
+use crate::out::{say, tell};
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 use crate::{compare, get, info, load, migrate, repair, scrub, verify};
@@ -94,7 +94,8 @@ enum Command {
 
 /// Parses the arguments, runs the command, prints an error, and returns the exit code.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
-    let name = probe::program_name(args.first().map(OsString::as_os_str), "bootstrap");
+    let name = program::program_name(args.first().map(OsString::as_os_str), "bootstrap");
+    program::end_at_panics(&name, engines::catches_panics);
     engines::explain_faults(Some(FAULT));
     engines::file_size_limit_is_an_error();
     // A first argument that is a load's option stands for `load`. --help and --version stay the program's own.
@@ -106,7 +107,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         };
         args.insert(1, if args.iter().any(from_store) { "migrate".into() } else { "load".into() });
     }
-    let outcome = match Cli::parse_from(args).command {
+    let outcome = match program::parse::<Cli>(args).command {
         Command::Load(args) => load::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -124,9 +125,9 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         }
         Command::Man { dir } => man(&dir).map(|()| 0),
     };
-    match (outcome, out::failure()) {
-        (Err(error), _) if Stopped::is_cause_of(&error) => ExitCode::from(signal::tell_unchanged(&error)),
-        (Err(error), _) => {
+    let code = match outcome {
+        Err(error) if Stopped::is_cause_of(&error) => signal::tell_unchanged(&error),
+        Err(error) => {
             tell!("{name}: {}", words(error.as_ref()));
             if is_damage_without_a_way_out(&error) {
                 tell!(
@@ -135,14 +136,11 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
                 );
             }
             // A service manager restarts the program after code 1, and not after 2.
-            if error.is::<Wrong>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if error.is::<Wrong>() { 2 } else { 1 }
         }
-        (Ok(_), Some(error)) => {
-            tell!("{name}: cannot write to standard output: reason={error}");
-            ExitCode::FAILURE
-        }
-        (Ok(code), None) => ExitCode::from(code),
-    }
+        Ok(code) => code,
+    };
+    program::end(&name, code)
 }
 
 /// Whether the command met damage while it read pairs, and its message names no way out. Errors of opening a store name

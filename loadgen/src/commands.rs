@@ -3,13 +3,13 @@
 //!
 //! Owns: the lines on stdout that other programs read (`listening=`, `gap `, `final `). Runs on the main thread.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use program::say;
 
 use crate::stream::{Delivery, Final, Stream, Workload};
 
@@ -50,7 +50,7 @@ pub struct StreamArgs {
 pub fn stream(args: StreamArgs) -> Result<()> {
     let stop = stop_flag()?;
     let stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;
-    say(&format!("listening={}", stream.address()))?;
+    say!("listening={}", stream.address());
     let started = Instant::now();
     // ORDERING: Relaxed: the flag carries no other data.
     while stream.outcome()?.is_none() && !stop.load(Ordering::Relaxed) {
@@ -60,9 +60,9 @@ pub fn stream(args: StreamArgs) -> Result<()> {
         let seconds = started.elapsed().as_secs_f64();
         tracing::info!(seconds, events = end.events, "every slot is generated");
         if let Some(gap) = &end.gap {
-            say(&format!("gap slot={} parent={} digest={}", gap.slot, gap.parent_slot, gap.digest))?;
+            say!("gap slot={} parent={} digest={}", gap.slot, gap.parent_slot, gap.digest);
         }
-        say(&format!("final slot={} events={} slots={} digest={}", end.slot, end.events, end.slots, end.digest))?;
+        say!("final slot={} events={} slots={} digest={}", end.slot, end.events, end.slots, end.digest);
         if let Some(path) = &args.summary {
             write_summary(path, &args, end)?;
         }
@@ -91,10 +91,4 @@ fn write_summary(path: &PathBuf, args: &StreamArgs, end: &Final) -> Result<()> {
     });
     let text = serde_json::to_string_pretty(&summary)?;
     std::fs::write(path, text).with_context(|| format!("cannot write summary: file={}", path.display()))
-}
-
-/// Prints a line and flushes it, because other programs wait for these lines.
-pub(crate) fn say(line: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
 }

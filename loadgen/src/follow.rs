@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use client::{Change, Event, Filter, SlotEnd, Start};
 use engines::Digest;
+use program::{say, tell};
 
 use crate::access::Access;
 
@@ -86,9 +87,9 @@ pub fn run(args: &FollowArgs) -> Result<()> {
     let mut seen = Seen { digest: args.digest, ..Seen::default() };
     let (started, mut told) = (Instant::now(), Instant::now());
     let mut told_changes = 0;
+    let is_over = |seen: &Seen| args.time.is_some_and(|time| seen.begun.is_some_and(|at| at.elapsed() >= time));
     // ORDERING: Relaxed: the flag carries no other data.
-    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time))
-    {
+    while !stop.load(Ordering::Relaxed) && !is_over(&seen) && !program::is_output_lost() {
         if let Some(event) = feed.next_event_within(WAIT)? {
             seen.take(args, event)?;
         }
@@ -97,13 +98,13 @@ pub fn run(args: &FollowArgs) -> Result<()> {
         if told.elapsed() >= args.every {
             let rate = (seen.changes - told_changes) as f64 / told.elapsed().as_secs_f64();
             let (seq, slot) = (known(feed.last_seq()), known(seen.slot));
-            eprintln!("seq={seq} slot={slot} changes={} rate={rate:.0}/s", seen.changes);
+            tell!("seq={seq} slot={slot} changes={} rate={rate:.0}/s", seen.changes);
             (told, told_changes) = (Instant::now(), seen.changes);
         }
     }
     let (seq, feed_id) = (feed.last_seq().unwrap_or_default(), feed.feed_id().unwrap_or_default());
     let digest = seen.digest.map(|digest| format!(" digest={digest}")).unwrap_or_default();
-    println!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}{digest}", seen.pairs, seen.changes);
+    say!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}{digest}", seen.pairs, seen.changes);
     Ok(())
 }
 
@@ -138,13 +139,13 @@ impl Seen {
     fn take(&mut self, args: &FollowArgs, event: Event) -> Result<()> {
         match event {
             Event::Started { feed_id, next_seq, oldest_seq, slot } => {
-                eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={}", known(slot));
+                tell!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={}", known(slot));
                 (self.pairs, self.slot) = (0, slot);
                 self.begun.get_or_insert_with(Instant::now);
             }
             Event::Pairs(pairs) => self.pairs += pairs.len() as u64,
             Event::DumpEnd { seq, slot, pairs } => {
-                eprintln!("dump: seq={seq} slot={} pairs={pairs}", known(slot));
+                tell!("dump: seq={seq} slot={} pairs={pairs}", known(slot));
                 self.slot = slot;
             }
             Event::Changes { changes, slot_end } => {
@@ -152,8 +153,8 @@ impl Seen {
                 self.slot = slot_end.map(|end| end.slot).or(self.slot);
                 changes.iter().try_for_each(|change| self.apply(change))?;
                 if args.print {
-                    changes.iter().for_each(|change| println!("{}", line(change)));
-                    slot_end.iter().for_each(|end| println!("{}", end_line(end)));
+                    changes.iter().for_each(|change| say!("{}", line(change)));
+                    slot_end.iter().for_each(|end| say!("{}", end_line(end)));
                 }
             }
             Event::Heartbeat { slot, .. } => self.slot = slot,

@@ -3,6 +3,7 @@
 //! Owns: the arguments and the printed lines. Must not: read a store; the service does. Runs on the main thread.
 
 use anyhow::{Result, ensure};
+use program::say;
 
 use crate::access::Access;
 
@@ -36,7 +37,7 @@ pub struct GetArgs {
 /// Those of [`look_up`]; a key that is absent, after all lines were printed.
 pub fn run(args: &GetArgs) -> Result<()> {
     let values = look_up(args)?;
-    args.keys.iter().zip(&values).for_each(|(key, value)| println!("{}", line(key, value.as_ref())));
+    args.keys.iter().zip(&values).for_each(|(key, value)| say!("{}", line(key, value.as_ref())));
     let absent = values.iter().filter(|value| value.is_none()).count();
     ensure!(absent == 0, "keys are absent from the map: absent={absent} asked={}", values.len());
     Ok(())

@@ -2,12 +2,12 @@
 //!
 //! Owns: nothing else. Runs on the main thread.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use program::tell;
 use solkv_loadgen::report::{self, best, compare};
 use solkv_loadgen::{archive, bench, commands, follow, get, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
@@ -88,22 +88,29 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = match log_filter() {
-        Ok(filter) => filter,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            return ExitCode::from(2);
+    let name = program::program_name(std::env::args_os().next().as_deref(), "loadgen");
+    program::end_at_panics(&name, engines::catches_panics);
+    let code = match log_filter() {
+        Ok(filter) => {
+            let ran = program::log(filter, false).map_err(anyhow::Error::from).map(|()| parsed(&name));
+            ran.unwrap_or_else(|error| failed(&error, 1))
         }
+        Err(error) => failed(&error, 2),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
-    let command = Cli::parse().command;
+    program::end(&name, code)
+}
+
+/// Reports an error, and returns the exit code.
+fn failed(error: &anyhow::Error, code: u8) -> u8 {
+    tell!("error: {}", said(error));
+    code
+}
+
+/// Parses the arguments and runs their command. Returns the exit code.
+fn parsed(name: &str) -> u8 {
+    let command = program::parse::<Cli>(std::env::args_os()).command;
     if let Err(error) = check(&command) {
-        eprintln!("error: {}", said(&error));
-        return ExitCode::from(2);
+        return failed(&error, 2);
     }
     let result = match command {
         Command::Stream(args) => commands::stream(*args),
@@ -122,20 +129,15 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Best(args) => best::run(&args),
         Command::Completions { shell } => {
-            let name = probe::program_name(std::env::args_os().next().as_deref(), "loadgen");
-            clap_complete::generate(shell, &mut Cli::command(), name, &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), name, &mut script);
+            program::print(format_args!("{}", String::from_utf8_lossy(&script)));
             Ok(())
         }
         Command::Man { dir } => clap_mangen::generate_to(Cli::command(), &dir)
             .with_context(|| format!("cannot write manuals: dir={}", dir.display())),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", said(&error));
-            ExitCode::from(1)
-        }
-    }
+    result.map_or_else(|error| failed(&error, 1), |()| 0)
 }
 
 /// Refuses arguments that can never be right, or do not go together.

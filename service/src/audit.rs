@@ -22,7 +22,7 @@ use solana::ChainCheckpoint;
 use crate::failed::Failed;
 use crate::feed::{FEED_DIR, History};
 use crate::ingest::extract::Extract;
-use crate::{out, store};
+use crate::store;
 use workplace::Workplace;
 
 /// The changes that are taken back may fill 1/`UNDO_SHARE` of the process's memory. The engine gets an eighth, and the
@@ -85,17 +85,17 @@ pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
     place.clean();
     if let Some(code) = stop.asked() {
         let next = audit::next_start(&sort_dir);
-        out::tell(&format!("stopped; the store was not changed, and the same command {next}"));
+        program::tell!("stopped; the store was not changed, and the same command {next}");
         return Ok(code);
     }
     if outcome.is_err() && sort_dir.exists() {
         let (next, dir) = (audit::next_start(&sort_dir), sort_dir.display());
-        out::tell(&format!(
+        program::tell!(
             "the part of the archive that was sorted is kept: dir={dir}: the same command {next}, or remove it"
-        ));
+        );
     }
     let (said, code) = outcome?;
-    out::print(&said)?;
+    program::print(format_args!("{said}"));
     Ok(code)
 }
 
@@ -128,7 +128,7 @@ fn at_rest(
     };
     let (archive_slot, store_slot) = (archived.slot(), checkpoint.slot.unwrap_or(0));
     let at = format!("archive_slot={archive_slot} store_slot={store_slot} taken_back={}", undo.keys());
-    out::tell(&format!("comparing: {at}"));
+    program::tell!("comparing: {at}");
     let sides = audit::Store {
         engine,
         dir,

@@ -14,7 +14,7 @@ use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use crate::{admin, out};
+use crate::admin;
 
 /// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
 const RECORD: &str = "snapshot.toml";
@@ -71,7 +71,8 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     };
     let took_s = started.elapsed().as_secs_f64();
     // Open the copy to check it: a copy that was never opened is no backup.
-    out::print(&kept_if_whole(&to, || look_at_copy(args, &to, by, took_s))?)
+    program::print(format_args!("{}", kept_if_whole(&to, || look_at_copy(args, &to, by, took_s))?));
+    Ok(())
 }
 
 /// Opens and checks a copy, and returns the report to print.
@@ -100,7 +101,8 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let took_s = started.elapsed().as_secs_f64();
     let said = kept_if_whole(&args.dir, || look_at_store(args, &*from, took_s))?;
     from.close()?;
-    out::print(&said)
+    program::print(format_args!("{said}"));
+    Ok(())
 }
 
 /// Opens and checks a restored store, and returns the report to print.
@@ -161,11 +163,11 @@ fn kept_if_whole(dir: &Path, look: impl FnOnce() -> Result<String>) -> Result<St
 /// Warns if the copied store holds only a part of its load, because the load was interrupted.
 fn warn_of_part(dir: &Path) -> Result<()> {
     if engines::inspect(dir)?.is_some_and(|known| known.is_loading()) {
-        out::tell(&format!(
+        program::tell!(
             "the load of this store was interrupted, so that the copy is of a part: dir={}: no service opens it before \
              bootstrap --resume has ended the load",
             dir.display()
-        ));
+        );
     }
     Ok(())
 }

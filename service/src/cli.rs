@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use program::{say, tell};
 use solana::archive::is_url;
 use tracing_subscriber::EnvFilter;
 
@@ -20,7 +21,6 @@ use crate::heal;
 use crate::ingest::geyser::Geyser;
 use crate::ingest::provider;
 use crate::metrics;
-use crate::out;
 use crate::run::{Checked, run};
 use crate::store;
 
@@ -114,7 +114,8 @@ impl Args {
 
 /// Parses the arguments, runs the command, and reports its error.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
-    let name = probe::program_name(args.first().map(OsString::as_os_str), "service");
+    let name = program::program_name(args.first().map(OsString::as_os_str), "service");
+    program::end_at_panics(&name, engines::catches_panics);
     // A fault ends the process by the signal's default action, so that a service manager sees it as a crash.
     engines::explain_faults(None);
     engines::file_size_limit_is_an_error();
@@ -123,9 +124,9 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
         args.insert(1, "run".into());
     }
-    let outcome = match Cli::parse_from(args).command {
+    let outcome = match program::parse::<Cli>(args).command {
         Command::Run(args) => args.config().and_then(|config| {
-            log(config.process.log_format).map_err(Failed::wrong)?;
+            log(config.process.log_format)?;
             run(&config).map(|()| 0)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)).map(|()| 0),
@@ -137,22 +138,22 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
                 MetricsFormat::Markdown => metrics::document::markdown(),
                 MetricsFormat::Grafana => metrics::grafana::dashboard(),
             };
-            out::print(&document).map(|()| 0).map_err(Failed::from)
+            program::print(format_args!("{document}"));
+            Ok(0)
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
-            out::print(&String::from_utf8_lossy(&script)).map(|()| 0).map_err(Failed::from)
+            program::print(format_args!("{}", String::from_utf8_lossy(&script)));
+            Ok(0)
         }
         Command::Man { dir } => man(&dir).map(|()| 0).map_err(Failed::from),
     };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(failed) => {
-            out::tell(&format!("{name}: {failed}"));
-            ExitCode::from(failed.code())
-        }
-    }
+    let code = outcome.unwrap_or_else(|failed| {
+        tell!("{name}: {failed}");
+        failed.code()
+    });
+    program::end(&name, code)
 }
 
 fn man(dir: &Path) -> Result<()> {
@@ -167,10 +168,10 @@ fn check(config: &Config) -> Result<(), Failed> {
     told.stream.geyser = config.stream.geyser.iter().map(shown).collect();
     told.store.snapshot = config.store.snapshot.as_deref().map(shown_archive);
     told.store.incremental = config.store.incremental.as_deref().map(shown_archive);
-    out::print(&toml::to_string(&told).context("cannot print the configuration")?)?;
-    out::print(&format!("# memory: {}\n", config.engine.division()))?;
+    program::print(format_args!("{}", toml::to_string(&told).context("cannot print the configuration")?));
+    say!("# memory: {}", config.engine.division());
     for note in engines::notes(&config.store.dir, &config.engine)? {
-        out::print(&format!("# {}: {}\n", if note.is_warning { "warning" } else { "engine" }, note.text))?;
+        say!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);
     }
     // Make all checks of a start, by the same code.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
@@ -178,27 +179,25 @@ fn check(config: &Config) -> Result<(), Failed> {
     for of in &providers {
         let token = if of.token_file.is_some() { "given" } else { "none" };
         let name = if providers.len() == 1 { String::new() } else { format!(" of {}", provider::shown(&of.url)) };
-        out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
+        say!("# {}{name}: {token}", of.token_header);
         for caution in of.cautions() {
-            out::print(&format!("# warning: {caution}\n"))?;
+            say!("# warning: {caution}");
         }
     }
-    out::print(&format!("# access: {}\n", edge.access))?;
+    say!("# access: {}", edge.access);
     if config.store.create
         && config.store.snapshot.iter().chain(&config.store.incremental).any(|path| is_url(&path.to_string_lossy()))
     {
-        out::print(
-            "# snapshot: its server is asked at the start of a load, and not now, so that the disk was not checked\n",
-        )?;
+        say!("# snapshot: its server is asked at the start of a load, and not now, so that the disk was not checked");
     }
     for reason in heal::unlisted(config) {
-        out::print(&format!("# warning: {reason}: the service waits for archives there\n"))?;
+        say!("# warning: {reason}: the service waits for archives there");
     }
     if !store::look(config.opening())? {
-        out::print("# store: another process has it open, so that its files were not looked at\n")?;
+        say!("# store: another process has it open, so that its files were not looked at");
     }
     for caution in config.stream.selection().cautions(label(config)?) {
-        out::print(&format!("# follow: {caution}\n"))?;
+        say!("# follow: {caution}");
     }
     Ok(())
 }
@@ -226,13 +225,9 @@ fn log_filter(text: Option<&str>) -> Result<EnvFilter> {
         .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,solkv_service=debug"))
 }
 
-fn log(format: LogFormat) -> Result<()> {
-    let filter = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref())?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => builder.json().init(),
-    }
+fn log(format: LogFormat) -> Result<(), Failed> {
+    let filter = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
+    program::log(filter, format == LogFormat::Json).map_err(anyhow::Error::from)?;
     Ok(())
 }
 

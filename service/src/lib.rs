@@ -26,7 +26,6 @@ mod lookups;
 mod map;
 mod metrics;
 mod net;
-mod out;
 mod overlay;
 mod plausible;
 mod processed;

@@ -240,7 +240,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
 impl Tasks {
     /// Waits for the tasks and for ingest-apply, unless that has ended `early`.
     async fn end(self, early: Option<Applied>, apply_ended: oneshot::Receiver<engine_api::Result<()>>) -> Result<()> {
-        self.receiver.await.ok();
+        self.receiver.await?;
         let outcome = match early {
             Some(outcome) => outcome,
             None => apply_ended.await,

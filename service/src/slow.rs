@@ -1,16 +1,12 @@
 //! Slow requests: logs how long one took and in which part, so that a slow answer has a cause.
 //!
-//! Owns: the threshold, the log line, the limit on lines a second. Must not: name a key, or read a clock to time a
-//! request; the code that serves a request times it. Threads: all that serve lookups; wait-free.
+//! Owns: the threshold, the log line. Must not: name a key, or read a clock: the code that serves a request times it.
+//! Threads: all that serve lookups.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::chain::Commitment;
-use crate::figure::{count, unix_ms};
-
-/// Maximum number of log lines a second. More would say nothing new and would make slow requests slower. The next line
-/// says how many were suppressed.
-pub(crate) const LINES_PER_SECOND: u64 = 5;
+use crate::figure::count;
 
 /// A threshold that no request reaches.
 const NEVER_NS: u64 = u64::MAX;
@@ -84,28 +80,17 @@ pub struct Slow {
     pub parts: Parts,
 }
 
-/// Counts slow requests and logs them at a limited rate.
+/// Counts slow requests and logs them.
 #[derive(Debug)]
 pub struct SlowLog {
     threshold_ns: AtomicU64,
-    /// Second of the newest line, since the Unix epoch; `in_second` holds the number of slow requests in it.
-    second: AtomicU64,
-    in_second: AtomicU64,
-    /// Slow requests not logged because of the rate limit, since the last line.
-    unsaid: AtomicU64,
     counts: [AtomicU64; 3],
 }
 
 impl Default for SlowLog {
     /// Returns a log with a threshold that no request reaches.
     fn default() -> Self {
-        Self {
-            threshold_ns: AtomicU64::new(NEVER_NS),
-            second: AtomicU64::new(0),
-            in_second: AtomicU64::new(0),
-            unsaid: AtomicU64::new(0),
-            counts: Default::default(),
-        }
+        Self { threshold_ns: AtomicU64::new(NEVER_NS), counts: Default::default() }
     }
 }
 
@@ -127,18 +112,10 @@ impl SlowLog {
         self.counts[transport as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts the request and logs it, unless this second already has [`LINES_PER_SECOND`] lines.
+    /// Counts the request and logs it.
     #[cold]
     pub fn report(&self, slow: &Slow) {
         count(&self.counts[slow.transport as usize], 1);
-        let second = unix_ms() / 1000;
-        if self.second.swap(second, Ordering::Relaxed) != second {
-            self.in_second.store(0, Ordering::Relaxed);
-        }
-        if self.in_second.fetch_add(1, Ordering::Relaxed) >= LINES_PER_SECOND {
-            count(&self.unsaid, 1);
-            return;
-        }
         let parts = slow.parts;
         let other_ns = slow.total_ns.saturating_sub(parts.sum_ns());
         tracing::warn!(
@@ -152,7 +129,6 @@ impl SlowLog {
             overlay_us = parts.overlay_ns / 1000,
             read_us = parts.read_ns / 1000,
             other_us = other_ns / 1000,
-            unsaid = self.unsaid.swap(0, Ordering::Relaxed),
             "slow request"
         );
     }
@@ -175,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slow_request_is_counted_and_few_are_logged() {
+    fn every_slow_request_is_counted() {
         let log = SlowLog::default();
         let slow = Slow {
             transport: Transport::Shm,
@@ -186,7 +162,5 @@ mod tests {
         };
         (0..100).for_each(|_| log.report(&slow));
         assert_eq!((log.count(Transport::Shm), log.count(Transport::GrpcTcp)), (100, 0));
-        // Two seconds at most, even when one ends in between.
-        assert!(log.unsaid.load(Ordering::Relaxed) >= 100 - 2 * LINES_PER_SECOND);
     }
 }

@@ -3,6 +3,8 @@
 //! Owns: the parsed file. Its records are token accounts, as most of mainnet's are, of 304 bytes with their header.
 //! Must not: touch a disk. One thread.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::hint::black_box;
 use std::time::Instant;
 

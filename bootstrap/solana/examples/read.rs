@@ -4,6 +4,8 @@
 //! the owner of every token account. Must not: keep or write anything. Threads: `unpack` works on the main thread,
 //! `extract` on two, as a load does.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::fs::File;
 use std::hint::black_box;
 use std::io;

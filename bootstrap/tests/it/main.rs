@@ -1,6 +1,7 @@
 //! The real program on real stores: both orders, files, refusals, kills and resumes, on every engine compiled in.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helpers say what they skip or have measured")]
 
 mod input;
 mod looking;

@@ -5,6 +5,8 @@
 //! between engines. Everything is real: real files, real processes killed with SIGKILL, a real full disk. Threads: a
 //! test's own, unless a topic says otherwise.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a suite of tests")]
+
 pub mod agent;
 pub mod basic;
 pub mod bulk;

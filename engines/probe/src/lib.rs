@@ -1,7 +1,7 @@
 //! Resources that a process, a store, a device and a machine use and have, as the kernel reports them.
 //!
 //! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the heap's arenas, the device
-//! baseline, the names of our programs. Must not: know an engine, or the purpose of a measurement. Figures that the kernel does not give are absent
+//! baseline. Must not: know an engine, or the purpose of a measurement. Figures that the kernel does not give are absent
 //! and never guessed.
 //! Threads: none of its own.
 
@@ -13,7 +13,6 @@ mod limit;
 mod machine;
 mod memory;
 mod process;
-mod program;
 mod store;
 
 pub use cap::{Cap, Charged};
@@ -24,7 +23,6 @@ pub use limit::{MemoryLimit, available_bytes, memory_limit};
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes, thread_waits};
-pub use program::{program_name, sibling_program};
 pub use store::{
     Space, cacheable_bytes, cacheable_file_bytes, check_disk, disk_bytes, drop_page_cache, fill_page_cache,
     is_same_disk, missing_bytes, page_cache_bytes, space, sync_file_system,

@@ -8,6 +8,8 @@
 //! without a clock between them; the median of the rounds is printed. The program uses only the engine's public
 //! interface, so it runs on earlier commits as well.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! Loads a million pairs into a store and measures gets: `cargo run --release -p solkv-engine-strata --example in_memory`
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::time::Instant;
 
 use engine_api::{Checkpoint, Durability, Engine, Result};

@@ -5,6 +5,8 @@
 //! readings of the clock with no call between them. Interrupts and other threads cost time in both rows, refreshing in
 //! one.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

@@ -7,6 +7,8 @@
 //! pause, until the load ends. Then the store settles. The program uses nothing that an older strata lacks, so a copy
 //! of this file measures an earlier commit as well.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -202,7 +202,7 @@ impl Life {
         self.doing = "opening";
         let seed = self.rng.next();
         if self.trace {
-            println!("faults: {faults:?}");
+            program::say!("faults: {faults:?}");
         }
         if let Some(disk) = self.disk() {
             disk.notify(sender.clone());
@@ -211,7 +211,7 @@ impl Life {
         }
         self.epoch += 1;
         if self.trace {
-            println!("turn: {end:?} floor={} floor_power={}", self.floor, self.floor_power);
+            program::say!("turn: {end:?} floor={} floor_power={}", self.floor, self.floor_power);
         }
         let mut agent = Agent::start(&self.binary, &self.task(end), sender)?;
         let reached = self.follow(&notices, end, stop)?;
@@ -348,7 +348,7 @@ impl Life {
         let line = match notice {
             Notice::Line(line) => {
                 if self.trace {
-                    println!("  {line}");
+                    program::say!("  {line}");
                 }
                 line
             }

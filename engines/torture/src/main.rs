@@ -69,38 +69,39 @@ fn main() -> ExitCode {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         if let Err(e) = signal_hook::flag::register(signal, Arc::clone(&interrupted)) {
-            eprintln!("torture: cannot listen for signals: {e}");
+            program::tell!("torture: cannot listen for signals: {e}");
             return ExitCode::from(2);
         }
     }
     if let Some(missing) = args.engine.iter().find(|column| !column.is_compiled()) {
-        eprintln!("torture: engine={missing} is not in this build: build it with its cargo feature");
+        program::tell!("torture: engine={missing} is not in this build: build it with its cargo feature");
         return ExitCode::from(2);
     }
     let no_fuse = if args.kills_only { Err("--kills-only".to_owned()) } else { can_lose_power() };
     let mut run = Run { args, fuse: no_fuse.is_ok(), interrupted, started: Instant::now(), totals: BTreeMap::new() };
     let outcome = run.all();
-    println!("{}", Table(&run.totals));
+    program::say!("{}", Table(&run.totals));
     if let Err(reason) = no_fuse {
-        println!("torture: NO POWER LOSSES AND NO FAULTS OF A MOUNTED DISK were among it: {reason}");
+        program::say!("torture: NO POWER LOSSES AND NO FAULTS OF A MOUNTED DISK were among it: {reason}");
     }
-    match outcome {
+    let code = match outcome {
         Ok(()) => {
-            println!("torture: no violation in {} s", run.started.elapsed().as_secs());
-            ExitCode::SUCCESS
+            program::say!("torture: no violation in {} s", run.started.elapsed().as_secs());
+            0
         }
         Err((_, _, Failure::Io(error))) => {
-            println!("torture: cannot go on: {error}");
-            ExitCode::from(2)
+            program::say!("torture: cannot go on: {error}");
+            2
         }
         Err((column, seed, violation)) => {
-            println!("torture: VIOLATION: {violation}");
+            program::say!("torture: VIOLATION: {violation}");
             // The seed's choices depend on whether the disk could be mounted, so the option is part of the command.
             let kills_only = if run.fuse { "" } else { " --kills-only" };
-            println!("again: make torture ARGS='--engine {column} --seed {seed}{kills_only}'");
-            ExitCode::FAILURE
+            program::say!("again: make torture ARGS='--engine {column} --seed {seed}{kills_only}'");
+            1
         }
-    }
+    };
+    program::end("torture", code)
 }
 
 struct Run {
@@ -134,7 +135,7 @@ impl Run {
 
     /// Runs a life, which ends after `share`, and names it in a failure.
     fn named(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), (Column, u64, Failure)> {
-        println!("torture: engine={column} seed={seed}");
+        program::say!("torture: engine={column} seed={seed}");
         self.life(column, seed, share).map_err(|failure| (column, seed, failure))
     }
 

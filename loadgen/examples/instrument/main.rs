@@ -7,6 +7,8 @@
 //! It compares means of gets, of batches of gets and of puts, and the median of flushed commits. A mean of commits
 //! would depend on the few that wait for the device.
 
+#![allow(clippy::print_stdout, reason = "an example for developers")]
+
 mod plain;
 
 use std::path::{Path, PathBuf};

@@ -37,10 +37,11 @@ pub use oddity::Oddity;
 pub use options::{ArchiveArgs, Like, Plan, options};
 pub use pack::Packing;
 pub use page::Counts;
+use program::say;
 pub use story::At;
 pub use writer::{ArchiveWriter, Written};
 
-use crate::commands::{say, stop_flag};
+use crate::commands::stop_flag;
 use crate::stream::Keys;
 use crate::stream::chain::{Block, Chain};
 use progress::Progress;
@@ -212,6 +213,7 @@ impl Watch for Screen {
         let kind = archive.base.map_or_else(|| "full".to_owned(), |base| format!("incremental base={base}"));
         let Archived { slot, blocks, digest, counts, .. } = archive;
         let (files, records, file) = (counts.files, counts.records, archive.file.display());
-        say(&format!("{kind} slot={slot} blocks={blocks} files={files} records={records} digest={digest} file={file}"))
+        say!("{kind} slot={slot} blocks={blocks} files={files} records={records} digest={digest} file={file}");
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine_latency::table::grouped;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use program::tell;
 
 use super::story::At;
 
@@ -33,7 +34,7 @@ impl Progress {
         bar.set_position(at.done);
         if self.line_at.is_some_and(|line_at| line_at.elapsed() >= LINE_EVERY) {
             self.line_at = Some(Instant::now());
-            eprintln!(
+            tell!(
                 "archive of slot {}: {} of {} accounts, {} accounts/s, {} left",
                 at.slot,
                 grouped(at.done),

@@ -14,6 +14,7 @@ use engine_api::{Checkpoint, Durability, Engine, Reader};
 use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
 use probe::Floor;
+use program::say;
 use serde::{Deserialize, Serialize};
 use workload::Rng;
 
@@ -104,7 +105,7 @@ pub fn run(args: &ChildArgs) -> Result<()> {
         Kind::Recover => recover(&run, &args.dir)?,
         _ => drive(&run, &args.dir)?,
     };
-    println!("{}", serde_json::to_string(&answer)?);
+    say!("{}", serde_json::to_string(&answer)?);
     Ok(())
 }
 
@@ -116,9 +117,10 @@ pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
     probe::limit_arenas(probe::memory_limit().bytes);
     let (engine, _) = open(&run, &args.dir)?;
-    println!("writing");
+    say!("writing");
     writes(&run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;
-    println!("written");
+    say!("written");
+    anyhow::ensure!(!program::is_output_lost(), "the parent is gone");
     // The parent kills this process. Nothing may be closed before.
     loop {
         std::thread::park();

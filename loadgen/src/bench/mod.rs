@@ -23,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
 use probe::{Baseline, Quantiles};
+use program::{say, tell};
 
 use crate::commands::stop_flag;
 use crate::live::start::cached;
@@ -95,9 +96,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let runs = runs(args)?;
     let done = Known::of(&if args.out.exists() { crate::result::read(&args.out)? } else { Vec::new() });
     let missing: Vec<&Run> = runs.iter().filter(|run| !done.has(run)).collect();
-    eprintln!("{} runs, {} of them done before: file={}", runs.len(), runs.len() - missing.len(), args.out.display());
+    tell!("{} runs, {} of them done before: file={}", runs.len(), runs.len() - missing.len(), args.out.display());
     if args.list {
-        missing.iter().for_each(|run| println!("{}", title(run)));
+        missing.iter().for_each(|run| say!("{}", title(run)));
         return Ok(());
     }
     let mut work = args.out.clone().into_os_string();
@@ -107,7 +108,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let baseline = if missing.is_empty() {
         None
     } else {
-        eprintln!("measuring the device under {}", work.display());
+        tell!("measuring the device under {}", work.display());
         Some(probe::baseline(&work)?)
     };
     let mut stores = Stores::new(&work);
@@ -115,12 +116,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     for (n, run) in missing.iter().enumerate() {
         ensure!(!is_stopped(), "{STOPPED}");
-        eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
+        tell!("[{}/{}] {}", n + 1, missing.len(), title(run));
         let record = one(run, &mut stores, &work, baseline);
         // A signal ends the run's own process as well, whose error says less.
         ensure!(record.is_ok() || !is_stopped(), "{STOPPED}");
         let record = record?;
-        eprintln!("        {}", summary(&record));
+        tell!("        {}", summary(&record));
         crate::result::append(&args.out, &record)?;
     }
     if !args.keep {
@@ -133,7 +134,7 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for path in &args.scenarios {
         let mut scenario = Scenario::read(path)?;
-        eprintln!("{}: {}", scenario.name, scenario.about);
+        tell!("{}: {}", scenario.name, scenario.about);
         scenario.pairs = args.pairs.unwrap_or(scenario.pairs);
         scenario.repeats = args.repeats.unwrap_or(scenario.repeats);
         if !args.engine.is_empty() {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use program::tell;
 
 use super::child::changes_store;
 use super::engine;
@@ -51,7 +52,7 @@ impl Stores {
             }
             load(run, &loaded)?;
             if run.load == Load::Aged {
-                eprintln!("        changing {} of the pairs", run.age_updates);
+                tell!("        changing {} of the pairs", run.age_updates);
                 spawn::age(run, &loaded)?;
             }
             fs::write(&ready, "").with_context(|| format!("cannot write file={}", ready.display()))?;
@@ -94,7 +95,7 @@ fn name(run: &Run) -> String {
 }
 
 fn load(run: &Run, dir: &Path) -> Result<()> {
-    eprintln!("        loading {} pairs into {}", run.pairs, dir.display());
+    tell!("        loading {} pairs into {}", run.pairs, dir.display());
     let mut command = Command::new(sibling("bootstrap")?);
     command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]).arg("--dir").arg(dir);
     let is_sorted = matches!(run.load, Load::Sorted | Load::SortedFresh | Load::Aged);

@@ -17,6 +17,7 @@ use engine_latency::export::Report;
 use engine_latency::table::{grouped, live_table};
 use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use program::{say, tell};
 use serde_json::{Value, json};
 
 use crate::result::Opening;
@@ -128,16 +129,16 @@ pub fn run(args: LiveArgs) -> Result<()> {
     let stand = stand_of(&args)?;
     let stream = Stream::start_at(args.workload.clone(), &args.delivery, &args.stream_listen, stand.as_ref())?;
     if let Some(Stand { slot, .. }) = &stand {
-        eprintln!("the store is at slot={slot}: the stream continues from there");
+        tell!("the store is at slot={slot}: the stream continues from there");
     }
     let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
-        eprintln!("WARNING: the memory cap is NOT in force: {why}");
+        tell!("WARNING: the memory cap is NOT in force: {why}");
     }
     let mut start = args.dir.as_deref().map(|dir| Start::prepare(dir, engine, &args)).transpose()?;
     let (mut service, metrics) = match &args.service_metrics {
         Some(metrics) => {
-            eprintln!("stream at http://{}; waiting for the service to subscribe", stream.address());
+            tell!("stream at http://{}; waiting for the service to subscribe", stream.address());
             (None, metrics.clone())
         }
         None => {
@@ -176,7 +177,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
         std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
     }
     if let Some(digest) = verified? {
-        println!("verified: the directory holds digest={digest}, the same as the stream");
+        say!("verified: the directory holds digest={digest}, the same as the stream");
     }
     Ok(())
 }
@@ -225,7 +226,7 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     }
     command.args(&args.service_args);
     let log = args.service_log.clone().unwrap_or_else(|| service_log(dir));
-    eprintln!("service metrics at http://{metrics}/metrics, log in {}", log.display());
+    tell!("service metrics at http://{metrics}/metrics, log in {}", log.display());
     Service::start(command, &log)
 }
 
@@ -251,7 +252,7 @@ fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
 /// Returns the path of the `bootstrap` program next to the service's program.
 fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
     match &args.service_bin {
-        Some(service) => Ok(probe::sibling_program(service, "bootstrap")),
+        Some(service) => Ok(program::sibling_program(service, "bootstrap")),
         None => sibling("bootstrap"),
     }
 }
@@ -271,7 +272,7 @@ fn extract_name(args: &LiveArgs) -> Result<String> {
 /// Returns the path of a program next to this one, which has to exist.
 pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the path of this program")?;
-    let path = probe::sibling_program(&own, name);
+    let path = program::sibling_program(&own, name);
     ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
     Ok(path)
 }
@@ -314,7 +315,7 @@ fn follow(
             get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
         let slot = status.as_ref().and_then(applied_slot);
         if let Some(reason) = status.as_ref().and_then(|status| reasons.due(status)) {
-            bar.suspend(|| eprintln!("the service is not ready: {reason}"));
+            bar.suspend(|| tell!("the service is not ready: {reason}"));
         }
         if last != (sent, slot) {
             (last, moved) = ((sent, slot), Instant::now());
@@ -379,39 +380,39 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&S
     if let Some(size) = args.cap {
         column = format!("{column} {size}");
     }
-    println!("Latencies while {} events of a live stream were applied:", grouped(outcome.end.events));
-    println!("{}", live_table(&[(column, &outcome.latency)]));
+    say!("Latencies while {} events of a live stream were applied:", grouped(outcome.end.events));
+    say!("{}", live_table(&[(column, &outcome.latency)]));
     let rate = outcome.end.events as f64 / outcome.seconds.max(1e-9);
     if let Some(Opening { elapsed_s, device_read_bytes }) = outcome.opening {
         let read = device_read_bytes.map_or_else(|| "bytes not known".to_owned(), |bytes| ByteSize(bytes).to_string());
-        println!("from the service's start to the first event: {elapsed_s:.3} s, {read} read from the device");
+        say!("from the service's start to the first event: {elapsed_s:.3} s, {read} read from the device");
     }
-    println!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
+    say!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
     if let Some(usage) = outcome.usage {
-        println!("service CPU: user {:.2} s, system {:.2} s", usage.user_s, usage.system_s);
-        println!("service peak RSS: {}", ByteSize(usage.peak_rss_bytes));
+        say!("service CPU: user {:.2} s, system {:.2} s", usage.user_s, usage.system_s);
+        say!("service peak RSS: {}", ByteSize(usage.peak_rss_bytes));
     }
     if let Some(charged) = outcome.charged {
         let (peak, cache) = (ByteSize(charged.peak_bytes), ByteSize(charged.page_cache_bytes));
-        println!("cgroup: peak charged {peak}, page cache now {cache}");
+        say!("cgroup: peak charged {peak}, page cache now {cache}");
     }
-    println!("memory cap: {}", cap.describe());
+    say!("memory cap: {}", cap.describe());
     if let Some(start) = start {
         let Start { page_cache_bytes: held, cacheable_bytes: size, .. } = *start;
         let (held, size) = (ByteSize(held.min(size)), ByteSize(size));
-        println!("state at the start: {}, page cache {held} of {size}", start.state());
+        say!("state at the start: {}, page cache {held} of {size}", start.state());
     }
     if let Some(warm_up) = outcome.status.get("warm_up") {
         let bytes = |name: &str| ByteSize(warm_up[name].as_u64().unwrap_or(0));
         let state = warm_up["state"].as_str().unwrap_or("not known");
-        println!("warm-up: {state}, {} read, {} left", bytes("read_bytes"), bytes("left_bytes"));
+        say!("warm-up: {state}, {} read, {} left", bytes("read_bytes"), bytes("left_bytes"));
     }
-    println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
-    println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
+    say!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
+    say!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
     if let Some(dir) = &args.dir {
-        println!("the store: dir={} slot={}", dir.display(), outcome.end.slot);
+        say!("the store: dir={} slot={}", dir.display(), outcome.end.slot);
         if !args.verify {
-            println!("next, to compare its digest: {} info --digest --dir {}", program("bootstrap"), dir.display());
+            say!("next, to compare its digest: {} info --digest --dir {}", program("bootstrap"), dir.display());
         }
     }
 }
@@ -419,7 +420,7 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&S
 /// Returns the name by which the program `name` is called, if it is installed like this one.
 fn program(name: &str) -> String {
     let own = std::env::current_exe().unwrap_or_default();
-    probe::sibling_program(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    program::sibling_program(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns the directory's digest. Fails if it differs from the stream's.

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 pub use act::Act;
+use program::say;
 pub use script::Script;
 pub use server::Provider;
 pub use witness::{Said, Witness};
@@ -149,12 +150,12 @@ pub fn run(args: &ProviderArgs) -> Result<()> {
     let play = Play { args, stop: &stop, started: Instant::now() };
     if let Some(of) = &args.of {
         let provider = Provider::start_of(&args.listen, of)?;
-        println!("listening={}", provider.address());
+        say!("listening={}", provider.address());
         (0..args.seconds).all(|second| play.second(&provider, second));
         return provider.stop();
     }
     let provider = Provider::start(&args.listen, args.start_slot, args.slot_ms)?;
-    println!("listening={}", provider.address());
+    say!("listening={}", provider.address());
     play.judged(&provider)?;
     provider.stop()
 }
@@ -172,7 +173,7 @@ impl Play<'_> {
         let (act, begins) = self.args.acts.at(second);
         if begins {
             provider.set(act);
-            println!("second={second} act={act:?}");
+            say!("second={second} act={act:?}");
         }
         let end = self.started + Duration::from_secs(second + 1);
         std::thread::sleep(end.saturating_duration_since(Instant::now()));
@@ -204,10 +205,10 @@ impl Play<'_> {
             }
             if let Some(why) = verdict {
                 wrong += 1;
-                println!("second={second} act={:?} WRONG: {why} {said:?}", did.act);
+                say!("second={second} act={:?} WRONG: {why} {said:?}", did.act);
             }
         }
-        println!("judged={judged} wrong={wrong}");
+        say!("judged={judged} wrong={wrong}");
         ensure!(judged > 0, "the service never subscribed: url=http://{}", args.listen);
         ensure!(wrong == 0, "the service was wrong about its readiness: seconds={wrong} of={judged}");
         Ok(())

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use engine_latency::table::{aligned, grouped, micros};
 use engine_latency::{Latency, Op};
+use program::say;
 
 use crate::access::Access;
 use crate::bench::child::curves;
@@ -128,8 +129,8 @@ pub fn run(args: &QueryArgs) -> Result<()> {
         }
         measured.push((load, driven));
     }
-    print!("{}", aligned(&rows));
-    println!("{}", knee(&measured));
+    program::print(format_args!("{}", aligned(&rows)));
+    say!("{}", knee(&measured));
     Ok(())
 }
 

@@ -3,10 +3,9 @@
 //! Owns: which engine is the best of a cell, and the reason why a cell has no figure. Must not: leave a cell out. Runs
 //! on the main thread.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::cells::{Cell, Group, Sample, Scenario, Spread, curve, distinct, engines, scenarios};
 use super::figures::{
@@ -57,7 +56,8 @@ pub fn run(args: &BestArgs) -> Result<()> {
         args.engine,
         known.join(",")
     );
-    std::io::stdout().write_all(table(&records, &args.engine).as_bytes()).context("cannot write to stdout")
+    program::print(format_args!("{}", table(&records, &args.engine)));
+    Ok(())
 }
 
 /// Renders the table as markdown, the rule of its verdicts, and the cells without a figure.

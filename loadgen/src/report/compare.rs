@@ -2,10 +2,9 @@
 //!
 //! Owns: which cells belong together, and the exit code. Must not: interpret the figures. Runs on the main thread.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use engine_latency::table::aligned;
 use serde::Serialize;
 
@@ -135,7 +134,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     );
     let text =
         if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison, args.changed) };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    program::print(format_args!("{text}"));
     if let Some(limit) = args.fail_above {
         let has_few = |row: &Difference| row.a.runs.min(row.b.runs) < RUNS_MIN;
         let is_behind = |row: &&Difference| row.verdict == Verdict::Behind || has_few(row);

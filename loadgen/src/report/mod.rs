@@ -24,7 +24,6 @@ mod scenario;
 mod summary;
 mod tables;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -71,7 +70,7 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     }
     if args.html.is_none() && args.markdown.is_none() {
         let text = markdown::render(&document);
-        std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+        program::print(format_args!("{text}"));
     }
     Ok(())
 }

@@ -106,9 +106,9 @@ pub fn run(args: &TransportsArgs) -> Result<()> {
         own.stop(STOP_BOUND)?;
     }
     let measured = outcome?;
-    print!("{}", table(args, &measured));
+    program::print(format_args!("{}", table(args, &measured)));
     if args.dir.is_some() {
-        print!("\n{}", feed::run(args)?);
+        program::print(format_args!("\n{}", feed::run(args)?));
     }
     Ok(())
 }

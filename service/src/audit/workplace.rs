@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 
+use crate::backup;
 use crate::failed::Failed;
-use crate::{backup, out};
 
 /// File that marks the directory and is locked while an audit runs.
 const LOCK: &str = "LOCK";
@@ -104,7 +104,7 @@ impl Workplace {
         });
         if let Err(error) = removed {
             let dir = self.dir.display();
-            out::tell(&format!("cannot clean up: {error:#}: the next audit does, or remove work_dir={dir} by hand"));
+            program::tell!("cannot clean up: {error:#}: the next audit does, or remove work_dir={dir} by hand");
         }
     }
 

@@ -4,7 +4,6 @@
 //! edge. They run on `NAME-N`, which takes them in the order in which they came.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -21,7 +20,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub enum NotDone {
     /// The queue is full; nothing was done.
     Busy,
-    /// The service is shutting down, or the job panicked.
+    /// The service is shutting down.
     Stopped,
 }
 
@@ -47,14 +46,7 @@ impl Pool {
         let mut started = Vec::new();
         for n in 0..threads {
             let jobs = jobs.clone();
-            let run = move || {
-                for job in jobs {
-                    // The caller learns of the panic because the job's reply channel is dropped.
-                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                        tracing::error!("work for a subscriber panicked");
-                    }
-                }
-            };
+            let run = move || jobs.into_iter().for_each(|job| job());
             started.push(std::thread::Builder::new().name(format!("{name}-{n}")).spawn(run)?);
         }
         let inner = Inner { queue: Mutex::new(Some(sender)), threads: Mutex::new(started) };
@@ -101,7 +93,6 @@ mod tests {
         let pool = Pool::start("feed-test", 1, 1).unwrap();
         let name = || std::thread::current().name().map(str::to_owned);
         assert_eq!(pool.run(name).await.unwrap().as_deref(), Some("feed-test-0"));
-        assert_eq!(pool.run(|| panic!("on purpose")).await.err(), Some(NotDone::Stopped));
         let (hold, held) = crossbeam_channel::bounded::<()>(0);
         let (begun, begins) = oneshot::channel();
         let running = tokio::spawn({

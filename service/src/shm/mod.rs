@@ -44,10 +44,6 @@ use session::{Scratch, Served, Session, Taken};
 
 pub use state::ShmState;
 
-/// Minimum interval of log lines about refused clients, so that a client that comes back again and again does not fill
-/// the log.
-const REFUSED_EVERY: Duration = Duration::from_secs(10);
-
 /// How long the thread spins for another request before it sleeps. This is a few times the duration of a wake-up (5 to
 /// 20 us), which a client saves if it comes back in time.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
@@ -157,9 +153,6 @@ struct Server<'e> {
     /// Index in `sessions` from which the next piece is searched.
     turn: usize,
     discard: Discard,
-    /// Time of the last log line about refused clients; `refused_since` counts those since then.
-    refused: Option<Instant>,
-    refused_since: u64,
     /// Time before which nobody is accepted, after a failure.
     accept_at: Option<Instant>,
     /// Time when the readers were last renewed by the clock.
@@ -189,8 +182,6 @@ impl<'e> Server<'e> {
             waiting: 0,
             turn: 0,
             discard: Discard::default(),
-            refused: None,
-            refused_since: 0,
             accept_at: None,
             refreshed: Instant::now(),
         }
@@ -382,8 +373,8 @@ impl<'e> Server<'e> {
             Err(error) => return tracing::debug!(%error, "a shared-memory client is gone already"),
         }
         let user = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
-        if let Some(full) = full(self.sessions.iter().map(Session::user), user) {
-            self.tell_refused(user, full);
+        if let Some(Full { whose, max }) = full(self.sessions.iter().map(Session::user), user) {
+            tracing::warn!(user, max, "a shared-memory client is refused: too many{whose}");
             return session::refuse(socket.as_fd(), hello::FULL);
         }
         let started = Session::start(self.next_id, user, socket, self.feed.as_ref())
@@ -393,15 +384,6 @@ impl<'e> Server<'e> {
             Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
         }
         self.next_id += 1;
-    }
-
-    fn tell_refused(&mut self, user: u32, Full { whose, max }: Full) {
-        self.refused_since += 1;
-        if self.refused.is_none_or(|at| at.elapsed() >= REFUSED_EVERY) {
-            self.refused = Some(Instant::now());
-            let refused = std::mem::take(&mut self.refused_since);
-            tracing::warn!(user, max, refused, "shared-memory clients are refused: too many{whose}");
-        }
     }
 
     fn pause(&mut self) {

@@ -2,6 +2,7 @@
 //! and reports damage that it cannot repair.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helpers say what they skip or have measured")]
 
 mod absurd;
 mod abuse;
@@ -24,6 +25,7 @@ mod hostile;
 mod leaving;
 mod metrics;
 mod order;
+mod output;
 mod overload;
 mod provider;
 mod ready;

@@ -171,11 +171,11 @@ impl Service {
         if let Some(bits) = options.bloom {
             command.args(["--bloom", &bits.to_string()]);
         }
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         set(&mut command);
         if command.get_args().all(|argument| argument != "--memory") {
             command.args(["--memory", "64MiB"]);
         }
-        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         Self { child: command.spawn().unwrap(), listen, metrics, log }
     }
 

@@ -11,7 +11,7 @@ use crate::support::{Service, columns, end, load, secret, stream, wait_for};
 const TOKEN: &str = "tools-token-0123456789";
 
 /// Returns the path of a program in the service's build folder.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name(name);
     assert!(path.is_file(), "build it first: cargo build -p {name}");
     path

@@ -2,6 +2,7 @@
 //! is, merges keep the map, and copies are independent.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helpers say what they skip or have measured")]
 
 mod bounds;
 mod faults;

@@ -192,7 +192,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.shared.gate.cut_power();
         if let Err(e) = self.unmount() {
-            eprintln!("torture: cannot unmount: mount={} reason={e}", self.point.display());
+            program::tell!("torture: cannot unmount: mount={} reason={e}", self.point.display());
         }
     }
 }

@@ -3,6 +3,7 @@
 //! The agents are processes of the crate's own program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "helpers say what they skip or have measured")]
 
 mod durability;
 mod faults;
