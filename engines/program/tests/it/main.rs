@@ -113,7 +113,7 @@ fn said(role: &str, code: i32) -> String {
 fn a_panic_of_any_thread_ends_the_program_with_1() {
     let said = said("panics", 1);
     assert!(
-        said.starts_with("tool: a thread panicked, which is a bug: thread=worker at=program/tests/it/main.rs:"),
+        said.starts_with("tool: a thread panicked, which is a bug: thread=worker at=engines/program/tests/it/main.rs:"),
         "{said}"
     );
     assert!(said.contains("reason=\"on purpose\""), "{said}");
