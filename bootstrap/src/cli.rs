@@ -25,8 +25,8 @@ Examples:
   solkv-bootstrap --dir /data/solkv --input snapshot-312000000-HASH.tar.zst --extract token-owner \\
       --incremental incremental-snapshot-312000000-312004000-HASH.tar.zst --cluster mainnet --resume
   solkv-bootstrap --dir /data/solkv --input pairs.bin --slot 312000000 --extract token-owner
-  solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --input owners.csv --on-duplicate last
-  solkv-bootstrap --engine lmdb --order sorted --dir /data/solkv --pairs 2000000 --seed 1
+  solkv-bootstrap --dir /data/solkv --input owners.csv --on-duplicate last --extract account-owner
+  solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/trial --pairs 2M --seed 1
   solkv-bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
   solkv-bootstrap verify --dir /data/solkv --input pairs.bin
   solkv-bootstrap compare --dir /data/solkv --with /backup/solkv

@@ -10,10 +10,10 @@ use solana::Extract;
 /// The meaning of the pairs and the name of their chain.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct MeaningArgs {
-    /// Meaning of the values; a service with another --extract is refused [default: that of the first service]
+    /// Meaning of the values; a service with another --extract is refused [default: none is recorded]
     ///
     /// A snapshot archive needs it, because it names the part of an account that becomes the value. A store that was
-    /// loaded without it takes and keeps the --extract of the first service that opens it.
+    /// loaded without it records the --extract of the first service that opens it, which has to be given one.
     #[arg(long, value_name = "EXTRACT", value_parser = extraction())]
     pub(crate) extract: Option<Extract>,
     /// Your name for the chain that the pairs come from, such as mainnet; a service that names another is refused

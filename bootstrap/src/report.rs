@@ -178,13 +178,15 @@ fn next(outcome: &Outcome<'_>) -> String {
         Some(slot) => format!("it follows the stream from slot {slot}"),
         None => "it follows the stream from now, because no --slot was given".to_owned(),
     };
+    // A service has to be told the meaning of values that the load was not told.
+    let extract = if args.meaning.extract.is_none() { " --extract EXTRACT" } else { "" };
     // Installed programs are called solkv-NAME.
     let own = std::env::args_os().next().unwrap_or_default();
     let own = std::path::Path::new(&own).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let prefix = if own.starts_with("solkv-") { "solkv-" } else { "" };
     format!(
         "{store}\n\
-         next: {prefix}service --dir {dir} --geyser URL    ({from})\n\
+         next: {prefix}service --dir {dir} --geyser URL{extract}    ({from})\n\
          its digest: {prefix}bootstrap info --digest --dir {dir}"
     )
 }

@@ -19,7 +19,7 @@ python="$CACHE/python"
     "$proto/solkv/v1/kv.proto" "$proto/solkv/v1/feed.proto"
 
 pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402
-"$BIN/bootstrap" --engine strata --dir "$work/store" --pairs $pairs --seed 7 --slot 999 2>"$work/load.log"
+"$BIN/bootstrap" --engine strata --dir "$work/store" --pairs $pairs --seed 7 --slot 999 --extract account-owner 2>"$work/load.log"
 "$BIN/loadgen" stream --listen $stream --pairs $pairs --seed 7 --events 200000 --rate 40000 --change-share 0.5 \
     > "$work/stream.log" 2>&1 &
 children="$children $!"

@@ -51,7 +51,7 @@ solkv-loadgen live --engine strata --dir /tmp/live --pairs 2000 --seed 1 --event
 
 step "configure, load, run"
 sed -i 's|^#geyser = .*|geyser = "http://127.0.0.1:1"|; s|^#engine = .*|engine = "strata"|' /etc/solkv/solkv.toml
-echo 'LOAD=--engine strata --dir /var/lib/solkv/store --pairs 20000 --seed 1' >/etc/solkv/solkv.bootstrap
+echo 'LOAD=--engine strata --dir /var/lib/solkv/store --pairs 20000 --seed 1 --extract account-owner' >/etc/solkv/solkv.bootstrap
 systemctl start solkv-bootstrap@solkv.service
 (umask 077 && echo secret >/etc/credstore/solkv.x-token)
 systemctl enable --quiet --now solkv.service

@@ -34,7 +34,7 @@ print(*(socket.getsockname()[1] for socket in sockets))"
 set -- $(free_ports 4)
 stream=127.0.0.1:$1 grpc=127.0.0.1:$2 http=127.0.0.1:$3 prometheus=127.0.0.1:$4
 
-"$BIN/bootstrap" --engine "$ENGINE" --dir "$work/store" --pairs 100000 --seed 1 --slot 999 >/dev/null
+"$BIN/bootstrap" --engine "$ENGINE" --dir "$work/store" --pairs 100000 --seed 1 --slot 999 --extract account-owner >/dev/null
 "$BIN/loadgen" stream --listen "$stream" --pairs 100000 --seed 1 --events 1000000000 --events-per-slot 800 --rate 4000 \
     --unknown-share 0.05 --close-share 0.02 --confirm-after 6 --dead-every 13 --fork-every 11 >"$work/stream.log" 2>&1 &
 pids="$pids $!"

@@ -7,7 +7,7 @@ store=/var/lib/solkv/store
 systemd-sysusers solkv.conf
 systemd-tmpfiles --create solkv.conf
 chown solkv:solkv /var/lib/solkv
-echo "LOAD=--engine $ENGINE --dir $store --pairs 1000 --seed 1 --slot 999" >/etc/solkv/solkv.bootstrap
+echo "LOAD=--engine $ENGINE --dir $store --pairs 1000 --seed 1 --slot 999 --extract account-owner" >/etc/solkv/solkv.bootstrap
 systemctl start solkv-bootstrap@solkv.service
 printf "engine = \"$ENGINE\"\ndir = \"$store\"\ngeyser = \"http://127.0.0.1:10000\"\n${LIMITS:-}" >/etc/solkv/solkv.toml
 systemctl start solkv.service

@@ -40,7 +40,8 @@ as_process() {
 sockets = [socket.socket() for _ in range(3)]
 for s in sockets: s.bind(("127.0.0.1", 0))
 print(*(s.getsockname()[1] for s in sockets))')
-    "$BIN/bootstrap" --engine "$ENGINE" --dir "$work/store" --pairs 1000 --seed 1 --slot 999 >"$out/bootstrap.log"
+    "$BIN/bootstrap" --engine "$ENGINE" --dir "$work/store" --pairs 1000 --seed 1 --slot 999 --extract account-owner \
+        >"$out/bootstrap.log"
     printf "engine = \"%s\"\ndir = \"%s\"\ngeyser = \"http://127.0.0.1:$1\"\nlisten = \"127.0.0.1:$2\"\nmetrics = \"127.0.0.1:$3\"\n$limits" \
         "$ENGINE" "$work/store" >"$work/solkv.toml"
     "$BIN/service" --config "$work/solkv.toml" >"$out/service.log" 2>&1 &

@@ -43,7 +43,7 @@ systemctl reset-failed solkv.service
 
 step "bootstrap: stopped, gone on with, complete, and started once more"
 cat >/etc/solkv/solkv.bootstrap <<END
-LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999 --order sorted --settle
+LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999 --extract account-owner --order sorted --settle
 END
 systemctl start --no-block solkv-bootstrap@solkv.service
 wait_for 60 "a part of the load" test -s $store/bootstrap.toml
@@ -174,7 +174,8 @@ step "two instances beside each other, each with its own store"
 n=0
 for instance in strata lmdb; do
     n=$((n + 1))
-    echo "LOAD=--engine $instance --dir /var/lib/solkv/$instance/store --pairs 1000 --seed 1" >/etc/solkv/$instance.bootstrap
+    echo "LOAD=--engine $instance --dir /var/lib/solkv/$instance/store --pairs 1000 --seed 1 --extract account-owner" \
+        >/etc/solkv/$instance.bootstrap
     cat >/etc/solkv/$instance.toml <<END
 engine = "$instance"
 dir = "/var/lib/solkv/$instance/store"

@@ -26,7 +26,7 @@ START_SECONDS_MAX = 60
 
 def start(args, engine, store, group, log):
     socket = os.path.join(args.work, "sock")
-    command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store]
+    command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store, "--extract", "account-owner"]
     # Nothing listens on the stream's port: the service serves lookups and keeps trying to connect.
     command += ["--geyser", f"http://127.0.0.1:{free_port()}", "--listen", f"127.0.0.1:{free_port()}", "--uds", socket]
     command += ["--metrics", f"127.0.0.1:{free_port()}", "--warm-up", "off"]

@@ -42,17 +42,16 @@ impl Settings {
         Ok(config)
     }
 
-    /// Returns the extraction that was asked for, or else the one that the store keeps; `None` if there is neither.
+    /// Returns the extraction that was asked for, or else the one that the store records; `None` if there is neither, which
+    /// the table of the stream's settings refuses.
     ///
     /// # Errors
-    /// A store is to be made of an archive, and nobody has said of which values.
+    /// There is no store, none is to be made, and no extraction was asked for: then the path is the likely mistake.
     fn known_extract(&self, dir: &Path) -> Result<Option<Extract>> {
         let extract = if self.stream.extract.is_none() { store::extract_of(dir)? } else { self.stream.extract };
-        ensure!(
-            extract.is_some() || self.store.create != Some(true),
-            "create = true needs extract, because an archive holds whole accounts: give --extract token-owner for the \
-             wallets of token accounts, token-mint or account-owner"
-        );
+        let is_made = [self.store.create, self.store.create_empty].contains(&Some(true));
+        let is_told = extract.is_some() || is_made || self.stream.geyser.is_none();
+        ensure!(is_told || engines::inspect(dir)?.is_some(), store::missing(dir));
         Ok(extract)
     }
 }

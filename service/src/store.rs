@@ -109,7 +109,7 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
     let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (opening.settings.dir.display(), opening.extract.name());
-        tracing::warn!(%dir, extract, "the store had no record of its extract: from now on it keeps this one, and any other is refused");
+        tracing::info!(%dir, extract, "the store records this extract from now on, and any other is refused");
     }
     Ok(engine)
 }
@@ -130,12 +130,14 @@ fn terms(opening: Opening<'_>) -> Terms {
 /// Turns an opening's error into one that offers `--create-empty`, if there is no store at all.
 fn explain(opening: Opening<'_>, error: engine_api::Error) -> Failed {
     let missing = !opening.settings.create_empty && matches!(engines::inspect(&opening.settings.dir), Ok(None));
-    if missing {
-        return Failed::wrong(anyhow!(
-            "there is no store: dir={}: load one with bootstrap, have the service load one with --create, correct \
-             the path, or begin with an empty map by --create-empty",
-            opening.settings.dir.display()
-        ));
-    }
-    error.into()
+    if missing { Failed::wrong(anyhow!(self::missing(&opening.settings.dir))) } else { error.into() }
+}
+
+/// Describes a directory without a store.
+pub(crate) fn missing(dir: &Path) -> String {
+    format!(
+        "there is no store: dir={}: load one with bootstrap, have the service load one with --create, correct the path, or \
+         begin with an empty map by --create-empty",
+        dir.display()
+    )
 }

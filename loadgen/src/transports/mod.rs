@@ -182,6 +182,9 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
         command.arg("--create-empty");
     }
     let dir = dir.unwrap_or(&own);
+    if engines::inspect(dir)?.is_none_or(|known| known.holds.extract.is_none()) {
+        command.args(["--extract", "account-owner"]);
+    }
     command.arg("--dir").arg(dir);
     command.args(["--geyser", geyser]);
     command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);

@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use service::Settings;
 
 fuzz_target!(|text: &str| {
-    for prefix in ["", "dir = \"/a\"\ngeyser = \"http://h:1\"\n"] {
+    for prefix in ["", "dir = \"/a\"\nextract = \"token-mint\"\ngeyser = \"http://h:1\"\n"] {
         let Ok(settings) = format!("{prefix}{text}").parse::<Settings>() else { continue };
         let Ok(config) = settings.resolve() else { continue };
         let written = toml::to_string(&config).expect("a configuration in effect can be written");

@@ -104,7 +104,7 @@ fn world() -> anyhow::Result<World> {
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
-    let defaults = "dir = \"/a\"\ngeyser = \"http://h:1\"".parse::<Settings>()?.resolve()?.feed;
+    let defaults = "dir = \"/a\"\nextract = \"token-mint\"\ngeyser = \"http://h:1\"".parse::<Settings>()?.resolve()?.feed;
     let settings =
         FeedSettings { feed_heartbeat: REQUEST_TIMEOUT, feed_stall_timeout: Duration::from_secs(1), ..defaults };
     let workers = Workers::start(engine, Arc::clone(&handles.views), settings.feed_subscribers as usize)?;

@@ -61,29 +61,30 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_is_named_with_its_line_and_the_correct_form() {
-        let base = "dir = \"/a\"\ngeyser = \"http://h:1\"\n";
+        let base = "dir = \"/a\"\nextract = \"token-mint\"\ngeyser = \"http://h:1\"\n";
         let cases = [
-            ("comit_every = 5", "line 3", "commit_every"),
-            ("engine = \"level\"", "line 3", "strata"),
-            ("commit_every = \"many\"", "line 3", "expected u32"),
-            ("idle_timeout = \"soon\"", "line 3", "idle_timeout"),
-            ("memory = \"4Q\"", "line 3", "memory"),
-            ("commit_every = 0", "line=3", "give 1 to"),
-            ("# a comment\nengine = \"lmdb\"\nbloom = 20", "line=5", "bloom"),
-            ("lookup_threads = 1000", "line=3", "1 to 256"),
-            ("max_connections = 0", "line=3", "1 to 65536"),
-            ("request_timeout = \"0s\"", "line=3", "10s"),
-            ("shm_group = \"no-such-group\"", "line=3", "groupadd"),
-            ("processed = true\ncommitment = \"finalized\"", "line=3", "confirmed"),
+            ("comit_every = 5", "line 4", "commit_every"),
+            ("engine = \"level\"", "line 4", "strata"),
+            ("commit_every = \"many\"", "line 4", "expected u32"),
+            ("idle_timeout = \"soon\"", "line 4", "idle_timeout"),
+            ("memory = \"4Q\"", "line 4", "memory"),
+            ("commit_every = 0", "line=4", "give 1 to"),
+            ("# a comment\nengine = \"lmdb\"\nbloom = 20", "line=6", "bloom"),
+            ("lookup_threads = 1000", "line=4", "1 to 256"),
+            ("max_connections = 0", "line=4", "1 to 65536"),
+            ("request_timeout = \"0s\"", "line=4", "10s"),
+            ("shm_group = \"no-such-group\"", "line=4", "groupadd"),
+            ("processed = true\ncommitment = \"finalized\"", "line=4", "confirmed"),
         ];
         for (text, line, right) in cases {
             let error = refused(&format!("{base}{text}\n"), Settings::default());
             assert!(error.contains(line) && error.contains(right), "{text}: {error}");
         }
-        let error = refused("geyser = \"ftp://h\"\ndir = \"/a\"", Settings::default());
+        let error = refused("geyser = \"ftp://h\"\ndir = \"/a\"\nextract = \"token-mint\"", Settings::default());
         assert!(error.contains("line=1") && error.contains("https://HOST:PORT"), "{error}");
         for port in ["99999", "0"] {
-            let error = refused(&format!("geyser = \"http://127.0.0.1:{port}\"\ndir = \"/a\""), Settings::default());
+            let text = format!("geyser = \"http://127.0.0.1:{port}\"\ndir = \"/a\"\nextract = \"token-mint\"");
+            let error = refused(&text, Settings::default());
             assert!(error.contains("line=1") && error.contains("1 to 65535"), "{error}");
         }
         let error = refused("dir = \"/a\"", Settings::default());
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn a_flag_is_not_blamed_on_the_file() {
         let flags = "commit_every = 0".parse().unwrap();
-        let error = refused("dir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_every = 5", flags);
+        let error = refused("dir = \"/a\"\nextract = \"token-mint\"\ngeyser = \"http://h:1\"\ncommit_every = 5", flags);
         assert!(!error.contains("line="), "{error}");
     }
 
@@ -113,7 +114,7 @@ mod tests {
         let error = format!("{:#}", installed.clone().resolve().unwrap_err());
         assert!(error.contains("geyser = "), "{error}");
         // Each commented-out default is the real default: with the comment sign removed it changes nothing.
-        let stream: Settings = "geyser = \"http://h:1\"".parse().unwrap();
+        let stream: Settings = "geyser = \"http://h:1\"\nextract = \"account-owner\"".parse().unwrap();
         let shown = |settings: Settings| toml::to_string(&settings.resolve().unwrap()).unwrap();
         let expected = shown(stream.clone().or(installed.clone()));
         let mut examples = Vec::new();
@@ -134,6 +135,7 @@ mod tests {
             "geyser_ca",
             "geyser_cert",
             "geyser_key",
+            "extract",
             "commit_every",
             "cluster",
             "snapshot",

@@ -109,6 +109,7 @@ mod tests {
     fn config(dir: &Path, uds: Option<&Path>, shm: Option<&Path>) -> Config {
         let mut settings = Settings::default();
         settings.store.dir = Some(dir.to_owned());
+        settings.stream.extract = Some(crate::ingest::extract::Extract::TokenMint);
         settings.stream.geyser = Some(vec!["http://h:1".to_owned().into()]);
         settings.grpc.uds = uds.map(Path::to_owned);
         settings.shm.shm = shm.map(Path::to_owned);

@@ -17,9 +17,10 @@ fn given(text: &str) -> Settings {
     text.parse().unwrap()
 }
 
-/// Returns the configuration of a file that has this text after a directory.
+/// Returns the configuration of a file that has this text after a directory, and an extraction if the text names none.
 fn resolve_in_dir(text: &str) -> Result<Config> {
-    format!("dir = \"/a\"\n{text}").parse::<Settings>()?.resolve()
+    let extract = if text.contains("extract = ") { "" } else { "extract = \"account-owner\"\n" };
+    format!("dir = \"/a\"\n{extract}{text}").parse::<Settings>()?.resolve()
 }
 
 /// Returns the configuration of a file that has this text after a directory and a stream.
@@ -29,7 +30,8 @@ fn resolve(text: &str) -> Result<Config> {
 
 #[test]
 fn flags_win_over_the_file_and_the_file_over_defaults() {
-    let file = given("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"");
+    let file = given("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"\n\
+                      extract = \"token-mint\"");
     let config = given("dir = \"/b\"").or(file).resolve().unwrap();
     assert_eq!((config.engine.engine, config.store.dir.as_path()), (EngineKind::Redb, Path::new("/b")));
     assert_eq!((config.commit.commit_interval, config.commit.commit_every), (Duration::from_secs(5), None));
@@ -70,11 +72,16 @@ fn account_owner_is_followed_exactly_or_not_at_all() {
 }
 
 #[test]
-fn a_store_is_made_of_an_archive_only_for_values_that_were_named() {
-    let resolve = |more: &str| resolve(&format!("create = true\nsnapshot = \"/b\"\n{more}"));
-    let error = resolve("").unwrap_err().to_string();
-    assert!(error.contains("--extract token-owner"), "{error}");
-    assert_eq!(resolve("extract = \"token-mint\"").unwrap().stream.extract.to_string(), "token-mint");
+fn a_store_is_made_only_for_values_that_were_named() {
+    for made in ["create_empty = true", "create = true\nsnapshot = \"/b\""] {
+        let resolve = |more: &str| given(&format!("dir = \"/a\"\ngeyser = \"http://h:1\"\n{made}\n{more}")).resolve();
+        let error = resolve("").unwrap_err().to_string();
+        assert!(error.contains("token-owner (the wallet") && error.contains("--extract"), "{error}");
+        assert_eq!(resolve("extract = \"token-mint\"").unwrap().stream.extract.to_string(), "token-mint");
+    }
+    // Where there is no store and none is to be made, the path is the mistake.
+    let error = given("dir = \"/a\"\ngeyser = \"http://h:1\"").resolve().unwrap_err().to_string();
+    assert!(error.contains("there is no store: dir=/a"), "{error}");
 }
 
 #[test]

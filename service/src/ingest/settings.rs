@@ -75,10 +75,10 @@ settings! {
         /// A server compresses each message by itself, which makes catching up slow: check-config says how slow.
         #[arg(value_enum)]
         geyser_compression: Compression = Compression::default();
-        /// Value taken from an account: its owner program, or a token account's owner or mint; a store keeps the first one
-        /// that it is given, and any other is refused [default: the store's own; account-owner for a store without one]
+        /// Value taken from an account: its owner program, or a token account's owner or mint; a store records the first one
+        /// that it is given, and any other is refused [default: the store's own; a store without one needs it]
         #[arg(value_parser = bootstrap::extraction())]
-        extract: Extract = Extract::AccountOwner;
+        extract: Extract = bail!(unknown_extract());
         /// Accounts that a token extraction asks for; the choice decides which changes it can miss [default: exact]
         ///
         /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
@@ -97,6 +97,16 @@ settings! {
         #[arg(value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         processed: bool = false;
     }
+}
+
+/// Asks for the extraction of a store that records none. A guess would replace its values by others.
+fn unknown_extract() -> String {
+    let about = |extract: Extract| format!("{extract} ({})", extract.about().replacen("The", "the", 1));
+    format!(
+        "no extract, and the store records none: give --extract NAME, or extract = \"NAME\" in the file, to say what its values \
+         are: {}; the store records it, and later starts need none",
+        Extract::ALL.map(about).join(", ")
+    )
 }
 
 impl StreamSettings {

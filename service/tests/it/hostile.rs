@@ -278,7 +278,8 @@ fn a_group_that_does_not_exist_is_found_before_the_store_is_touched() {
     let dir = temp.path().join("store");
     for setting in ["--shm-group", "--uds-group"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
-        command.arg("--dir").arg(&dir).args(["--geyser", "http://127.0.0.1:1", setting, "no-such-group"]);
+        command.arg("--dir").arg(&dir).args(["--extract", "token-mint", "--geyser", "http://127.0.0.1:1"]);
+        command.args([setting, "no-such-group"]);
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{said}");

@@ -109,7 +109,7 @@ fn listens(service: &mut Service) {
 fn refusal(temp: &TempDir, args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
     let engine = engines::compiled()[0].as_str();
-    command.args(["run", "--engine", engine, "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
+    command.args(["run", "--engine", engine, "--extract", "token-mint", "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
     let output = command.args(args).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?} is not refused: {text}");
@@ -283,7 +283,7 @@ fn credentials_of_systemd_are_taken_and_check_config_shows_none() {
     let check = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["check-config", "--geyser", NO_STREAM, "--dir", "/store", "--listen", "0.0.0.0:7400"]);
-        command.arg("--create-empty");
+        command.args(["--create-empty", "--extract", "token-mint"]);
         command.env("CREDENTIALS_DIRECTORY", temp.path()).output().unwrap()
     };
     let output = check();

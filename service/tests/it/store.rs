@@ -11,7 +11,7 @@ use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
-use crate::support::{Service, columns, free_address, load, secret, stream, wait_for};
+use crate::support::{Service, columns, free_address, load, name_extract, secret, stream, wait_for};
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
@@ -21,7 +21,12 @@ fn service(command: &str, dir: &Path, more: &[&str]) -> Output {
     for option in ["--listen", "--metrics"].into_iter().filter(|option| !more.contains(option)) {
         service.args([option, &free_address("127.0.0.1")]);
     }
-    service.args(more).output().unwrap()
+    service.args(more);
+    // Without a store or an extraction the path is the mistake that is named.
+    if dir.exists() {
+        name_extract(&mut service, dir);
+    }
+    service.output().unwrap()
 }
 
 /// Returns the message of `run` and `check-config`, both of which must exit with 2.
@@ -54,7 +59,7 @@ fn a_missing_store_is_refused_unless_an_empty_one_is_wanted() {
             assert!(said.contains(part), "{said}");
         }
         assert!(!dir.exists(), "a refusal makes nothing");
-        assert!(service("check-config", &dir, &["--create-empty"]).status.success());
+        assert!(service("check-config", &dir, &["--create-empty", "--extract", "token-mint"]).status.success());
         let mut running = Service::start(&dir, &options, NO_STREAM, &[]);
         wait_for("its first page", || running.get("/healthz"));
         running.kill();
@@ -154,6 +159,35 @@ fn a_store_keeps_its_extract_and_its_cluster() {
     assert_eq!(contents(&dir), before, "nothing is written");
     let shown = service("check-config", &dir, &[]);
     assert!(String::from_utf8(shown.stdout).unwrap().contains("extract = \"token-owner\""), "the store's own");
+}
+
+#[test]
+fn a_store_without_an_extract_is_not_served_until_one_is_named() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        loaded(&dir, &options);
+        let before = contents(&dir);
+        for command in ["run", "check-config"] {
+            let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
+            service.args([command, "--geyser", NO_STREAM, "--metrics", &free_address("127.0.0.1"), "--dir"]).arg(&dir);
+            let output = service.args(["--listen", &free_address("127.0.0.1")]).output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+            for part in ["--extract NAME", "account-owner (the program", "token-owner (the wallet", "token-mint (the mint"] {
+                assert!(said.contains(part), "{said}");
+            }
+        }
+        assert_eq!(contents(&dir), before, "nothing is written");
+        let serve = |more: &[&str]| {
+            let mut running = Service::start(&dir, &options, NO_STREAM, more);
+            wait_for("its first page", || running.get("/healthz"));
+            running.kill();
+            engines::inspect(&dir).unwrap().unwrap().holds.extract
+        };
+        assert_eq!(serve(&["--extract", "token-owner"]).as_deref(), Some("token-owner"));
+        assert_eq!(serve(&[]).as_deref(), Some("token-owner"), "later starts need none");
+    }
 }
 
 #[test]
@@ -264,7 +298,7 @@ fn info_of_a_store_that_is_served_is_the_services() {
 fn an_invalid_log_filter_is_found_by_check_config_too() {
     for command in ["run", "check-config"] {
         let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
-        service.args([command, "--create-empty", "--geyser", NO_STREAM, "--dir", "/store"]);
+        service.args([command, "--create-empty", "--extract", "token-mint", "--geyser", NO_STREAM, "--dir", "/store"]);
         let output = service.env("RUST_LOG", "solkv_service=loud").output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && said.contains("RUST_LOG=solkv_service=loud"), "{command}: {said}");

@@ -173,6 +173,7 @@ impl Service {
         }
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         set(&mut command);
+        name_extract(&mut command, dir);
         if command.get_args().all(|argument| argument != "--memory") {
             command.args(["--memory", "64MiB"]);
         }
@@ -270,6 +271,14 @@ impl Service {
 
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+/// Gives a service an extraction, if its store in `dir` records none and the command names none.
+pub(crate) fn name_extract(command: &mut Command, dir: &Path) {
+    let is_recorded = engines::inspect(dir).unwrap().is_some_and(|known| known.holds.extract.is_some());
+    if !is_recorded && command.get_args().all(|argument| argument != "--extract") {
+        command.args(["--extract", "account-owner"]);
     }
 }
 
