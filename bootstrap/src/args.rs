@@ -54,13 +54,13 @@ pub(crate) struct LoadArgs {
     pub(crate) slot: Option<u64>,
     /// Pairs per commit (shuffled order); fewer if lmdb or redb could not hold a commit's pages in memory
     /// [default: 10000]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = workload::count_within(1..=1_000_000u64))]
     pub(crate) batch: Option<u64>,
     /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
     #[arg(long)]
     pub(crate) synced: bool,
     /// Sample latencies every N pairs; the default is a 200th of the load
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = workload::count_within(1..=u64::MAX))]
     pub(crate) sample_every: Option<u64>,
     /// Merge everything that the load leaves unmerged (strata with --order shuffled, RocksDB) before the end, and
     /// include it in the figures; with --resume also in a store whose load is complete

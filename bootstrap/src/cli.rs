@@ -1,5 +1,5 @@
 //! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `get`,
-//! `count`, `completions`, `man`.
+//! `count`, `plan`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. The word `load` may be left out, because loading is the program's main job. The word
 //! `migrate` may be left out too, because --from-store implies it. The installed program is called `solkv-bootstrap`,
@@ -17,7 +17,7 @@ use crate::args::LoadArgs;
 use crate::out::{say, tell};
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
-use crate::{compare, get, info, load, migrate, repair, scrub, verify};
+use crate::{compare, get, info, load, migrate, plan, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -27,6 +27,7 @@ Examples:
   solkv-bootstrap --dir /data/solkv --input pairs.bin --slot 312000000 --extract token-owner
   solkv-bootstrap --dir /data/solkv --input owners.csv --on-duplicate last --extract account-owner
   solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/trial --pairs 2M --seed 1
+  solkv-bootstrap plan --pairs 1.2G --memory 8GiB
   solkv-bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
   solkv-bootstrap verify --dir /data/solkv --input pairs.bin
   solkv-bootstrap compare --dir /data/solkv --with /backup/solkv
@@ -40,9 +41,9 @@ migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
 'solkv-service restore' puts them back.
 
 Exit codes:
-  0         done; of get also where a key is absent, of load also where it was complete before
+  0         done; of load also where it was complete before
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
-            something (repair), or an error that stderr explains
+            something (repair), lacks a key (get), or an error that stderr explains
   2         wrong arguments or engine options, archives that do not fit together, or a
             memory limit that is too small for a load: the same command fails each time
   3         a memory fault in an LMDB store whose file is cut or damaged: stderr names it
@@ -79,6 +80,8 @@ enum Command {
     Get(get::GetArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
+    /// Say what a machine needs for a number of pairs: memory, disk, and time to load
+    Plan(plan::PlanArgs),
     /// Print the completions for a shell
     Completions {
         /// The shell to complete for
@@ -117,6 +120,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Get(args) => get::run(&args),
         Command::Count(args) => info::count(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);

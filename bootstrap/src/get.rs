@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use engine_api::Key;
 
-use crate::out::say;
+use crate::out::{say, tell};
 use crate::running::warn_of_part;
 use crate::scan::open_to_scan;
 use crate::served;
@@ -17,7 +17,7 @@ use crate::sides::base58;
 /// Looks up keys in a store
 ///
 /// Prints a line for each key, in the order of the arguments: the key and its value, or the key and - if the store does
-/// not have it. Both are in base58. The exit code is 0 also for keys that are absent.
+/// not have it. Both are in base58. The exit code is 1 if a key is absent.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct GetArgs {
     /// Directory of the store; nothing in it is changed
@@ -28,7 +28,7 @@ pub(crate) struct GetArgs {
     pub(crate) keys: Vec<Key>,
 }
 
-/// Looks up the keys. The exit code is 0 once all of them were looked up.
+/// Looks up the keys. The exit code is 0 if the store has all of them, and 1 if not.
 pub(crate) fn run(args: &GetArgs) -> Result<u8> {
     ensure!(
         served::ask(&args.dir)?.is_none(),
@@ -38,11 +38,16 @@ pub(crate) fn run(args: &GetArgs) -> Result<u8> {
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;
     let mut reader = engine.reader()?;
+    let mut absent = 0;
     for key in &args.keys {
-        let value = reader.get(key)?.map_or_else(|| "-".to_owned(), |value| base58(&value));
-        say!("{} {value}", base58(key));
+        let value = reader.get(key)?;
+        absent += usize::from(value.is_none());
+        say!("{} {}", base58(key), value.map_or_else(|| "-".to_owned(), |value| base58(&value)));
     }
     drop(reader);
     engine.close()?;
-    Ok(0)
+    if absent > 0 {
+        tell!("keys are absent from the map: absent={absent} asked={}", args.keys.len());
+    }
+    Ok(u8::from(absent > 0))
 }

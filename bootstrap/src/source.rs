@@ -61,7 +61,7 @@ pub struct SourceArgs {
     /// Synthetic pairs: this many, computed from --seed, never stored
     ///
     /// For example 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
-    #[arg(long, value_name = "N", group = "source", allow_negative_numbers = true, value_parser = workload::count)]
+    #[arg(long, value_name = "N", group = "source", allow_negative_numbers = true, value_parser = workload::count::<u64>)]
     pub pairs: Option<u64>,
     /// Seed of the synthetic pairs, and of the shuffle of a file
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -91,7 +91,7 @@ pub struct SourceArgs {
     /// version of an account in an archive
     ///
     /// A file that was cut between two records looks whole, so take the number from the program that wrote it.
-    #[arg(long, value_name = "N", value_parser = workload::count)]
+    #[arg(long, value_name = "N", value_parser = workload::count::<u64>)]
     pub expect_pairs: Option<u64>,
 }
 

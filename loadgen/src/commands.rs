@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use program::say;
 
+use crate::result::check_folder;
 use crate::stream::{Delivery, Final, Stream, Workload};
 
 /// Time between two checks for a signal and for the end of the run.
@@ -44,6 +45,18 @@ pub struct StreamArgs {
     /// Write a summary of the run as JSON: options, last slot, digest
     #[arg(long, value_name = "FILE")]
     pub summary: Option<PathBuf>,
+}
+
+impl StreamArgs {
+    /// Refuses options that do not make a stream, and a summary that could not be written.
+    ///
+    /// # Errors
+    /// The option.
+    pub fn check(&self) -> Result<()> {
+        check_folder("summary", self.summary.as_deref())?;
+        self.workload.check()?;
+        self.delivery.check()
+    }
 }
 
 /// Runs `loadgen stream` until its end or a signal.

@@ -36,7 +36,7 @@ const BEGIN: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct FollowArgs {
-    /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
+    /// Address of the service: shm:///PATH, unix:///PATH, HOST:PORT, http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL")]
     address: String,
     /// Token and certificates, if the service demands them.

@@ -14,13 +14,13 @@ have it. Both are in base58. The exit code is 1 if a key is absent.
 
 Examples:
   solkv-loadgen get --address unix:///run/solkv/kv.sock So11111111111111111111111111111111111111112
-  solkv-loadgen get --address http://127.0.0.1:7400 \
+  solkv-loadgen get --address 127.0.0.1:7400 \
 069b8857feab8184fb687f634618c035dac439dc1aeb3b5598a0f00000000001";
 
 /// Arguments of `loadgen get`: a service and keys.
 #[derive(clap::Args, Clone, Debug)]
 pub struct GetArgs {
-    /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
+    /// Address of the service: shm:///PATH, unix:///PATH, HOST:PORT, http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL")]
     address: String,
     /// Token and certificates, if the service demands them.

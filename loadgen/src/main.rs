@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use program::tell;
 use solkv_loadgen::report::{self, best, compare};
+use solkv_loadgen::result::check_folder;
 use solkv_loadgen::{archive, bench, commands, follow, get, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
 
@@ -143,13 +144,14 @@ fn parsed(name: &str) -> u8 {
 /// Refuses arguments that can never be right, or do not go together.
 fn check(command: &Command) -> Result<()> {
     match command {
-        Command::Stream(args) => args.workload.check().and_then(|()| args.delivery.check()),
-        Command::Archive(args) => args.plan.check(),
-        Command::Live(args) => args.workload.check().and_then(|()| args.delivery.check()),
+        Command::Stream(args) => args.check(),
+        Command::Archive(args) => args.plan.check().and_then(|()| check_folder("report", args.report.as_deref())),
+        Command::Live(args) => args.check(),
         Command::Query(args) => args.check(),
         Command::Transports(args) => args.check(),
         Command::Follow(args) => args.check(),
         Command::Get(args) => args.check(),
+        Command::Bench(args) => args.check(),
         _ => Ok(()),
     }
 }

@@ -64,7 +64,8 @@ settings! {
         #[serde(with = "humantime_serde")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
         /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         lookup_threads: u32, within 1..=THREADS_MAX;
     }
 }

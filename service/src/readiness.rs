@@ -41,11 +41,13 @@ settings! {
     /// Limits beyond which the service is not ready.
     #[derive(Copy)]
     pub struct Limits from LimitsGiven {
-        /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
-        #[arg(value_name = "MS")]
-        max_lag_ms: u64 = 10_000, within 1..=DAY.as_millis() as u64;
+        /// Not ready once the newest applied slot is older than this [default: 10s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "humantime_serde")]
+        max_lag: Duration = Duration::from_secs(10), within Duration::from_millis(1)..=DAY;
         /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         max_lag_slots: u64 = 150, within 1..=LAG_SLOTS_MAX;
     }
 }
@@ -240,10 +242,10 @@ impl Readiness {
     /// machine's clock. The age is absurd if the creation is before the chain's first slot, or so far in the future
     /// that it would hide a lag over the limit.
     pub fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
-        let limit_ms = self.limits.max_lag_ms;
+        let limit_ms = self.limits.max_lag.as_millis();
         match now_unix_ms.checked_sub(created_unix_ms) {
             _ if created_unix_ms < CHAIN_BEGAN_UNIX_MS => Age::Absurd(created_unix_ms),
-            None if created_unix_ms - now_unix_ms >= limit_ms => Age::Absurd(created_unix_ms),
+            None if u128::from(created_unix_ms - now_unix_ms) >= limit_ms => Age::Absurd(created_unix_ms),
             age_ms => Age::Known(Duration::from_millis(age_ms.unwrap_or(0))),
         }
     }
@@ -384,11 +386,11 @@ impl Readiness {
         lag_slots: Option<u64>,
     ) -> Option<String> {
         let limits = self.limits;
-        let (max_lag, max_lag_ms) = (Duration::from_millis(limits.max_lag_ms), limits.max_lag_ms);
+        let (max_lag, shown) = (limits.max_lag, humantime::format_duration(limits.max_lag));
         if let Some(since) = since.filter(|since| *since >= max_lag) {
             return Some(match self.awaits() {
-                Some(awaits) => format!("{awaits}; max_lag_ms={max_lag_ms}"),
-                None => format!("no slot was applied for {} s: max_lag_ms={max_lag_ms}", since.as_secs()),
+                Some(awaits) => format!("{awaits}; max_lag={shown}"),
+                None => format!("no slot was applied for {} s: max_lag={shown}", since.as_secs()),
             });
         }
         if let Some(Age::Absurd(created_unix_ms)) = age {
@@ -398,7 +400,7 @@ impl Readiness {
             ));
         }
         if let Some(lag) = lag.filter(|lag| *lag >= max_lag) {
-            return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", lag.as_secs()));
+            return Some(format!("the newest applied slot is {} s old: max_lag={shown}", lag.as_secs()));
         }
         lag_slots
             .filter(|slots| *slots >= limits.max_lag_slots)
@@ -444,11 +446,11 @@ mod tests {
         assert_eq!(readiness.verdict_at(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(9520) });
         advance(SECOND).await;
         let verdict = readiness.verdict_at(Some(0));
-        assert_eq!(verdict.not_ready.as_deref(), Some("no slot was applied for 10 s: max_lag_ms=10000"));
+        assert_eq!(verdict.not_ready.as_deref(), Some("no slot was applied for 10 s: max_lag=10s"));
         advance(SECOND * 90).await;
         readiness.set_trouble("cannot connect");
         let verdict = readiness.verdict_at(Some(0));
-        let reason = "no slot was applied for 100 s: max_lag_ms=10000; stream: cannot connect";
+        let reason = "no slot was applied for 100 s: max_lag=10s; stream: cannot connect";
         assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (Some(reason), Some(100_520)));
         readiness.slot_applied(Age::Known(SECOND / 50));
         assert!(readiness.verdict_at(Some(0)).is_ready(), "trouble alone is no reason");
@@ -457,7 +459,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn applying_old_slots_is_not_live() {
         let readiness = live(SECOND * 38);
-        let why = "the newest applied slot is 38 s old: max_lag_ms=10000";
+        let why = "the newest applied slot is 38 s old: max_lag=10s";
         assert_eq!(readiness.verdict_at(Some(0)).not_ready.as_deref(), Some(why));
         readiness.slot_applied(Age::Known(SECOND * 9));
         assert!(readiness.verdict_at(Some(149)).is_ready());
@@ -476,7 +478,7 @@ mod tests {
         assert!(readiness.verdict_at(Some(1)).is_ready(), "a slot or two out of order are nothing");
         advance(SECOND * 35).await;
         let why = "slot=12 has waited 35 s for its parent_slot=11: gap_timeout=60s";
-        let live = format!("{why}; max_lag_ms=10000");
+        let live = format!("{why}; max_lag=10s");
         assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(live));
         readiness.set_phase(Phase::CatchingUp);
         assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(format!("catching up with the stream: {why}")));
@@ -529,7 +531,7 @@ mod tests {
 
     #[test]
     fn limits_are_settings() {
-        let readiness = live_within(Limits { max_lag_ms: 40_000, max_lag_slots: 1000 }, SECOND * 38);
+        let readiness = live_within(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 }, SECOND * 38);
         assert!(readiness.verdict_at(Some(900)).is_ready());
         assert!(!readiness.verdict_at(Some(1000)).is_ready());
     }

@@ -8,9 +8,10 @@
 //! settings! {
 //!     /// Limits beyond which the service is not ready.
 //!     pub struct Limits from LimitsGiven {
-//!         /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
-//!         #[arg(value_name = "MS")]
-//!         max_lag_ms: u64 = 10_000, within 1..=86_400_000;
+//!         /// Not ready once the newest applied slot is older than this [default: 10s]
+//!         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+//!         #[serde(with = "humantime_serde")]
+//!         max_lag: Duration = Duration::from_secs(10), within MILLISECOND..=DAY;
 //!     }
 //! }
 //! ```
@@ -21,11 +22,13 @@
 //! an `Option` in effect as well. A default may name settings of the rows above it, and may end with an error. Rules
 //! about several settings are the method `check` of a group, or of the configuration.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bytesize::ByteSize;
+use serde::de::{Deserializer, Error, Visitor};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -81,6 +84,35 @@ pub(crate) fn check<T: Bounded>(key: &str, given: Option<&T>, within: RangeInclu
     let Some(given) = given.filter(|given| !within.contains(given)) else { return Ok(()) };
     let such = default.first().map_or_else(String::new, |default| format!(", such as {}", default.shown()));
     bail!("{key}={}: give {} to {}{such}", given.shown(), within.start().shown(), within.end().shown())
+}
+
+/// Reads a count from the file: a number, or text as the flag takes it, such as "10k".
+pub(crate) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<Option<T>, D::Error> {
+    from.deserialize_any(Written("a number, such as 10000 or \"10k\"", bootstrap::count)).map(Some)
+}
+
+/// Reads a size from the file: a number of bytes, or text as the flag takes it, such as "4GiB".
+pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteSize>, D::Error> {
+    from.deserialize_any(Written("a size, such as \"512MB\" or \"4GiB\"", engines::size)).map(Some)
+}
+
+/// The description of a value, and the parser of its flag.
+struct Written<T>(&'static str, fn(&str) -> Result<T, String>);
+
+impl<T> Visitor<'_> for Written<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.0)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        (self.1)(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
 }
 
 /// Whether a list holds nothing; such a list is not written.

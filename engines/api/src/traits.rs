@@ -176,7 +176,7 @@ pub struct Warmed {
 /// Figures that an engine reports about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Number of pairs. Exact if the engine counts them, otherwise an estimate.
+    /// Number of pairs. Exact if the engine counts them, otherwise an estimate, which may count a changed key twice.
     pub pairs_estimate: u64,
     /// Bytes that the store occupies on disk: allocated blocks and not file lengths, because a file may be sparse.
     pub disk_bytes: u64,

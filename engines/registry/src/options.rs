@@ -282,6 +282,8 @@ mod tests {
             EngineOptions { set: vec!["max_open_files=-1".to_owned()], ..EngineOptions::default() },
             #[cfg(feature = "lmdb")]
             EngineOptions { set: vec!["readahead=maybe".to_owned()], ..EngineOptions::new(EngineKind::Lmdb) },
+            #[cfg(feature = "rocksdb")]
+            EngineOptions { set: vec!["max_open_files=abc".to_owned()], ..EngineOptions::new(EngineKind::Rocksdb) },
             #[cfg(feature = "redb")]
             EngineOptions { set: vec!["quick_repair_every=-1".to_owned()], ..EngineOptions::new(EngineKind::Redb) },
         ];

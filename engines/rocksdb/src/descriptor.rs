@@ -13,6 +13,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     line: "Log-structured merge tree: the fastest writes, reads depend on filters and cache",
     options: &["bloom", "profile"],
     settings: || settings().collect(),
+    check: |settings| set::check(Profile::of(settings.profile), &settings.set),
     label: |profile, bloom_bits| match (Profile::of(profile), bloom_bits) {
         (Profile::Memory, _) => Some("rocksdb_memory"),
         (Profile::Tuned, _) => Some("rocksdb_tuned"),

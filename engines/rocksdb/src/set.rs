@@ -6,7 +6,7 @@
 use engine_api::{Error, ErrorKind, Result};
 use rocksdb::{BlockBasedOptions, Cache, Options};
 
-use crate::error;
+use crate::{Profile, error};
 
 /// Settings of the store and its one column family. All settings that change how a log's file is created are left out,
 /// because `replay` depends on it. [`refusal`] names values that are left out.
@@ -137,15 +137,22 @@ pub(crate) fn cache(bytes: usize, set: &[(String, String)]) -> Result<Cache> {
     }
 }
 
+/// Refuses settings that an opening would refuse, before a directory is made.
+///
+/// # Errors
+/// `FixInput` naming the setting.
+pub(crate) fn check(profile: Profile, set: &[(String, String)]) -> Result<()> {
+    if profile == Profile::Tuned || last(set, CACHE) != Some("none") {
+        cache(1 << 20, set)?;
+    }
+    apply(Options::default(), set).map(drop)
+}
+
 /// Applies `set` to the profile's options, none of which partitions the index.
 pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Options> {
     if set.is_empty() {
         return Ok(options);
     }
-    let joined = |names: &[&str]| {
-        let named = set.iter().filter(|(name, _)| names.contains(&name.as_str()));
-        named.map(|(name, value)| format!("{name}={value};")).collect::<String>()
-    };
     if let Some((name, _)) = set.iter().find(|(name, _)| !settings().any(|known| known == name)) {
         return Err(Error::new(ErrorKind::FixInput, format!("no setting of RocksDB that may be set: name={name}")));
     }
@@ -160,12 +167,16 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
     // Refused before anything is opened.
     sorts_batches(set)?;
     check_hash_index(set)?;
-    let (tree, table) = (joined(TREE), joined(TABLE) + whole_filters(set)?);
-    // A nested string adds to the table's options that are set already.
-    let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
-    let text = tree + &table;
+    let text = text(set, whole_filters(set)?);
     let mut options = options.get_options_from_string(&text).map_err(|e| {
-        let what = format!("RocksDB does not take its settings: set={text:?}: correct the value");
+        let is_taken = |one: &(String, String)| {
+            let text = self::text(std::slice::from_ref(one), "");
+            Options::default().get_options_from_string(&text).is_ok()
+        };
+        // Without a value that is wrong by itself, they do not go together.
+        let wrong = set.iter().find(|one| !is_taken(one)).map_or(set, std::slice::from_ref);
+        let named: Vec<String> = wrong.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let what = format!("RocksDB does not take this value: {}: correct it", named.join(" "));
         Error::with_source(ErrorKind::FixInput, format!("{what}: {e}"), e)
     })?;
     if let Some(bytes) = last(set, ROW_CACHE) {
@@ -175,6 +186,18 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
         options.set_row_cache(&Cache::new_lru_cache(bytes));
     }
     Ok(options)
+}
+
+/// Returns the settings as RocksDB's options files have them, with these of the table in addition.
+fn text(set: &[(String, String)], more: &str) -> String {
+    let joined = |names: &[&str]| {
+        let named = set.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        named.map(|(name, value)| format!("{name}={value};")).collect::<String>()
+    };
+    let table = joined(TABLE) + more;
+    // A nested string adds to the table's options that are set already.
+    let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
+    joined(TREE) + &table
 }
 
 /// Returns the reason for which a value is refused that RocksDB would take; `None` if it may be set.

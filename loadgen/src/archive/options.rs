@@ -17,11 +17,11 @@ pub struct Plan {
     #[command(flatten)]
     pub workload: Workload,
     /// Take the full archive at the slot of the stream's N-th block; 0 is the slot before the first block
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub slots_after: u64,
     /// Write incremental archives on top of the full one, each this many blocks of the stream after the one before: 5,10
     /// makes two
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = workload::count::<u64>)]
     pub incremental_slots: Vec<u64>,
     /// How the archives are packed
     #[arg(long, value_enum, value_name = "PACKING", default_value = "zst")]

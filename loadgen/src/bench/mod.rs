@@ -65,7 +65,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
     /// Pairs, instead of the scenarios' own
-    #[arg(long, value_name = "N", value_parser = workload::count)]
+    #[arg(long, value_name = "N", value_parser = workload::count::<u64>)]
     pairs: Option<u64>,
     /// Repeats, instead of the scenarios' own
     #[arg(long, value_name = "N")]
@@ -164,10 +164,28 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
     if let Some(engine) = unknown {
         known.sort();
         known.dedup();
-        bail!("no such engine in the scenarios: engine={engine:?} known={known:?}");
+        bail!("no such engine in the scenarios: engine={engine} known={}", known.join(", "));
     }
-    ensure!(!all.is_empty(), "nothing to run: repeats={:?} min_cap={:?} leave no run", args.repeats, args.min_cap);
+    ensure!(!all.is_empty(), "nothing to run: every run of the scenarios was left out: {}", args.left_out());
     Ok(all)
+}
+
+impl BenchArgs {
+    /// Refuses a result file that cannot be made.
+    ///
+    /// # Errors
+    /// The folder of the file is missing.
+    pub fn check(&self) -> Result<()> {
+        result::check_folder("out", Some(&self.out))
+    }
+
+    /// Names the options that leave runs out.
+    fn left_out(&self) -> String {
+        let repeats = self.repeats.map(|repeats| format!("repeats={repeats}"));
+        let min_cap = self.min_cap.map(|cap| format!("min_cap={cap}"));
+        let given: Vec<String> = repeats.into_iter().chain(min_cap).collect();
+        if given.is_empty() { "no option does that, so they have no cell".to_owned() } else { given.join(" ") }
+    }
 }
 
 /// Makes one run from a clean start, and returns its record.

@@ -235,10 +235,10 @@ impl Scenario {
                 "live takes no threads, batch or durability: the service runs as it comes"
             );
             ensure!(loops || !is_steady, "state=\"steady\": {} has no steady state: give cold", name_of(cell.workload));
-            ensure!(cell.rate.is_none_or(|rate| rate > 0.0), "rate={:?}: give more than 0", cell.rate);
+            ensure!(cell.rate.is_none_or(|rate| rate > 0.0), "rate: give more than 0");
             ensure!(cell.batch > 0, "batch=0: give 1 or more");
             ensure!(cell.threads.iter().all(|threads| (1..=256).contains(threads)), "threads: give 1 to 256");
-            ensure!(cell.caps.iter().all(|cap| *cap > 0.0), "caps={:?}: give shares above 0", cell.caps);
+            ensure!(cell.caps.iter().all(|cap| *cap > 0.0), "caps: give shares above 0");
             let is_one_reader = cell.threads == one_thread() && cell.rate.is_none();
             ensure!(
                 !cell.floor || (is_one_reader && (cell.workload.is_read() || cell.workload == Kind::Beside)),
@@ -348,15 +348,14 @@ impl Cell {
         ensure!(self.batch_max.is_none() || writes || mixes, "batch_max is for write, mix and beside, not for {name}");
         ensure!(
             self.batch_max.is_none_or(|most| most >= self.batch),
-            "batch_max={:?} is less than batch={}",
-            self.batch_max,
+            "batch_max is less than batch={}: give as many or more",
             self.batch
         );
         let live = self.workload == Kind::Live;
         ensure!(live || self.ingest_depth.is_empty(), "ingest_depth is for live, not for {name}");
         ensure!(!live || !self.keys.iter().any(|keys| keys == "sequential"), "live has no sequential keys");
         ensure!(self.write_rate.is_none() || writes, "write_rate is for write and beside, not for {name}");
-        ensure!(self.write_rate.is_none_or(|rate| rate > 0.0), "write_rate={:?}: give more than 0", self.write_rate);
+        ensure!(self.write_rate.is_none_or(|rate| rate > 0.0), "write_rate: give more than 0");
         Ok(())
     }
 }

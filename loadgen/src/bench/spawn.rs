@@ -179,7 +179,8 @@ pub(crate) fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
     let early = child.try_wait()?;
     child.kill().ok();
     child.wait()?;
-    ensure!(early.is_none() && wrote, "the writer ended before it was killed: status={early:?}");
+    let status = early.map_or_else(|| "killed, and it wrote nothing".to_owned(), |status| status.to_string());
+    ensure!(early.is_none() && wrote, "the writer ended before it was killed: status={status}");
     Ok(())
 }
 

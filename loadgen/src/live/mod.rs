@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use program::{say, tell};
 use serde_json::{Value, json};
 
-use crate::result::Opening;
+use crate::result::{Opening, check_folder};
 use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get, service_log};
@@ -183,6 +183,18 @@ pub fn run(args: LiveArgs) -> Result<()> {
 }
 
 impl LiveArgs {
+    /// Refuses options that do not make a stream, and results that could not be written.
+    ///
+    /// # Errors
+    /// The option.
+    pub fn check(&self) -> Result<()> {
+        for (option, file) in [("report", &self.report), ("hlog", &self.hlog), ("service-log", &self.service_log)] {
+            check_folder(option, file.as_deref())?;
+        }
+        self.workload.check()?;
+        self.delivery.check()
+    }
+
     /// Refuses a warm start that could not be one.
     fn check_state(&self) -> Result<()> {
         let warm = self.state == Some(Asked::Warm);

@@ -108,7 +108,8 @@ impl Start {
             let stall_s = STALL_BOUND.as_secs();
             ensure!(
                 moved.elapsed() < STALL_BOUND,
-                "the service's warm-up made no progress: stall_s={stall_s} left_bytes={last:?}"
+                "the service's warm-up made no progress: stall_s={stall_s} left_bytes={}",
+                last.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string())
             );
             std::thread::sleep(POLL_PERIOD);
         }

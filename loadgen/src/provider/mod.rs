@@ -8,7 +8,7 @@
 //! because the others keep the service ready.
 //!
 //! The service is right if all of this holds. It is not ready while the newest slot that it can know of is older than
-//! `--max-lag-ms`. It is ready while that slot is younger. All of its channels say the same. Its reported lag is that
+//! `--max-lag`. It is ready while that slot is younger. All of its channels say the same. Its reported lag is that
 //! slot's age.
 
 mod act;
@@ -76,7 +76,7 @@ pub struct ProviderArgs {
     #[arg(
         long,
         value_name = "URL",
-        conflicts_with_all = ["start_slot", "slot_ms", "http", "grpc", "unit", "max_lag_ms", "log"]
+        conflicts_with_all = ["start_slot", "slot_ms", "http", "grpc", "unit", "max_lag", "log"]
     )]
     pub of: Option<String>,
     /// Slot with which the chain begins
@@ -94,9 +94,9 @@ pub struct ProviderArgs {
     /// The service's systemd unit, whose status line is then compared as well
     #[arg(long, value_name = "NAME")]
     pub unit: Option<String>,
-    /// The max_lag_ms that the service is configured with
-    #[arg(long, value_name = "MS", default_value_t = 10_000)]
-    pub max_lag_ms: u64,
+    /// The max_lag that the service is configured with
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
+    pub max_lag: Duration,
     /// Length of the run in seconds
     #[arg(long, value_name = "N", default_value_t = 1200)]
     pub seconds: u64,
@@ -186,7 +186,7 @@ impl Play<'_> {
         let args = self.args;
         let mut log = args.log.as_ref().map(File::create).transpose().context("cannot make the log")?;
         let mut witness = Witness::new(&args.http, &args.grpc, args.unit.clone())?;
-        let mut judge = Judge { max_lag_ms: args.max_lag_ms, ..Judge::default() };
+        let mut judge = Judge { max_lag_ms: args.max_lag.as_millis() as u64, ..Judge::default() };
         let (mut wrong, mut judged) = (0, 0);
         for second in (0..args.seconds).take_while(|second| self.second(provider, *second)) {
             let mut asked = || (provider.figures(), witness.ask(), provider.figures());

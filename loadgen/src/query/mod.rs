@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use client::Address;
 use engine_latency::table::{aligned, grouped, micros};
 use engine_latency::{Latency, Op};
 use program::say;
@@ -42,7 +43,7 @@ const KNEE_KEPT: f64 = 0.99;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct QueryArgs {
-    /// The service's gRPC address: HOST:PORT, or https://HOST:PORT for a service with TLS
+    /// The service's gRPC address: HOST:PORT, http://HOST:PORT, unix:///PATH, or https://HOST:PORT for a service with TLS
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "uds", conflicts_with = "uds")]
     target: Option<String>,
     /// Path of the service's Unix socket
@@ -52,7 +53,7 @@ pub struct QueryArgs {
     #[command(flatten)]
     access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = workload::count::<u64>)]
     pairs: u64,
     /// Seed of the synthetic pairs in the store
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -70,13 +71,13 @@ pub struct QueryArgs {
     #[arg(long, value_name = "SKEW", default_value = "uniform")]
     skew: SkewArg,
     /// Keys per request: 1 uses Get, more use GetMany
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workload::count_within(1..=10_000u32))]
     batch: u32,
     /// Connections that share the rate
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = workload::count_within(1..=1000u32))]
     connections: u32,
     /// Requests under way on one connection: with --rate max exactly this many, otherwise at most
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = workload::count_within(1..=100_000u32))]
     in_flight: u32,
     /// The store follows a stream: values may have changed since the load and are checked for their length only
     #[arg(long)]
@@ -142,16 +143,21 @@ impl QueryArgs {
     pub fn check(&self) -> Result<()> {
         ensure!((0.0..=1.0).contains(&self.negative_share), "negative-share={}: give 0 to 1", self.negative_share);
         ensure!(self.pairs > 0, "pairs=0: give the number of pairs that the store was loaded with");
+        crate::result::check_folder("out", self.out.as_deref())?;
         self.target().map(drop)
     }
 
     fn target(&self) -> Result<Target> {
-        let (transport, address) = match (&self.target, &self.uds) {
-            (Some(address), _) if address.starts_with("https://") => ("grpc-tls", address.clone()),
-            (Some(address), _) if address.starts_with("http://") => ("grpc-tcp", address.clone()),
-            (Some(address), _) => ("grpc-tcp", format!("http://{address}")),
-            (None, Some(path)) => ("grpc-uds", format!("unix://{}", std::path::absolute(path)?.display())),
-            (None, None) => anyhow::bail!("no service: give --target HOST:PORT or --uds PATH"),
+        let address = match (&self.target, &self.uds) {
+            (Some(address), _) => address.clone(),
+            (None, Some(path)) => format!("unix://{}", std::path::absolute(path)?.display()),
+            (None, None) => bail!("no service: give --target HOST:PORT or --uds PATH"),
+        };
+        let transport = match address.parse()? {
+            Address::Tcp(_) if address.starts_with("https://") => "grpc-tls",
+            Address::Tcp(_) => "grpc-tcp",
+            Address::Unix(_) => "grpc-uds",
+            Address::Shm(_) => bail!("query asks over gRPC: target={address}: give HOST:PORT or unix:///PATH"),
         };
         Ok(Target { transport, builder: self.access.builder(&address)?.deadline(ANSWER_TIMEOUT) })
     }

@@ -7,6 +7,7 @@ use super::cells::{Cell, Group, Sample, Scenario, Spread, distinct};
 use super::document::{Bar, BarGroup, Bars, Block, Compared, Figures, Row, Section, Table, compared};
 use super::figures::{Better, Figure, LOAD_TIME, STATS, Stat};
 use super::format;
+use super::judge::RUNS_MIN;
 use crate::result::Workload;
 
 /// Figure of a workload's latencies that is shown where no other is named. It shows the slow operations.
@@ -119,7 +120,11 @@ fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&
             format!("{} is best in {} of {of} ({ahead} ahead of the next)", engines[at], times.len())
         })
         .collect();
-    if undecided > 0 {
+    // Fewer repeats than a verdict needs say nothing, not even that the engines are alike.
+    let repeats = judged.iter().flat_map(|(one, _)| one.spreads()).map(|spread| spread.runs).max().unwrap_or(0);
+    if repeats < RUNS_MIN {
+        parts.push(format!("not decided: {repeats} of the {RUNS_MIN} repeats that a verdict needs"));
+    } else if undecided > 0 {
         parts.push(format!("in {undecided} of {of} none is ahead of all others"));
     }
     let figure = match time(first.group.workload) {

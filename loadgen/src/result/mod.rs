@@ -28,7 +28,9 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
     let mut records = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let at = || format!("not a record: file={} line={}", path.display(), number + 1);
-        let Version { schema } = serde_json::from_str(line).with_context(at)?;
+        let version: Option<Version> = serde_json::from_str(line).ok();
+        let not_ours = || format!("{}: give a result file, as `loadgen bench` writes it", at());
+        let Version { schema } = version.with_context(not_ours)?;
         ensure!(
             schema <= SCHEMA_VERSION,
             "a newer format: file={} line={} schema={schema} newest_known={SCHEMA_VERSION}; use a newer loadgen",
@@ -38,6 +40,21 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         records.push(serde_json::from_str(line).with_context(at)?);
     }
     Ok(records)
+}
+
+/// Refuses a file that could not be written at the end of the work: its folder is missing.
+///
+/// # Errors
+/// The missing folder, with the option that names the file.
+pub fn check_folder(option: &str, file: Option<&Path>) -> Result<()> {
+    let folder = file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    let (Some(file), Some(folder)) = (file, folder) else { return Ok(()) };
+    let (file, shown) = (file.display(), folder.display());
+    ensure!(
+        folder.is_dir(),
+        "the folder of this file is missing: {option}={file}: make dir={shown}, or name another file"
+    );
+    Ok(())
 }
 
 /// Appends a record as one line.

@@ -203,12 +203,12 @@ impl Log {
         !inner.stopped
     }
 
-    /// Waits until the slowest subscriber is near the head; returns `false` when stopped. Without a subscriber, waits
-    /// for one.
-    pub(crate) fn wait_for_room(&self) -> bool {
+    /// Waits until the slowest subscriber is near the head; returns `false` when stopped. `needs_one`: waits for a
+    /// subscriber if there is none.
+    pub(crate) fn wait_for_room(&self, needs_one: bool) -> bool {
         let waiting = |inner: &mut Inner| {
             let slowest = inner.cursors.values().min();
-            !inner.stopped && slowest.is_none_or(|cursor| inner.head() - cursor >= AHEAD_ENTRIES)
+            !inner.stopped && slowest.map_or(needs_one, |cursor| inner.head() - cursor >= AHEAD_ENTRIES)
         };
         let inner = self.moved.wait_while(self.lock(), waiting).unwrap_or_else(PoisonError::into_inner);
         !inner.stopped

@@ -217,7 +217,7 @@ fn drive_chain(log: &Log, mut chain: Chain, delivery: &Delivery) -> Option<Final
     let mut due = Instant::now();
     while let Some(block) = chain.next_block() {
         let go_on = match delivery.rate {
-            Rate::Max => log.wait_for_room(),
+            Rate::Max => log.wait_for_room(!delivery.no_wait),
             Rate::PerSecond(_) => {
                 due += period;
                 log.sleep(due.saturating_duration_since(Instant::now()))

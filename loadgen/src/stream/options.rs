@@ -18,7 +18,7 @@ use crate::stream::like::Like;
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Workload {
     /// Number of known keys: those of the pairs that `solkv-bootstrap --pairs N --seed S` loads
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = workload::count::<u64>)]
     pub pairs: u64,
     /// Seed of the keys, the values and every other random choice
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -30,10 +30,10 @@ pub struct Workload {
     #[arg(long)]
     pub base_empty: bool,
     /// Account updates in total, over all slots
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = workload::count::<u64>)]
     pub events: u64,
     /// Account updates per slot (mainnet: about 7000 before they are deduplicated)
-    #[arg(long, value_name = "N", default_value_t = 2000)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = workload::count::<u32>)]
     pub events_per_slot: u32,
     /// Number of the first slot
     #[arg(long, value_name = "SLOT", default_value_t = 1000)]
@@ -58,20 +58,20 @@ pub struct Workload {
     #[arg(long, value_name = "SKEW", default_value = "uniform")]
     pub skew: SkewArg,
     /// Fault: every K-th slot is dead: its updates are sent, it is never sealed, and then it is reported DEAD
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub dead_every: u64,
     /// Every K-th slot number is skipped: its child names an older parent, which is normal
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub skip_every: u64,
     /// Fault: every K-th slot arrives whole, but after the three slots that follow it
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub out_of_order_every: u64,
     /// Every K-th slot is on a fork of one or two blocks that is abandoned without notice: its child names an older
     /// parent. Only seen at processed, with --confirm-after
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub fork_every: u64,
     /// Every K-th slot has a first bank that is given up half way. Only seen at processed, with --confirm-after
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub banks_every: u64,
     /// Fault: this slot is never sent, not even by replay: its child names a parent that never comes
     #[arg(long, value_name = "SLOT")]
@@ -85,14 +85,14 @@ pub struct Delivery {
     #[arg(long, value_name = "R|max", default_value = "max")]
     pub rate: Rate,
     /// Number of sealed slots kept for from_slot; an older one is refused, as by a real server
-    #[arg(long, value_name = "N", default_value_t = 150)]
+    #[arg(long, value_name = "N", default_value_t = 150, value_parser = workload::count::<usize>)]
     pub replay_slots: usize,
     /// A slot is confirmed once N later ones are processed, and at processed updates come as they happen: several of an
     /// account, in any order, some after the block meta. With 0 a slot is whole and confirmed at once, at every
     /// commitment
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = workload::count::<usize>)]
     pub confirm_after: usize,
-    /// Send the first slot without waiting for a subscriber. Until that slot is confirmed, the server behaves like one
+    /// Send slots without waiting for a subscriber; with --rate max all of them at once. Until that slot is confirmed, the server behaves like one
     /// that has just started: it has no slot to replay, and SubscribeReplayInfo answers 2^64-1
     #[arg(long)]
     pub no_wait: bool,
@@ -118,7 +118,7 @@ pub struct Delivery {
     #[arg(long)]
     pub no_bank_ids: bool,
     /// Fault: cut the connection abruptly every N events
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = workload::count::<u64>)]
     pub disconnect_every: u64,
     /// Fault: a from_slot replay starts up to three slots earlier than asked, and its newest slots come again after it
     #[arg(long)]
@@ -233,7 +233,9 @@ impl FromStr for Rate {
         if text == "max" {
             return Ok(Self::Max);
         }
-        let rate: f64 = text.parse().map_err(|_| format!("not a rate: value={text:?} expected=NUMBER|max"))?;
+        let wrong = || format!("not a rate: value={text:?}: give a number such as 500, 20k or 0.5, or max");
+        let rate =
+            workload::count::<u64>(text).map(|rate| rate as f64).or_else(|_| text.parse().map_err(|_| wrong()))?;
         if !rate.is_finite() || rate <= 0.0 {
             return Err(format!("not a rate: value={text:?}; give more than 0, or max"));
         }
@@ -282,6 +284,7 @@ mod tests {
     fn rates_and_skews_parse_or_say_what_was_expected() {
         assert_eq!("max".parse(), Ok(Rate::Max));
         assert_eq!("2000".parse(), Ok(Rate::PerSecond(2000.0)));
+        assert_eq!(["20k", "0.5"].map(str::parse), [Ok(Rate::PerSecond(20_000.0)), Ok(Rate::PerSecond(0.5))]);
         assert_eq!(Rate::PerSecond(2000.0).slot_period(1000), Duration::from_millis(500));
         assert!("0".parse::<Rate>().is_err() && "fast".parse::<Rate>().is_err());
         assert_eq!("zipfian:0.99".parse(), Ok(SkewArg(Skew::Zipfian { exponent: 0.99 })));

@@ -55,27 +55,27 @@ pub struct TransportsArgs {
     /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     service_bin: Option<PathBuf>,
-    /// Address of a running service, instead of starting one: shm:///PATH, unix:///PATH, http://HOST:PORT or
-    /// https://HOST:PORT; may be given several times
+    /// Address of a running service, instead of starting one: shm:///PATH, unix:///PATH, HOST:PORT,
+    /// http://HOST:PORT or https://HOST:PORT; may be given several times
     #[arg(long, value_name = "URL")]
     address: Vec<String>,
     /// Token and certificates, if the service demands them. Each transport is given those that it can use.
     #[command(flatten)]
     access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = workload::count_within(1..=u64::MAX))]
     pairs: u64,
     /// Seed of the synthetic pairs in the store
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Number of keys in a batch
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = workload::count_within(2..=10_000u32))]
     batch: u32,
     /// Time for which each run measures
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s")]
     time: Duration,
     /// Number of times that every transport is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = workload::count_within(1..=100u32))]
     repeats: u32,
     /// Append the measurements to a result file for `solkv-loadgen report`
     #[arg(long, value_name = "FILE")]
@@ -119,6 +119,7 @@ impl TransportsArgs {
     /// # Errors
     /// Such an address, which the error names.
     pub fn check(&self) -> Result<()> {
+        crate::result::check_folder("out", self.out.as_deref())?;
         self.address.iter().try_for_each(|address| self.access.builder(address).map(drop))
     }
 }

@@ -275,8 +275,16 @@ fn a_scenario_that_is_none_is_named_and_so_is_an_engine() {
     };
     refused(&[], ["wrong.toml", "secs"]);
     std::fs::write(&scenario, SCENARIO.replace("ENGINES", &format!("{:?}", engines()))).unwrap();
-    refused(&["--engine", "nosuch"], ["engine=\"nosuch\"", engines()[0]]);
-    refused(&["--repeats", "0"], ["nothing to run", "repeats=Some(0)"]);
+    refused(&["--engine", "nosuch"], ["engine=nosuch", engines()[0]]);
+    refused(&["--repeats", "0"], ["nothing to run", "repeats=0"]);
+    // Before anything is measured, and the folder is not made.
+    let missing = folder.path().join("missing");
+    let out = missing.join("none.jsonl");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_loadgen"));
+    let output = command.arg("bench").arg(&scenario).arg("--out").arg(&out).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && errors.contains(missing.to_str().unwrap()), "{errors}");
+    assert!(!missing.exists());
 }
 
 const LIVE: &str = "

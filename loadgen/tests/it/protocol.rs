@@ -152,6 +152,16 @@ async fn a_server_that_has_just_started_has_nothing_to_replay() {
     without.stop().unwrap();
 }
 
+#[test]
+fn a_stream_that_waits_for_nobody_ends_without_a_subscriber_at_any_rate() {
+    let (stream, _) = start("--pairs 100 --events 1000 --events-per-slot 10 --no-wait");
+    while stream.outcome().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(stream.outcome().unwrap().unwrap().slots, 100);
+    stream.stop().unwrap();
+}
+
 #[tokio::test]
 async fn the_calls_that_answer_once_answer_by_commitment() {
     let (stream, workload) = start(&format!("{LINE} --confirm-after 4 --no-wait --rate 100000"));

@@ -11,7 +11,7 @@ mod rng;
 mod skew;
 mod values;
 
-pub use count::count;
+pub use count::{count, count_within};
 pub use pairs::{Key, Pairs, Value};
 pub use pubkey::pubkey;
 pub use rng::Rng;

@@ -1,4 +1,4 @@
-//! Addresses of a service: the part before `://` chooses the transport.
+//! Addresses of a service: the part before `://` chooses the transport. Without that part it is gRPC on TCP.
 //!
 //! Owns: the forms of an address. Must not: connect.
 
@@ -26,7 +26,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = |why: &str| {
-            let forms = "shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT";
+            let forms = "shm:///PATH, unix:///PATH, HOST:PORT, http://HOST:PORT or https://HOST:PORT";
             Error::bad_input(format!("not an address: {why} address={text:?} expected={forms}"))
         };
         let path = |path: &str| {
@@ -42,6 +42,7 @@ impl FromStr for Address {
                 }
                 Ok(Self::Tcp(uri))
             }
+            None if text.contains(':') => format!("http://{text}").parse(),
             _ => Err(wrong("it names no transport that is known")),
         }
     }
@@ -71,7 +72,8 @@ mod tests {
         assert_eq!("shm:///a/b".parse::<Address>().unwrap(), Address::Shm("/a/b".into()));
         assert_eq!("unix:///a/b".parse::<Address>().unwrap(), Address::Unix("/a/b".into()));
         assert!(matches!("https://h:1".parse::<Address>().unwrap(), Address::Tcp(_)));
-        for wrong in ["h:1", "shm://name", "unix:/a", "http://h", "ftp://h:1", "http://h:99999", ""] {
+        assert_eq!("h:1".parse::<Address>().unwrap(), "http://h:1".parse().unwrap());
+        for wrong in ["h", "h:", "h:port", "shm://name", "unix:/a", "http://h", "ftp://h:1", "http://h:99999", ""] {
             let error = wrong.parse::<Address>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BadInput, "{wrong}");
             assert!(error.to_string().contains("expected="), "{error}");
@@ -82,6 +84,7 @@ mod tests {
     fn plain_tcp_is_exposed_unless_it_stays_on_the_machine() {
         for (address, exposed) in [
             ("http://10.0.0.1:7400", true),
+            ("10.0.0.1:7400", true),
             ("http://localhost:7400", false),
             ("http://127.0.0.1:7400", false),
             ("http://[::1]:7400", false),

@@ -65,9 +65,11 @@ mod tests {
         let cases = [
             ("comit_every = 5", "line 4", "commit_every"),
             ("engine = \"level\"", "line 4", "strata"),
-            ("commit_every = \"many\"", "line 4", "expected u32"),
+            ("commit_every = \"many\"", "line 4", "such as 5000000"),
             ("idle_timeout = \"soon\"", "line 4", "idle_timeout"),
-            ("memory = \"4Q\"", "line 4", "memory"),
+            ("memory = \"4 gigs\"", "line 4", "such as 512MB or 4GiB"),
+            ("memory = true", "line 4", "expected a size"),
+            ("max_lag = 10000", "line 4", "max_lag"),
             ("commit_every = 0", "line=4", "give 1 to"),
             ("# a comment\nengine = \"lmdb\"\nbloom = 20", "line=6", "bloom"),
             ("lookup_threads = 1000", "line=4", "1 to 256"),

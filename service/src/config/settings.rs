@@ -92,8 +92,30 @@ struct Key(String);
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let key = String::deserialize(from)?;
-        if KEYS.contains(&key.as_str()) { Ok(Self(key)) } else { Err(D::Error::unknown_field(&key, &KEYS)) }
+        if KEYS.contains(&key.as_str()) {
+            return Ok(Self(key));
+        }
+        let near = KEYS.iter().min_by_key(|known| edits(&key, known)).filter(|known| edits(&key, known) <= EDITS_MAX);
+        let meant =
+            near.map_or_else(|| "`service run --help` lists all".to_owned(), |near| format!("did you mean {near}?"));
+        Err(D::Error::custom(format_args!("unknown setting {key}: {meant}")))
     }
+}
+
+/// Largest number of edits between an unknown key and the setting that it is taken for.
+const EDITS_MAX: usize = 4;
+
+/// Returns the number of letters to insert, remove or replace between two names (Levenshtein).
+fn edits(one: &str, other: &str) -> usize {
+    let mut costs: Vec<usize> = (0..=other.len()).collect();
+    for (row, letter) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut costs[0], row + 1);
+        for (column, other) in other.bytes().enumerate() {
+            let least = costs[column].min(costs[column + 1]) + 1;
+            diagonal = std::mem::replace(&mut costs[column + 1], least.min(diagonal + usize::from(letter != other)));
+        }
+    }
+    costs[other.len()]
 }
 
 settings! {

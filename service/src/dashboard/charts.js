@@ -31,7 +31,7 @@ function decades(min, max) {
 }
 
 class Chart {
-  /** Creates a chart. Options: title, note, lines [{label, style}], format, describe. */
+  /** Creates a chart. Options: title, note, lines [{label, style}], format, tick (the axis's own format), describe. */
   constructor(title, options) {
     this.title = title;
     this.options = options;
@@ -247,7 +247,7 @@ class TimeChart extends Chart {
           ];
     this.svg.replaceChildren(
       ...this.shades(points, bottom),
-      ...this.axes(ticks, yOf, this.xTicks(), this.xOf, format),
+      ...this.axes(ticks, yOf, this.xTicks(), this.xOf, this.options.tick || format),
       ...drawn,
       ...capLine,
       ...this.ends(labels),

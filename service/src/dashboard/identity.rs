@@ -55,7 +55,8 @@ mod tests {
     #[test]
     fn what_is_shown_of_a_provider_is_host_and_port() {
         let url = "https://user:s3cret@geyser.example:8443/APIKEY?token=s3cret";
-        let settings: Settings = format!("dir = \"/data\"\nextract = \"account-owner\"\ngeyser = \"{url}\"").parse().unwrap();
+        let settings: Settings =
+            format!("dir = \"/data\"\nextract = \"account-owner\"\ngeyser = \"{url}\"").parse().unwrap();
         let identity = serde_json::to_string(&Identity::of(&settings.resolve().unwrap())).unwrap();
         assert!(identity.contains("\"provider\":\"geyser.example:8443\""), "{identity}");
         assert!(!identity.contains("s3cret") && !identity.contains("APIKEY"), "{identity}");

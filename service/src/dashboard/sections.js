@@ -179,6 +179,8 @@ function buildStream(host) {
         lines: [{ label: 'lag', style: 's0' }],
         scale: 'log',
         format: (value) => (value === 0 ? '0' : millis(value)),
+        // In one unit: the axis has no room for two.
+        tick: (value) => (value === 0 ? '0' : value < 1000 ? `${value} ms` : `${value / 1000} s`),
         none: 'No slot was applied in this range.',
       },
       ['lag_ms'],

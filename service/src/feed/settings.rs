@@ -33,13 +33,15 @@ settings! {
         feed: bool = true;
         /// Disk space for changes kept for subscribers that reconnect, 112 bytes a change [default: 1GiB]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
+        #[serde(deserialize_with = "crate::setting::size")]
         feed_retention_bytes: ByteSize = ByteSize::gib(1), within ByteSize::b(0)..=RETENTION_BYTES_MAX;
         /// Maximum age of changes kept for subscribers that reconnect [default: 1day]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "humantime_serde")]
         feed_retention_time: Duration = DAY, within Duration::ZERO..=RETENTION_TIME_MAX;
         /// Subscribers of the feed at a time, 1 to 1024 [default: 64]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         feed_subscribers: u32 = 64;
         /// A subscriber gets a heartbeat after this long without another message [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]

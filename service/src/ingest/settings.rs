@@ -203,7 +203,8 @@ settings! {
     pub struct CommitSettings from CommitGiven {
         /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
         /// [default: up to 65536, as memory allows]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         commit_every: u32, within 1..=FRAME_CHANGES_MAX as u32;
         /// While catching up, slots share a commit for at most this long [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
@@ -211,7 +212,8 @@ settings! {
         // Uncommitted slots are received again after a crash.
         commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
         /// Number of keys of one slot that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         ingest_depth: u32 = reads::DEPTH as u32, within 1..=INGEST_DEPTH_MAX;
     }
 }
@@ -235,7 +237,8 @@ settings! {
         #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
         geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
         /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         takeover_lag_slots: u64 = 50, within 1..=LAG_SLOTS_MAX;
     }
 }

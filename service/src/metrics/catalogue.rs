@@ -301,7 +301,8 @@ catalogue! {
     }
     Engine {
         ENGINE_PAIRS Gauge Count [] ALWAYS, "solkv_engine_pairs",
-            "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb and strata";
+            "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb; for strata at most so many, because a key that \
+             was changed since the last full merge counts again";
         ENGINE_DETAIL Gauge Mixed ["name"] ALWAYS, "solkv_engine_detail",
             "The engine's own figures, each in the unit at the end of its name";
     }

@@ -51,11 +51,13 @@ settings! {
     #[derive(Copy)]
     pub struct ConnectionLimits from ConnectionGiven {
         /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         max_connections: u32 = 1024, within 1..=CONNECTIONS_MAX;
         /// gRPC connections that one address may have (IPv6: one /64; Unix socket: one user) [default: a quarter of
         /// max_connections]
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
+        #[serde(deserialize_with = "crate::setting::count")]
         max_connections_per_address: u32 = default_per_source(max_connections);
         /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]

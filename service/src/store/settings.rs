@@ -28,9 +28,11 @@ settings! {
         /// eighths for strata and tuned rocksdb, a half for rocksdb's memory profile, a quarter for vanilla rocksdb and
         /// redb; lmdb takes none]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
+        #[serde(deserialize_with = "crate::setting::size")]
         memory: ByteSize;
         /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
+        #[serde(deserialize_with = "crate::setting::size")]
         lmdb_map_size: ByteSize;
         /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; may be given several
         /// times
@@ -82,6 +84,7 @@ settings! {
         /// Disk space for slots of the stream that come while the archive is loaded or the store is healed, about 66
         /// bytes an update [default: 16GiB]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
+        #[serde(deserialize_with = "crate::setting::size")]
         spool_max_bytes: ByteSize = ByteSize::gib(16);
         /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
         #[arg(value_name = "NAME")]

@@ -210,7 +210,16 @@ fn a_copy_of_no_use_is_removed_and_one_that_nobody_can_be_told_of_stays() {
     fs::write(&record, kept.replace("3000:", "2999:")).unwrap();
     let differs = fails(&["restore", "--from", str(&copy), "--dir", str(&other), "--verify"]);
     assert!(differs.contains("the copy was removed: dir=") && !other.exists(), "{differs}");
-    let check = ["check-config", "--create-empty", "--extract", "token-mint", "--geyser", "http://127.0.0.1:1", "--dir", str(&other)];
+    let check = [
+        "check-config",
+        "--create-empty",
+        "--extract",
+        "token-mint",
+        "--geyser",
+        "http://127.0.0.1:1",
+        "--dir",
+        str(&other),
+    ];
     for args in [&["completions", "bash"][..], &["metrics", "--format", "markdown"], &check] {
         let output = Command::new(env!("CARGO_BIN_EXE_service")).args(args).stdout(full()).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));

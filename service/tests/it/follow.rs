@@ -24,7 +24,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
         load(&dir, &options, &workload);
         let geyser = format!("http://{}", stream.address());
         // The stream is faster than a slow machine, and ends before the lookups start.
-        let more = ["--uds", uds.to_str().unwrap(), "--max-lag-ms", "600000"];
+        let more = ["--uds", uds.to_str().unwrap(), "--max-lag", "10m"];
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
         service.wait_for_slot(end.slot);

@@ -49,14 +49,14 @@ impl Followed {
 
 #[test]
 fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
-    let mut followed = Followed::start(&["--max-lag-ms", "2000", "--idle-timeout", "1s"]);
+    let mut followed = Followed::start(&["--max-lag", "2s", "--idle-timeout", "1s"]);
     let said = followed.wait_until(true);
     assert!(said.lag_s.unwrap() < 2.0, "{said:?}");
 
     followed.provider.set(Act::Pings);
     let said = followed.wait_until(false);
     assert!(said.reason.contains("no slot was applied") || said.reason.contains("old"), "{said:?}");
-    assert!(said.reason.contains("max_lag_ms=2000"), "{said:?}");
+    assert!(said.reason.contains("max_lag=2s"), "{said:?}");
     let made = followed.provider.figures().subscriptions;
     wait_for("two more connections under pings alone", || {
         (followed.provider.figures().subscriptions >= made + 2).then_some(())
@@ -96,7 +96,7 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
 
 #[test]
 fn a_server_that_sends_nothing_that_can_be_applied_is_left_for_a_new_connection() {
-    let mut followed = Followed::start(&["--max-lag-ms", "2000", "--idle-timeout", "1s", "--gap-timeout", "1m"]);
+    let mut followed = Followed::start(&["--max-lag", "2s", "--idle-timeout", "1s", "--gap-timeout", "1m"]);
     for (act, why) in [
         (Act::Confirms, "slots are missing: first_slot="),
         (Act::Metas, "slots are missing: first_slot="),
@@ -147,7 +147,7 @@ fn slots_that_are_sent_again_after_an_outage_are_as_old_as_they_are() {
         stream("--pairs 500 --events 100000 --events-per-slot 20 --rate 2000 --replay-slots 100000");
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
-    let more = ["--max-lag-ms", "1000", "--max-lag-slots", "200000", "--commit-every", "1"];
+    let more = ["--max-lag", "1s", "--max-lag-slots", "200000", "--commit-every", "1"];
     let mut service = Service::start(&dir, &options, &geyser, &more);
     let left = service.wait_for_slot(BASE_SLOT + 10);
     assert!(service.terminate().success());
@@ -193,7 +193,7 @@ fn a_slot_that_one_connection_lost_comes_with_the_next_without_a_restart() {
 
 #[test]
 fn a_server_that_has_just_started_and_one_that_refuses_to_tell_of_its_slots_have_no_gap() {
-    let mut followed = Followed::start(&["--max-lag-ms", "600000"]);
+    let mut followed = Followed::start(&["--max-lag", "10m"]);
     followed.wait_until(true);
     let before = followed.provider.figures();
     followed.provider.set(Act::Restarts);
@@ -207,7 +207,7 @@ fn a_server_that_has_just_started_and_one_that_refuses_to_tell_of_its_slots_have
 
 #[test]
 fn small_messages_each_in_a_frame_of_its_own_keep_their_connection() {
-    let mut followed = Followed::start(&["--max-lag-ms", "600000"]);
+    let mut followed = Followed::start(&["--max-lag", "10m"]);
     followed.provider.set(Act::Small);
     let updates = wait_for("100,000 updates", || {
         std::thread::sleep(Duration::from_millis(100));

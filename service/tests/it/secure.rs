@@ -109,7 +109,9 @@ fn listens(service: &mut Service) {
 fn refusal(temp: &TempDir, args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
     let engine = engines::compiled()[0].as_str();
-    command.args(["run", "--engine", engine, "--extract", "token-mint", "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
+    command
+        .args(["run", "--engine", engine, "--extract", "token-mint", "--geyser", NO_STREAM, "--dir"])
+        .arg(temp.path().join("refused"));
     let output = command.args(args).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?} is not refused: {text}");

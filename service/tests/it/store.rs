@@ -174,7 +174,9 @@ fn a_store_without_an_extract_is_not_served_until_one_is_named() {
             let output = service.args(["--listen", &free_address("127.0.0.1")]).output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(2), "{command}: {said}");
-            for part in ["--extract NAME", "account-owner (the program", "token-owner (the wallet", "token-mint (the mint"] {
+            for part in
+                ["--extract NAME", "account-owner (the program", "token-owner (the wallet", "token-mint (the mint"]
+            {
                 assert!(said.contains(part), "{said}");
             }
         }

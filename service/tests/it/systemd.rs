@@ -113,7 +113,9 @@ fn a_signal_ends_the_opening_even_where_the_shell_had_it_ignored() {
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' INT; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_service"), "--create-empty"]);
     command.args(["--engine", options.engine.as_str(), "--geyser", "http://127.0.0.1:1"]);
-    command.args(["--extract", "token-mint", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--dir"]).arg(temp.path().join("store"));
+    command
+        .args(["--extract", "token-mint", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--dir"])
+        .arg(temp.path().join("store"));
     command.env("NOTIFY_SOCKET", &notify).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut service = Killed(command.spawn().unwrap());
     wait_for("a handler before the opening", || handles_interrupts(service.0.id()).then_some(()));
@@ -128,7 +130,11 @@ fn a_signal_ends_the_opening_even_where_the_shell_had_it_ignored() {
 fn a_configuration_that_cannot_work_ends_with_the_code_that_is_not_tried_again() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("solkv.toml");
-    std::fs::write(&file, "dir = \"/nowhere\"\ngeyser = [\"http://127.0.0.1:1\"]\ncommit_every = 0\nextract = \"token-mint\"\n").unwrap();
+    std::fs::write(
+        &file,
+        "dir = \"/nowhere\"\ngeyser = [\"http://127.0.0.1:1\"]\ncommit_every = 0\nextract = \"token-mint\"\n",
+    )
+    .unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
     let output = command.arg("--config").arg(&file).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,0 +1,281 @@
+//! `bootstrap plan`: what a machine needs for a number of pairs.
+//!
+//! Owns: the arithmetic from the measured figures to an answer, and its words. Must not: measure, or look at a store or
+//! at this machine. Runs on the main thread.
+
+mod measured;
+
+use anyhow::Result;
+use bytesize::ByteSize;
+use engines::{EngineKind, EngineOptions, Profile};
+use probe::MemoryLimit;
+
+use crate::layout::SPILLED_RECORD_BYTES;
+use crate::limits::peak_bytes;
+use crate::out::say;
+use measured::{Facts, READS, Read};
+
+/// Bytes of the change feed's log by default, of strata's WAL, and of the reserve.
+const BESIDE_BYTES: u64 = 2_000_000_000;
+/// Least memory of a service, in which all engines were seen to follow a stream.
+const SERVICE_BYTES_MIN: u64 = 192 << 20;
+
+/// Says what a machine needs for a number of pairs
+///
+/// The figures are computed from those of the largest map that was measured on this engine, on a machine with two cores.
+/// It names that map, and it says so if more pairs are asked for. Measure on your machine before you rely on a time.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PlanArgs {
+    /// Number of pairs, such as 300M or 1.2G
+    #[arg(long, value_name = "N", value_parser = workload::count_within(1..=1_000_000_000_000u64))]
+    pairs: u64,
+    /// Engine of the store [default: strata]
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "strata")]
+    engine: EngineKind,
+    /// Memory of the machine, or of the cgroup, for which to say whether it suffices
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
+    memory: Option<ByteSize>,
+}
+
+pub(crate) fn run(args: &PlanArgs) -> Result<u8> {
+    say!("{}", Plan::of(args.engine, args.pairs).text(args.memory));
+    Ok(0)
+}
+
+/// The needs of a map of `pairs` pairs.
+struct Plan {
+    engine: EngineKind,
+    pairs: u64,
+    facts: &'static Facts,
+}
+
+impl Plan {
+    fn of(engine: EngineKind, pairs: u64) -> Self {
+        Self { engine, pairs, facts: Facts::of(engine) }
+    }
+
+    /// Returns bytes for all pairs from hundredths of a byte for one.
+    fn bytes(&self, centibytes: u64) -> u64 {
+        (u128::from(self.pairs) * u128::from(centibytes) / 100) as u64
+    }
+
+    fn store_bytes(&self) -> u64 {
+        self.bytes(self.facts.store_centibytes)
+    }
+
+    /// Returns the most that store and spill take together while a file or an archive is loaded.
+    fn load_disk_bytes(&self) -> u64 {
+        peak_bytes(self.store_bytes(), self.pairs.saturating_mul(SPILLED_RECORD_BYTES))
+    }
+
+    /// Returns the disk for a store that follows a stream: merges write a new store beside the old one, and random
+    /// inserts leave the pages of a B+tree partly empty.
+    fn service_disk_bytes(&self) -> u64 {
+        self.bytes(self.facts.followed_centibytes).saturating_add(BESIDE_BYTES)
+    }
+
+    /// Returns the memory limit under which the engine has `bytes` by default, in addition to those of any store. The rest
+    /// of the service has to fit into the rest of the limit.
+    fn limit_for(&self, bytes: u64) -> u64 {
+        let held = bytes.saturating_add(self.facts.fixed_bytes);
+        (held / self.facts.held_eighths).saturating_mul(8).max(SERVICE_BYTES_MIN)
+    }
+
+    /// Returns the least memory limit of a service.
+    fn least_bytes(&self) -> u64 {
+        self.limit_for(self.bytes(self.facts.directory_centibytes))
+    }
+
+    /// Returns the memory limit from which on absent keys cost no read of the device.
+    fn filtered_bytes(&self) -> Option<u64> {
+        (self.facts.filter_centibytes > 0).then(|| self.limit_for(self.bytes(self.facts.filter_centibytes)))
+    }
+
+    /// Returns the memory limit from which on no key costs a read of the device.
+    fn cached_bytes(&self) -> u64 {
+        let all_bytes = self.store_bytes().saturating_add(self.bytes(self.facts.filter_centibytes));
+        self.limit_for(all_bytes).max((all_bytes / self.facts.cached_eighths).saturating_mul(8))
+    }
+
+    fn text(&self, memory: Option<ByteSize>) -> String {
+        let Facts {
+            measured_pairs, store_centibytes, load_pairs_a_second, load_order, load_least_bytes, source, ..
+        } = *self.facts;
+        let known = if self.pairs > measured_pairs { "computed beyond what was measured, " } else { "" };
+        let mut lines = vec![
+            format!(
+                "{} pairs in {}: {known}from {} pairs ({source})",
+                short(self.pairs),
+                self.engine,
+                short(measured_pairs)
+            ),
+            row("store", format!("{}, {} bytes a pair", size(self.store_bytes()), tenths(store_centibytes))),
+            row(
+                "disk while it is loaded",
+                format!("{}, the spill of an archive or a file included", size(self.load_disk_bytes())),
+            ),
+            row(
+                "disk while it follows a stream",
+                format!("{}, {}", size(self.service_disk_bytes()), self.facts.followed_why),
+            ),
+            row(
+                "time to load",
+                format!(
+                    "{} at {} pairs a second, {load_order}",
+                    time(self.pairs.div_ceil(load_pairs_a_second)),
+                    short(load_pairs_a_second)
+                ),
+            ),
+            row("memory to load, least", format!("{}; more makes it faster", size(load_least_bytes(self.pairs)))),
+            row("memory to serve, least", size(self.least_bytes())),
+        ];
+        lines.extend(self.filtered_bytes().map(|bytes| row("and absent keys without reads", size(bytes))));
+        lines.push(row("and no reads of the device", size(self.cached_bytes())));
+        lines.extend(memory.map(|memory| row(&format!("with {memory}"), self.verdict(memory.as_u64()))));
+        lines.extend(self.nearest(memory).map(|read| row("measured", read.text())));
+        lines.join("\n")
+    }
+
+    /// Says what a service with so much memory does.
+    fn verdict(&self, memory: u64) -> String {
+        let engine = EngineOptions { profile: Profile::Vanilla, ..EngineOptions::new(self.engine) };
+        let share = engine.division_of(MemoryLimit { bytes: memory, cgroup_file: None }).cache_bytes;
+        let of_engine = if share > 0 { format!("the engine's share is {}: ", size(share)) } else { String::new() };
+        let load = if memory < (self.facts.load_least_bytes)(self.pairs) { "too little to load; " } else { "" };
+        let serve = match () {
+            () if memory < self.least_bytes() => "too little to serve",
+            () if memory >= self.cached_bytes() => "no key costs a read of the device once the store is warm",
+            () if self.filtered_bytes().is_some_and(|bytes| memory >= bytes) => {
+                "a present key costs a read of the device, and nearly no absent key does"
+            }
+            () if self.filtered_bytes().is_some() => {
+                "a part of the absent keys costs a read of the device, as present keys do"
+            }
+            () => "a key costs a read of the device, whether it is there or not",
+        };
+        format!("{of_engine}{load}{serve}")
+    }
+
+    /// Returns the measured reads of this engine with the number of pairs, and then the memory a pair, that are nearest.
+    fn nearest(&self, memory: Option<ByteSize>) -> Option<&'static Read> {
+        let far = |one: u64, other: u64| (one.max(1) as f64 / other.max(1) as f64).ln().abs();
+        let a_pair = |bytes: u64, pairs: u64| (u128::from(bytes) * 1000 / u128::from(pairs)) as u64;
+        let asked = a_pair(
+            memory.map_or_else(|| self.filtered_bytes().unwrap_or(self.cached_bytes()), |memory| memory.as_u64()),
+            self.pairs,
+        );
+        let distance = |read: &&Read| {
+            let memory =
+                read.memory_bytes.map_or_else(|| self.facts.store_centibytes * 20, |bytes| a_pair(bytes, read.pairs));
+            far(memory, asked) + far(read.pairs, self.pairs) / 4.0
+        };
+        READS
+            .iter()
+            .filter(|read| read.engine == self.engine)
+            .min_by(|one, other| distance(one).total_cmp(&distance(other)))
+    }
+}
+
+fn row(name: &str, value: String) -> String {
+    format!("  {name:<31} {value}")
+}
+
+/// Formats a number of pairs in the form in which it can be asked for.
+fn short(number: u64) -> String {
+    match number {
+        1_000_000_000.. => format!("{}G", tenths(number / 10_000_000)),
+        1_000_000.. => format!("{}M", tenths(number / 10_000)),
+        1000.. => format!("{}k", tenths(number / 10)),
+        _ => number.to_string(),
+    }
+}
+
+/// Formats hundredths, with one digit after the point if there is more than a whole number.
+fn tenths(hundredths: u64) -> String {
+    match (hundredths + 5) / 10 {
+        rounded if rounded % 10 == 0 => (rounded / 10).to_string(),
+        rounded => format!("{}.{}", rounded / 10, rounded % 10),
+    }
+}
+
+/// Formats bytes in powers of a thousand, as disks are sold and results are printed.
+fn size(bytes: u64) -> String {
+    let gb = bytes as f64 / 1e9;
+    match bytes {
+        10_000_000_000.. => format!("{gb:.1} GB"),
+        1_000_000_000.. => format!("{gb:.2} GB"),
+        _ => format!("{} MB", bytes.div_ceil(1_000_000)),
+    }
+}
+
+fn time(seconds: u64) -> String {
+    match seconds {
+        7200.. => format!("{} h", tenths(seconds / 36)),
+        120.. => format!("{} min", tenths(seconds * 10 / 6)),
+        _ => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page on which operators size a machine. Its table and its example are those of this module.
+    const RUNBOOK: &str = include_str!("../../RUNBOOK.md");
+
+    #[test]
+    fn the_runbook_has_the_measured_table_and_an_example_as_they_are() {
+        let table = measured::table();
+        assert!(RUNBOOK.contains(&table), "RUNBOOK.md, Size a machine, has another table than:\n{table}");
+        for (asked, engine, pairs, memory) in [
+            ("--pairs 1.2G --memory 8GiB", EngineKind::Strata, 1_200_000_000, ByteSize::gib(8)),
+            ("--pairs 300M --engine rocksdb --memory 2GiB", EngineKind::Rocksdb, 300_000_000, ByteSize::gib(2)),
+        ] {
+            let shown = format!("$ solkv-bootstrap plan {asked}\n{}\n", Plan::of(engine, pairs).text(Some(memory)));
+            assert!(RUNBOOK.contains(&shown), "RUNBOOK.md, Size a machine, has another example than:\n{shown}");
+        }
+    }
+
+    #[test]
+    fn more_pairs_and_more_latency_never_need_less() {
+        for engine in EngineKind::ALL {
+            let mut last = [0; 6];
+            for pairs in [1, 1_000_000, 700_000_000, 1_200_000_000, 1_000_000_000_000] {
+                let plan = Plan::of(engine, pairs);
+                let [least, cached] = [plan.least_bytes(), plan.cached_bytes()];
+                let filtered = plan.filtered_bytes().unwrap_or(least);
+                assert!(least <= filtered && filtered <= cached, "{engine} {pairs}");
+                assert!(plan.load_disk_bytes() >= plan.store_bytes(), "{engine} {pairs}");
+                let load = (plan.facts.load_least_bytes)(pairs);
+                let now = [least, filtered, cached, plan.load_disk_bytes(), plan.service_disk_bytes(), load];
+                assert!(now.iter().zip(last).all(|(now, last)| *now >= last), "{engine} {pairs}");
+                last = now;
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_says_what_it_was_not_measured_for_and_whether_memory_suffices() {
+        let text = |pairs, memory| Plan::of(EngineKind::Strata, pairs).text(Some(ByteSize::mib(memory)));
+        assert!(text(1_200_000_000, 8192).contains("computed beyond what was measured"));
+        assert!(!text(700_000_000, 8192).contains("computed beyond"));
+        for (memory, says) in [
+            (100, "too little to load; too little to serve"),
+            (1024, "a part of the absent keys costs a read"),
+            (4096, "nearly no absent key does"),
+            (131_072, "no key costs a read"),
+        ] {
+            assert!(text(700_000_000, memory).contains(says), "{memory}: {}", text(700_000_000, memory));
+        }
+        // The largest measured loads: 51.0 and 54.5 GB of disk at the peak.
+        let peak = |engine| Plan::of(engine, 700_000_000).load_disk_bytes() / 100_000_000;
+        assert_eq!([peak(EngineKind::Strata), peak(EngineKind::Rocksdb)].map(|gb| gb.abs_diff(530) <= 35), [true; 2]);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([999, 1000, 12_345, 300_000_000, 1_200_000_000].map(short), ["999", "1k", "12.3k", "300M", "1.2G"]);
+        assert_eq!([1, 205_000_000, 1_074_000_000, 45_640_000_000].map(size), ["1 MB", "205 MB", "1.07 GB", "45.6 GB"]);
+        assert_eq!([59, 150, 9000].map(time), ["59 s", "2.5 min", "2.5 h"]);
+    }
+}
