@@ -80,7 +80,7 @@ enum Command {
     Get(get::GetArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
-    /// Say what a machine needs for a number of pairs: memory, disk, and time to load
+    /// Compute memory, disk and loading time for a number of pairs
     Plan(plan::PlanArgs),
     /// Print the completions for a shell
     Completions {

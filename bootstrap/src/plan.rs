@@ -1,4 +1,4 @@
-//! `bootstrap plan`: what a machine needs for a number of pairs.
+//! `bootstrap plan`: the memory, the disk and the loading time of a number of pairs.
 //!
 //! Owns: the arithmetic from the measured figures to an answer, and its words. Must not: measure, or look at a store or
 //! at this machine. Runs on the main thread.
@@ -20,7 +20,7 @@ const BESIDE_BYTES: u64 = 2_000_000_000;
 /// Least memory of a service, in which all engines were seen to follow a stream.
 const SERVICE_BYTES_MIN: u64 = 192 << 20;
 
-/// Says what a machine needs for a number of pairs
+/// Computes memory, disk and loading time for a number of pairs
 ///
 /// The figures are computed from those of the largest map that was measured on this engine, on a machine with two cores.
 /// It names that map, and it says so if more pairs are asked for. Measure on your machine before you rely on a time.
@@ -98,49 +98,43 @@ impl Plan {
     }
 
     fn text(&self, memory: Option<ByteSize>) -> String {
-        let Facts {
-            measured_pairs, store_centibytes, load_pairs_a_second, load_order, load_least_bytes, source, ..
-        } = *self.facts;
-        let known = if self.pairs > measured_pairs { "computed beyond what was measured, " } else { "" };
-        let mut lines = vec![
-            format!(
-                "{} pairs in {}: {known}from {} pairs ({source})",
-                short(self.pairs),
-                self.engine,
-                short(measured_pairs)
-            ),
-            row("store", format!("{}, {} bytes a pair", size(self.store_bytes()), tenths(store_centibytes))),
-            row(
-                "disk while it is loaded",
+        let Facts { followed_why, filter_option, load_order, source, .. } = *self.facts;
+        let (measured, rate) = (self.facts.measured_pairs, self.facts.load_pairs_a_second);
+        let known = if self.pairs > measured { "computed beyond what was measured, " } else { "" };
+        let (pairs, measured, rate_text) = (short(self.pairs), short(measured), short(rate));
+        let bytes = |bytes: u64| ByteSize::b(bytes).to_string();
+        let load_least = bytes((self.facts.load_least_bytes)(self.pairs));
+        let load_time = time(self.pairs.div_ceil(rate));
+        let a_pair = tenths(self.facts.store_centibytes);
+        let mut rows = vec![
+            ("store".to_owned(), format!("{}, {a_pair} bytes a pair", size(self.store_bytes()))),
+            (
+                "disk while it is loaded".to_owned(),
                 format!("{}, the spill of an archive or a file included", size(self.load_disk_bytes())),
             ),
-            row(
-                "disk while it follows a stream",
-                format!("{}, {}", size(self.service_disk_bytes()), self.facts.followed_why),
+            (
+                "disk while it follows a stream".to_owned(),
+                format!("{}, {followed_why}", size(self.service_disk_bytes())),
             ),
-            row(
-                "time to load",
-                format!(
-                    "{} at {} pairs a second, {load_order}",
-                    time(self.pairs.div_ceil(load_pairs_a_second)),
-                    short(load_pairs_a_second)
-                ),
-            ),
-            row("memory to load, least", format!("{}; more makes it faster", size(load_least_bytes(self.pairs)))),
-            row("memory to serve, least", size(self.least_bytes())),
+            ("time to load".to_owned(), format!("{load_time} at {rate_text} pairs a second, {load_order}")),
+            ("memory to load, least".to_owned(), format!("{load_least}; more makes it faster")),
+            ("memory to serve, least".to_owned(), bytes(self.least_bytes())),
         ];
-        lines.extend(self.filtered_bytes().map(|bytes| row("and absent keys without reads", size(bytes))));
-        lines.push(row("and no reads of the device", size(self.cached_bytes())));
-        lines.extend(memory.map(|memory| row(&format!("with {memory}"), self.verdict(memory.as_u64()))));
-        lines.extend(self.nearest(memory).map(|read| row("measured", read.text())));
-        lines.join("\n")
+        let filtered = self.filtered_bytes().map(|filtered| format!("{}{filter_option}", bytes(filtered)));
+        rows.extend(filtered.map(|filtered| ("and absent keys without reads".to_owned(), filtered)));
+        rows.push(("and no reads of the device".to_owned(), bytes(self.cached_bytes())));
+        rows.extend(memory.map(|memory| (format!("with {memory}"), self.verdict(memory.as_u64()))));
+        rows.extend(self.nearest(memory).map(|read| ("measured".to_owned(), read.text())));
+        let head = format!("{pairs} pairs in {}: {known}from {measured} pairs ({source})", self.engine);
+        rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
     }
 
-    /// Says what a service with so much memory does.
+    /// Describes a service with so much memory.
     fn verdict(&self, memory: u64) -> String {
         let engine = EngineOptions { profile: Profile::Vanilla, ..EngineOptions::new(self.engine) };
         let share = engine.division_of(MemoryLimit { bytes: memory, cgroup_file: None }).cache_bytes;
-        let of_engine = if share > 0 { format!("the engine's share is {}: ", size(share)) } else { String::new() };
+        let of_engine =
+            if share > 0 { format!("the engine's share is {}: ", ByteSize::b(share)) } else { String::new() };
         let load = if memory < (self.facts.load_least_bytes)(self.pairs) { "too little to load; " } else { "" };
         let serve = match () {
             () if memory < self.least_bytes() => "too little to serve",
@@ -174,10 +168,6 @@ impl Plan {
             .filter(|read| read.engine == self.engine)
             .min_by(|one, other| distance(one).total_cmp(&distance(other)))
     }
-}
-
-fn row(name: &str, value: String) -> String {
-    format!("  {name:<31} {value}")
 }
 
 /// Formats a number of pairs in the form in which it can be asked for.
