@@ -61,7 +61,7 @@ settings! {
     pub struct LookupSettings from LookupGiven {
         /// A lookup that takes this long is logged with its cause, without its keys; 0s means never [default: 10ms]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
         /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]

@@ -43,7 +43,7 @@ settings! {
     pub struct Limits from LimitsGiven {
         /// Not ready once the newest applied slot is older than this [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         max_lag: Duration = Duration::from_secs(10), within Duration::from_millis(1)..=DAY;
         /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]

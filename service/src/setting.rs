@@ -10,7 +10,7 @@
 //!     pub struct Limits from LimitsGiven {
 //!         /// Not ready once the newest applied slot is older than this [default: 10s]
 //!         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-//!         #[serde(with = "humantime_serde")]
+//!         #[serde(with = "crate::setting::duration")]
 //!         max_lag: Duration = Duration::from_secs(10), within MILLISECOND..=DAY;
 //!     }
 //! }
@@ -94,6 +94,19 @@ pub(crate) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Resu
 /// Reads a size from the file: a number of bytes, or text as the flag takes it, such as "4GiB".
 pub(crate) fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteSize>, D::Error> {
     from.deserialize_any(Written("a size, such as \"512MB\" or \"4GiB\"", engines::size)).map(Some)
+}
+
+/// Reads and writes a duration in the file, as text that the flag takes.
+pub(crate) mod duration {
+    use std::time::Duration;
+
+    pub(crate) use humantime_serde::serialize;
+    use serde::de::Deserializer;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let parse = |text: &str| humantime::parse_duration(text).map_err(|e| format!("not a duration: {text:?}: {e}"));
+        from.deserialize_any(super::Written("a duration, such as \"10s\" or \"1h\"", parse)).map(Some)
+    }
 }
 
 /// The description of a value, and the parser of its flag.

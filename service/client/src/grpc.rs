@@ -273,12 +273,15 @@ fn unix(path: &Path) -> Result<Endpoint> {
     Endpoint::from_shared(format!("unix://{}", path.to_str().ok_or_else(wrong)?)).map_err(|_| wrong())
 }
 
-/// Returns an error's text with those of its causes, which transports nest in one another.
+/// Returns an error's text with those of its causes, each once: transports nest errors in one another that repeat them.
 fn chain(what: &str, error: &dyn std::error::Error) -> String {
     let mut text = format!("{what}: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
         cause = error.source();
     }
     text
@@ -309,6 +312,13 @@ fn unpack(reply: &GetManyResponse, keys: usize) -> Result<Vec<Option<Value>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_socket_that_is_not_there_is_told_once() {
+        let settings = Settings::new("unix:///nowhere/kv.sock").unwrap();
+        let error = dial(&settings, Instant::now() + Duration::from_secs(60)).await.err().unwrap().to_string();
+        assert_eq!(error.matches("os error 2").count(), 1, "{error}");
+    }
 
     #[test]
     fn a_packed_answer_must_fit_its_keys() {

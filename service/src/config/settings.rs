@@ -126,7 +126,7 @@ settings! {
         log_format: LogFormat = LogFormat::Text;
         /// Time for a clean stop after SIGTERM [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         // A service manager does not wait longer than an hour either.
         shutdown_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }

@@ -37,7 +37,7 @@ settings! {
         feed_retention_bytes: ByteSize = ByteSize::gib(1), within ByteSize::b(0)..=RETENTION_BYTES_MAX;
         /// Maximum age of changes kept for subscribers that reconnect [default: 1day]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         feed_retention_time: Duration = DAY, within Duration::ZERO..=RETENTION_TIME_MAX;
         /// Subscribers of the feed at a time, 1 to 1024 [default: 64]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
@@ -45,11 +45,11 @@ settings! {
         feed_subscribers: u32 = 64;
         /// A subscriber gets a heartbeat after this long without another message [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         feed_heartbeat: Duration = Duration::from_secs(1), within HEARTBEAT_MIN..=HOUR;
         /// A subscriber that reads nothing for this long is cut off [default: 30s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         // A stalled subscriber holds its place and its messages for this long.
         feed_stall_timeout: Duration = Duration::from_secs(30), within WAIT_MIN..=DAY;
     }

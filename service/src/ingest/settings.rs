@@ -208,7 +208,7 @@ settings! {
         commit_every: u32, within 1..=FRAME_CHANGES_MAX as u32;
         /// While catching up, slots share a commit for at most this long [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         // Uncommitted slots are received again after a crash.
         commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
         /// Number of keys of one slot that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
@@ -224,12 +224,12 @@ settings! {
     pub struct ReceiveSettings from ReceiveGiven {
         /// Reconnect to the stream after this long without a slot that can be applied [default: 30s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         idle_timeout: Duration = Duration::from_secs(30), within IDLE_MIN..=HOUR;
         /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 20s with
         /// several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         // Slots that wait are held in memory.
         gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
         /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is

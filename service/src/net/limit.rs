@@ -61,11 +61,11 @@ settings! {
         max_connections_per_address: u32 = default_per_source(max_connections);
         /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         idle_connection_timeout: Duration = Duration::from_secs(600), within Duration::ZERO..=365 * DAY;
         /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "humantime_serde")]
+        #[serde(with = "crate::setting::duration")]
         // A request holds its resources for this long.
         request_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }
