@@ -67,6 +67,19 @@ fn no_look_changes_a_store_not_even_one_whose_writer_was_killed() {
 }
 
 #[test]
+fn a_wrong_value_of_an_engines_setting_leaves_nothing_behind() {
+    let wrong = [("lmdb", "readahead=maybe"), ("redb", "quick_repair_every=-1"), ("rocksdb", "max_open_files=abc")];
+    for (engine, setting) in wrong.into_iter().filter(|(engine, _)| engines().any(|built| built == *engine)) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let said = fails(2, &["--engine", engine, "--dir", str(&store), "--pairs", "10k", "--set", setting]);
+        assert!(said.contains(setting), "{said}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{engine}");
+        ok(&["--engine", engine, "--dir", str(&store), "--pairs", "10k"]);
+    }
+}
+
+#[test]
 fn verify_says_what_has_happened_to_a_store_that_was_followed() {
     for engine in engines() {
         let dir = tempfile::tempdir().unwrap();

@@ -286,6 +286,9 @@ mod tests {
         assert_eq!("2000".parse(), Ok(Rate::PerSecond(2000.0)));
         assert_eq!(["20k", "0.5"].map(str::parse), [Ok(Rate::PerSecond(20_000.0)), Ok(Rate::PerSecond(0.5))]);
         assert_eq!(Rate::PerSecond(2000.0).slot_period(1000), Duration::from_millis(500));
+        let (workload, delivery) = options("--pairs 1M --events 2.5k --events-per-slot 1k --rate 1k").unwrap();
+        assert_eq!((workload.pairs, workload.events, workload.events_per_slot), (1_000_000, 2500, 1000));
+        assert_eq!(delivery.rate, Rate::PerSecond(1000.0));
         assert!("0".parse::<Rate>().is_err() && "fast".parse::<Rate>().is_err());
         assert_eq!("zipfian:0.99".parse(), Ok(SkewArg(Skew::Zipfian { exponent: 0.99 })));
         assert!("zipfian:1".parse::<SkewArg>().is_err() && "normal".parse::<SkewArg>().is_err());

@@ -103,6 +103,17 @@ fn markdown_has_medians_spreads_ratios_and_dashes() {
 }
 
 #[test]
+fn one_run_of_each_engine_decides_nothing() {
+    let one = |engine: &str, mean_ns: f64| repeats(engine, mean_ns, 0.01).into_iter().take(1);
+    let few: Vec<Record> = one("redb", 50_000.0).chain(one("strata", 5_000.0)).collect();
+    let (_, markdown) = report(&few);
+    assert!(markdown.contains("not decided: 1 of the 3 repeats that a verdict needs"), "{markdown}");
+    assert!(!markdown.contains("none is ahead"), "{markdown}");
+    let enough = [repeats("redb", 50_000.0, 0.01), repeats("strata", 50_000.0, 0.01)].concat();
+    assert!(report(&enough).1.contains("in 1 of 1 none is ahead of all others"), "three repeats are judged");
+}
+
+#[test]
 fn what_nobody_noted_is_found() {
     let mut slow = record("live", "lmdb", "live", CAPS[0], 0);
     slow.ops = 900_000;
