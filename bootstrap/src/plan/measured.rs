@@ -45,11 +45,11 @@ const FACTS: [Facts; 4] = [
     Facts {
         engine: Strata,
         measured_pairs: 700_000_000,
-        store_centibytes: 65_20,
-        followed_centibytes: 130_40,
+        store_centibytes: 6520,
+        followed_centibytes: 13040,
         followed_why: "with room for a merge of the whole store",
         // With less than two bytes one absent key in 56 costs a read.
-        filter_centibytes: 2_00,
+        filter_centibytes: 200,
         filter_option: "",
         directory_centibytes: 13,
         fixed_bytes: 64 << 20,
@@ -64,11 +64,11 @@ const FACTS: [Facts; 4] = [
     Facts {
         engine: Rocksdb,
         measured_pairs: 700_000_000,
-        store_centibytes: 75_50,
-        followed_centibytes: 151_00,
+        store_centibytes: 7550,
+        followed_centibytes: 15100,
         followed_why: "with room for compactions",
         // Filters and index are outside of the cache, which gets a quarter of the limit.
-        filter_centibytes: 2_79,
+        filter_centibytes: 279,
         filter_option: ", with --bloom 20",
         directory_centibytes: 29,
         fixed_bytes: 128 << 20,
@@ -82,8 +82,8 @@ const FACTS: [Facts; 4] = [
     Facts {
         engine: Lmdb,
         measured_pairs: 100_000_000,
-        store_centibytes: 75_00,
-        followed_centibytes: 121_00,
+        store_centibytes: 7500,
+        followed_centibytes: 12100,
         followed_why: "because random inserts leave pages partly empty",
         filter_centibytes: 0,
         filter_option: "",
@@ -99,8 +99,8 @@ const FACTS: [Facts; 4] = [
     Facts {
         engine: Redb,
         measured_pairs: 100_000_000,
-        store_centibytes: 66_00,
-        followed_centibytes: 101_00,
+        store_centibytes: 6600,
+        followed_centibytes: 10100,
         followed_why: "because random inserts leave pages partly empty",
         filter_centibytes: 0,
         filter_option: "",
