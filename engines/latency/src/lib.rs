@@ -29,15 +29,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// A get of a key that is absent.
+    /// A get of one key that is absent.
     ReadNegative,
-    /// A get of a key that is present.
+    /// A get of one key that is present.
     ReadPositive,
-    /// Time of a `get_many` divided by its keys, recorded for each of them that is absent. It is an average, not a
-    /// wait: every key had its answer only when the whole call had ended, and [`Op::GetMany`] records that time.
-    ReadNegativePerItem,
-    /// Time of a `get_many` divided by its keys, recorded for each of them that is present.
-    ReadPositivePerItem,
     /// One put into, or one delete from, the open transaction.
     Write,
     /// One whole commit, with its flush if it has one.
@@ -54,11 +49,9 @@ pub enum Op {
 
 impl Op {
     /// Every operation, in the order in which reports list them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 7] = [
         Self::ReadNegative,
         Self::ReadPositive,
-        Self::ReadNegativePerItem,
-        Self::ReadPositivePerItem,
         Self::Write,
         Self::Commit,
         Self::CommitPerItem,
@@ -66,14 +59,12 @@ impl Op {
         Self::Scan,
     ];
 
-    /// Returns the value of the `op` label: `read_negative`, `read_positive`, `read_negative_per_item`,
-    /// `read_positive_per_item`, `write`, `commit`, `commit_per_item`, `get_many` or `scan`.
+    /// Returns the value of the `op` label: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`,
+    /// `get_many` or `scan`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadNegative => "read_negative",
             Self::ReadPositive => "read_positive",
-            Self::ReadNegativePerItem => "read_negative_per_item",
-            Self::ReadPositivePerItem => "read_positive_per_item",
             Self::Write => "write",
             Self::Commit => "commit",
             Self::CommitPerItem => "commit_per_item",

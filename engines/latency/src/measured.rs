@@ -15,10 +15,10 @@ use crate::{Latency, Op, Recorder};
 /// An engine whose readers and transactions record their latencies.
 ///
 /// A get counts as `read_positive` or `read_negative` by its result, inside a transaction too. A `get_many` counts as
-/// one `get_many`, and each of its keys as `read_positive_per_item` or `read_negative_per_item` with the time of the
-/// call divided by its keys. A delete counts as a `write`. `commit_per_item` is the time of a commit divided by the
-/// number of events in its batch. That number is the largest of three: the gets, the writes, and the number given to
-/// [`Measured::begin_for`]. An event that changes nothing is read and not written, but counts as an item.
+/// one `get_many`, and its keys count as nothing else. A delete counts as a `write`. `commit_per_item` is the time of a
+/// commit divided by the number of events in its batch. That number is the largest of three: the gets, the writes, and
+/// the number given to [`Measured::begin_for`]. An event that changes nothing is read and not written, but counts as an
+/// item.
 ///
 /// Opening, refreshing, bulk loading and administration are passed through and not recorded.
 pub struct Measured {
@@ -144,12 +144,6 @@ impl MeasuredReader<'_> {
         let start = self.recorder.start();
         look_up(&mut *self.reader, keys, values)?;
         self.record(Op::GetMany, start);
-        let (all, present) = (values.len() as u64, values.iter().flatten().count() as u64);
-        if all > 0 {
-            let nanos = self.last_ns.div_ceil(all);
-            self.recorder.record_n(Op::ReadPositivePerItem, nanos, present);
-            self.recorder.record_n(Op::ReadNegativePerItem, nanos, all - present);
-        }
         Ok(())
     }
 

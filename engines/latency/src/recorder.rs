@@ -152,13 +152,6 @@ impl Recorder {
         self.counters.by_op[op as usize].get_or_init(Counter::new).record(nanos);
     }
 
-    /// Records `count` times that `op` took `nanos`.
-    pub fn record_n(&mut self, op: Op, nanos: u64, count: u64) {
-        if count > 0 {
-            self.counters.by_op[op as usize].get_or_init(Counter::new).record_n(nanos, count);
-        }
-    }
-
     /// Reads the clock. The result is the `start` that [`Recorder::record_since`] takes.
     #[inline]
     pub fn start(&self) -> u64 {
@@ -217,18 +210,12 @@ impl Counter {
 
     #[inline]
     fn record(&self, nanos: u64) {
-        self.record_n(nanos, 1);
-    }
-
-    #[inline]
-    fn record_n(&self, nanos: u64, times: u64) {
         let nanos = nanos.clamp(LOW_NS, HIGH_NS);
         // ORDERING: relaxed load and store instead of an atomic add: only the thread that holds the recorder
         // writes, so nothing can come between the two, and readers (`Latency::snapshot`) need each value alone.
         let count = &self.counts[index_for(nanos)];
-        count.store(count.load(Ordering::Relaxed).wrapping_add(times), Ordering::Relaxed);
-        let sum_ns = nanos.saturating_mul(times);
-        self.sum_ns.store(self.sum_ns.load(Ordering::Relaxed).wrapping_add(sum_ns), Ordering::Relaxed);
+        count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.sum_ns.store(self.sum_ns.load(Ordering::Relaxed).wrapping_add(nanos), Ordering::Relaxed);
     }
 }
 

@@ -10,14 +10,13 @@ use crate::export::{Report, ReportSeries};
 /// Source that the table shows if a report has several: the stream's own path.
 const PREFERRED_SOURCE: &str = "ingest";
 
-const GROUPS: [(&str, Op); 7] = [
+const GROUPS: [(&str, Op); 6] = [
     ("Negative read", Op::ReadNegative),
     ("Positive read", Op::ReadPositive),
-    ("Negative read / item", Op::ReadNegativePerItem),
-    ("Positive read / item", Op::ReadPositivePerItem),
-    ("Reads together", Op::GetMany),
     ("Write", Op::Write),
+    ("Commit", Op::Commit),
     ("Commit / item", Op::CommitPerItem),
+    ("get_many", Op::GetMany),
 ];
 
 type Cell = fn(&ReportSeries) -> String;
@@ -31,29 +30,25 @@ const ROWS: [(&str, Cell); 6] = [
     ("count", |series| grouped(series.count)),
 ];
 
-/// Explains the groups whose title ends with `/ item`.
-const ITEM_NOTE: &str = "/ item: the time of a lookup or a commit of several items, divided by their number. The items of one have \
-    the same time, so the percentiles are those of batches. Reads count items, commits count commits. Reads together: one \
-    lookup of several keys, which the metrics call get_many.\n";
+/// Explains `Commit / item`, the one group that is a quotient.
+const ITEM_NOTE: &str = "Commit / item: the time of a commit divided by the events of its batch.\n";
 
 /// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
-/// p99.9 and max of negative reads, positive reads, both per item of those looked up together, lookups of several keys,
-/// writes and commits per item, each with the number of recorded values. A cell is `-` if nothing was recorded, and a group
-/// that no column has is left out. A sentence after the table explains the groups per item, if there are any.
+/// p99.9 and max of negative reads, positive reads, writes, commits, commits per item and calls of get_many, each with
+/// the number of recorded values. A cell is `-` if nothing was recorded, and a group that no column has is left out. A
+/// sentence after the table explains commits per item, if there are any.
 pub fn live_table(columns: &[(String, &Report)]) -> String {
     let mut rows: Vec<Vec<String>> =
         vec![std::iter::once(String::new()).chain(columns.iter().map(|(name, _)| name.clone())).collect()];
     let recorded = |op| columns.iter().any(|(_, report)| series_of(report, op).is_some());
-    let mut has_items = false;
     for (title, op) in GROUPS.into_iter().filter(|(_, op)| recorded(*op)) {
-        has_items |= title.ends_with("/ item");
         rows.push(vec![title.to_owned()]);
         for (name, cell) in ROWS {
             let values = columns.iter().map(|(_, report)| series_of(report, op).map_or_else(|| "-".to_owned(), cell));
             rows.push(std::iter::once(format!("  {name}")).chain(values).collect());
         }
     }
-    aligned(&rows) + if has_items { ITEM_NOTE } else { "" }
+    aligned(&rows) + if recorded(Op::CommitPerItem) { ITEM_NOTE } else { "" }
 }
 
 /// Formats rows as aligned text: the first column to the left, the others to the right, with two spaces between
@@ -135,12 +130,13 @@ mod tests {
         latency.recorder("ingest").record(Op::ReadPositive, 1_500);
         let report = export::report(&latency.snapshot());
         let batched = Latency::new("strata");
-        batched.recorder("ingest").record(Op::ReadPositivePerItem, 500);
+        batched.recorder("ingest").record(Op::GetMany, 500_000);
+        batched.recorder("ingest").record(Op::CommitPerItem, 310);
         let batched = export::report(&batched.snapshot());
         let text = live_table(&[("redb".to_owned(), &report), ("strata".to_owned(), &batched)]);
-        assert!(text.contains("Positive read\n  avg                 1.50 µs        -\n"), "{text}");
-        assert!(text.contains("Positive read / item\n  avg                       -  0.50 µs\n"), "{text}");
-        assert!(!text.contains("Negative read") && !text.contains("Commit / item"), "{text}");
+        assert!(text.contains("Positive read\n  avg          1.50 µs        -\n"), "{text}");
+        assert!(text.contains("get_many\n  avg                -   500 µs\n"), "{text}");
+        assert!(!text.contains("Negative read") && text.matches("Positive read").count() == 1, "{text}");
         assert!(text.ends_with(ITEM_NOTE));
         assert!(!live_table(&[("redb".to_owned(), &report)]).contains("item"));
     }

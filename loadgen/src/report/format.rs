@@ -104,10 +104,8 @@ pub(crate) fn op(op: &str) -> String {
     match op {
         "read_negative" => "Negative read".to_owned(),
         "read_positive" => "Positive read".to_owned(),
-        "read_negative_per_item" => "Negative read / item".to_owned(),
-        "read_positive_per_item" => "Positive read / item".to_owned(),
         "commit_per_item" => "Commit / item".to_owned(),
-        "get_many" => "Batched read".to_owned(),
+        "get_many" | "get_many_absent" => op.to_owned(),
         other => {
             let text = other.replace('_', " ");
             let mut letters = text.chars();

@@ -33,7 +33,10 @@ pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
 /// Reads the records of one file, and leaves the engines' labels as names. A file without records is an error, and so is a run that
 /// appears twice.
 pub(crate) fn read_one(file: &Path) -> Result<Vec<Record>> {
-    let records = result::read(file)?;
+    let mut records = result::read(file)?;
+    // Older files have the mean of each batch, once for each of its keys: it is not the latency of any of them.
+    let is_mean = |op: &str| op.starts_with("read_") && op.ends_with("_per_item");
+    records.iter_mut().for_each(|record| record.curves.retain(|curve| !is_mean(&curve.op)));
     ensure!(!records.is_empty(), "no result in it: file={}", file.display());
     for (at, record) in records.iter().enumerate() {
         refuse_known(record, records[..at].iter(), file)?;

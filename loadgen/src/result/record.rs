@@ -170,8 +170,8 @@ pub struct Opening {
 /// Latencies of one operation over the measured part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Name of the operation: `read_negative`, `read_positive`, `read_negative_per_item`, `read_positive_per_item`,
-    /// `write`, `commit`, `commit_per_item`, `get_many`, `scan`, `query`.
+    /// Name of the operation: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`, `scan`,
+    /// `query`.
     pub op: String,
     /// Number of latencies in the curve.
     pub count: u64,

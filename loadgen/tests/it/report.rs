@@ -242,6 +242,22 @@ fn engines_of_one_file_are_compared_and_few_repeats_prove_nothing() {
 }
 
 #[test]
+fn means_of_batches_in_older_files_are_not_shown_as_latencies() {
+    let mut run = record("live", "redb", "live", None, 0);
+    run.curves = ["read_positive", "read_positive_per_item", "get_many", "commit_per_item", "read_negative_per_item"]
+        .map(|op| curve(op, 7_000.0, 900))
+        .to_vec();
+    let (html, markdown) = report(std::slice::from_ref(&run));
+    let markdown = markdown.replace('\\', "");
+    for shown in ["Positive read", "get_many", "Commit / item"] {
+        assert!(html.contains(shown) && markdown.contains(shown), "{shown}: {markdown}");
+    }
+    for said in [&html, &markdown] {
+        assert!(!said.contains("per_item") && !said.contains("per item") && !said.contains("read / item"), "{said}");
+    }
+}
+
+#[test]
 fn bad_files_are_refused_by_name_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let refused = |name: &str, content: &str| {

@@ -285,7 +285,7 @@ class Choice {
 }
 
 /** Operations in the order of the choice: lookups before the operations of the ingest. */
-const OPS = ['read_positive', 'read_negative', 'read_positive_per_item', 'read_negative_per_item', 'commit', 'write'];
+const OPS = ['read_positive', 'read_negative', 'get_many', 'commit', 'write'];
 
 function buildLatency(host) {
   let last = null;

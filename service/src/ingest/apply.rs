@@ -7,6 +7,7 @@
 
 mod commit;
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,6 +60,8 @@ pub struct ApplyConfig {
     pub depth: usize,
     /// Whether the engine's `get_many` waits for one read of the device after another, so that threads have to help.
     pub reads_in_turn: bool,
+    /// Seed of the draw of the keys that are got alone.
+    pub sample_seed: u64,
     /// Which failures a commit survives: a crash of the process only, or a power loss as well.
     pub durability: Durability,
 }
@@ -74,6 +77,8 @@ impl ApplyConfig {
             full_retry: FULL_RETRY,
             depth: commit.ingest_depth as usize,
             reads_in_turn: engine.descriptor().get_many_waits_in_turn,
+            // The random keys of the standard hasher are random enough for a draw.
+            sample_seed: RandomState::new().hash_one(0),
             durability,
         }
     }
@@ -126,7 +131,7 @@ impl Apply {
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
         let standing = Standing::new(state.clone());
         Ok(Self {
-            reads: Reads::new(&engine, config.depth, config.reads_in_turn),
+            reads: Reads::new(&engine, config.depth, config.reads_in_turn, config.sample_seed),
             engine,
             state,
             config,

@@ -230,7 +230,7 @@ mod tests {
         let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
         let engine = store(&dir.path().join("store"));
         let mut reader = engine.own_reader().unwrap();
-        let mut reads = Reads::new(&engine, 64, false);
+        let mut reads = Reads::new(&engine, 64, false, 0);
         let mut batch = Batch::new(FEW);
         for n in 2..50 {
             assert_eq!(
@@ -259,7 +259,7 @@ mod tests {
         let mut reader = engine.own_reader().unwrap();
         let of = |key: u8, old: Option<u8>, new: Option<u8>| (key, old, new);
         for depth in [1, 2, 3, 64] {
-            let mut reads = Reads::new(&engine, depth, false);
+            let mut reads = Reads::new(&engine, depth, false, 0);
             let mut batch = Batch::new(Limits { due: 100, most: 100 });
             // Within a slot, looked up together or not, and from one slot to the next.
             let first = slot(10, &[(1, Some(2)), (1, Some(1)), (1, Some(1)), (2, Some(4)), (1, None), (2, None)]);
@@ -286,7 +286,7 @@ mod tests {
         let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
         let engine = store(&dir.path().join("store"));
         let mut reader = engine.own_reader().unwrap();
-        let mut reads = Reads::new(&engine, 64, false);
+        let mut reads = Reads::new(&engine, 64, false, 0);
         let mut batch = Batch::new(FEW);
         let five = [2, 3, 4, 5, 6].map(|key| (key, Some(key)));
         batch.take(&slot(10, &five[..1]), &mut reads, &mut reader, &pulse).unwrap();

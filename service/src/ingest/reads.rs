@@ -1,16 +1,23 @@
-//! The reads of the ingest: the keys of a slot, looked up together.
+//! The reads of the ingest: the keys of a slot, looked up together by `get_many`.
 //!
-//! Owns: how many keys are looked up at once, and the threads that do it for an engine whose `get_many` waits for one
-//! read of the device after another. Must not: hold a snapshot of the engine between two calls, because a snapshot
-//! keeps replaced pages; decide anything by a value.
+//! Owns: how many keys are looked up at once, which keys are got alone, and the threads that do it for an engine whose
+//! `get_many` waits for one read of the device after another. Must not: hold a snapshot of the engine between two
+//! calls, because a snapshot keeps replaced pages; decide anything by a value.
 //! Runs on the ingest-apply thread, and on up to `THREADS_MAX` threads `ingest-read-N`, which start when they are
 //! first needed and end with [`Reads`].
+//!
+//! # Keys that are got alone
+//!
+//! The latency of a `get_many` does not tell an absent key from a present one. So one key in [`KEYS_A_SAMPLE`] is drawn
+//! at random, got alone before its batch is looked up, and left out of the batch. These gets are the ingest's
+//! `read_negative` and `read_positive`.
 //!
 //! # Why the threads see the newest commit
 //!
 //! Each of them opens a reader for each piece of work. ingest-apply is the only writer, and it waits for all pieces
 //! before it continues. A reader opened meanwhile therefore sees the newest commit, as ingest-apply's own does.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -33,10 +40,17 @@ const THREADS_MAX: usize = 16;
 /// costs less than one wait, and a lookup in memory costs less than a hundredth of one.
 const KEYS_A_WAIT: u64 = 32;
 
+/// Number of keys of which one is got alone. On a cold store such a get waits for the device by itself, and the keys of
+/// a batch wait together. One key in 512 costs the ingest at most a hundredth of its rate.
+const KEYS_A_SAMPLE: u64 = 512;
+
 /// Looks up the keys of slots.
 pub struct Reads {
     depth: usize,
     pool: Option<Pool>,
+    sample: Sample,
+    /// Indexes of the events whose keys are got alone.
+    alone: Vec<usize>,
     keys: Vec<Key>,
     found: Vec<Option<Value>>,
     /// Index of the event that each of `keys` belongs to.
@@ -46,11 +60,14 @@ pub struct Reads {
 
 impl Reads {
     /// Creates the reads of `engine`, `depth` keys at once; 1 looks up one key after another. `in_turn` says that the
-    /// engine's `get_many` waits for one read of the device after another.
-    pub fn new(engine: &Arc<Measured>, depth: usize, in_turn: bool) -> Self {
+    /// engine's `get_many` waits for one read of the device after another. The keys that are got alone follow from
+    /// `seed`.
+    pub fn new(engine: &Arc<Measured>, depth: usize, in_turn: bool, seed: u64) -> Self {
         let depth = depth.max(1);
         let pool = (in_turn && depth > 1).then(|| Pool::new(engine, depth.min(THREADS_MAX)));
-        Self { depth, pool, keys: Vec::new(), found: Vec::new(), places: Vec::new(), stored: Vec::new() }
+        let sample = Sample { seed, seen: 0, drawn: 0 };
+        let (alone, keys, found) = (Vec::new(), Vec::new(), Vec::new());
+        Self { depth, pool, sample, alone, keys, found, places: Vec::new(), stored: Vec::new() }
     }
 
     /// Returns the values that the store holds for the keys of the first events, at least one event. `is_known` tells
@@ -64,6 +81,7 @@ impl Reads {
         events: &[Event],
         is_known: impl Fn(&Key) -> bool,
     ) -> Result<&[Option<Value>]> {
+        self.alone.clear();
         self.keys.clear();
         self.places.clear();
         let mut covered = 0;
@@ -71,11 +89,20 @@ impl Reads {
             if self.keys.len() == self.depth {
                 break;
             }
-            if !is_known(&event.key) {
+            if is_known(&event.key) {
+                // It needs no lookup.
+            } else if self.sample.takes_next() {
+                self.alone.push(covered);
+            } else {
                 self.keys.push(event.key);
                 self.places.push(covered);
             }
             covered += 1;
+        }
+        self.stored.clear();
+        self.stored.resize(covered, None);
+        for &place in &self.alone {
+            self.stored[place] = reader.get(&events[place].key)?;
         }
         self.found.clear();
         self.found.resize(self.keys.len(), None);
@@ -87,12 +114,33 @@ impl Reads {
                 None => reader.get_many(keys, values),
             })?,
         }
-        self.stored.clear();
-        self.stored.resize(covered, None);
         for (place, value) in self.places.iter().zip(&self.found) {
             self.stored[*place] = *value;
         }
         Ok(&self.stored)
+    }
+}
+
+/// Draws one key at random from each [`KEYS_A_SAMPLE`] that follow each other.
+#[derive(Debug)]
+struct Sample {
+    seed: u64,
+    /// Number of keys so far.
+    seen: u64,
+    /// Position of the key that is drawn among those of its draw.
+    drawn: u64,
+}
+
+impl Sample {
+    /// Whether the next key is drawn.
+    fn takes_next(&mut self) -> bool {
+        let at = self.seen % KEYS_A_SAMPLE;
+        if at == 0 {
+            let random = BuildHasherDefault::<DefaultHasher>::default().hash_one((self.seed, self.seen));
+            self.drawn = random % KEYS_A_SAMPLE;
+        }
+        self.seen = self.seen.wrapping_add(1);
+        at == self.drawn
     }
 }
 
@@ -282,7 +330,7 @@ mod tests {
             let events = events((0..PAIRS).rev());
             for depth in [1, 2, 64, 1000, 1 << 20] {
                 let before = engine.latency().snapshot();
-                let mut reads = Reads::new(&engine, depth, true);
+                let mut reads = Reads::new(&engine, depth, true, 7);
                 let mut reader = engine.own_reader().unwrap();
                 let mut rest = &events[..];
                 let mut asked = 0;
@@ -303,9 +351,55 @@ mod tests {
                 let read = engine.latency().snapshot().since(&before);
                 let count = |op| read.get("ingest", op).map_or(0, |series| series.len());
                 let alone = count(Op::ReadPositive) + count(Op::ReadNegative);
-                let together = count(Op::ReadPositivePerItem) + count(Op::ReadNegativePerItem);
-                assert_eq!(alone + together, asked);
-                assert!(if depth == 1 { together == 0 } else { alone <= 1 }, "alone={alone} together={together}");
+                let batches = count(Op::GetMany);
+                if depth == 1 {
+                    assert_eq!((alone, batches), (asked, 0));
+                } else {
+                    // One key may be left for the last batch.
+                    assert!(batches > 0 && alone <= asked.div_ceil(KEYS_A_SAMPLE) + 1, "alone={alone}");
+                }
+            }
+        });
+    }
+
+    /// Looks up the keys of `events` with a depth of 1024. Returns the position of each key that was got alone.
+    fn got_alone(engine: &Arc<Measured>, events: &[Event], in_turn: bool, seed: u64) -> Vec<usize> {
+        let mut reads = Reads::new(engine, 1024, in_turn, seed);
+        let mut reader = engine.own_reader().unwrap();
+        let (mut done, mut drawn) = (0, Vec::new());
+        while done < events.len() {
+            let (before, rest) = (engine.latency().snapshot(), &events[done..]);
+            let covered = reads.stored(&mut reader, rest, |_| false).unwrap().len();
+            let read = engine.latency().snapshot().since(&before);
+            let count = |op| read.get("ingest", op).map_or(0, |series| series.len());
+            let label = engine.label();
+            let present = reads.alone.iter().filter(|&&at| reads.stored[at].is_some()).count() as u64;
+            let absent = reads.alone.len() as u64 - present;
+            assert_eq!((count(Op::ReadPositive), count(Op::ReadNegative)), (present, absent), "{label}");
+            assert_eq!((count(Op::GetMany), reads.alone.len() + reads.keys.len()), (1, covered), "{label}");
+            assert!(reads.alone.iter().all(|&at| !reads.keys.contains(&rest[at].key)), "{label}: read twice");
+            // Whatever is read after its batch comes from warm pages.
+            let batch_ns = read.get("ingest", Op::GetMany).unwrap().max();
+            assert!(batch_ns.abs_diff(reader.last_ns()) <= batch_ns / 500, "{label}: the batch was not read last");
+            drawn.extend(reads.alone.iter().map(|at| done + at));
+            done += covered;
+        }
+        drawn
+    }
+
+    #[test]
+    fn one_key_in_512_is_got_alone_before_its_batch_and_left_out_of_it() {
+        on_each_engine(|engine| {
+            let events = events((0..4).flat_map(|_| 0..PAIRS));
+            let draws = events.len().div_ceil(KEYS_A_SAMPLE as usize);
+            for in_turn in [false, true] {
+                let drawn = got_alone(&engine, &events, in_turn, 1);
+                assert!((draws - 1..=draws).contains(&drawn.len()), "{drawn:?}");
+                let mut places: Vec<_> = drawn.iter().map(|at| at % KEYS_A_SAMPLE as usize).collect();
+                places.sort_unstable();
+                places.dedup();
+                assert!(places.len() > draws / 2, "not at random: {drawn:?}");
+                assert_ne!(drawn, got_alone(&engine, &events, in_turn, 2));
             }
         });
     }

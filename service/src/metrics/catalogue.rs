@@ -161,7 +161,7 @@ macro_rules! catalogue {
     };
 }
 
-const OPS: &str = "op=read_negative|read_positive|read_negative_per_item|read_positive_per_item|write|commit|commit_per_item|get_many|scan";
+const OPS: &str = "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan";
 const SOURCES: &str = "source=ingest|rpc|shm";
 const REASONS: &str = "reason=committed|dead|abandoned|overflow|disconnected|duplicate";
 const ENDINGS: &str = "rule=full|source_share|newcomer|handshake|greeting|first_request|idle|unread";

@@ -126,15 +126,10 @@ panels! {
             quantile!("0.5", "read_positive") => "{{instance}} {{source}} p50",
             quantile!("0.99", "read_positive") => "{{instance}} {{source}} p99",
             quantile!("0.999", "read_positive") => "{{instance}} {{source}} p99.9";
-        curve "Keys looked up together, the whole call" "s":
+        curve "get_many" "s":
             quantile!("0.5", "get_many") => "{{instance}} {{source}} p50",
             quantile!("0.99", "get_many") => "{{instance}} {{source}} p99",
             quantile!("0.999", "get_many") => "{{instance}} {{source}} p99.9";
-        curve "The same for each key" "s":
-            quantile!("0.5", "read_positive_per_item") => "{{instance}} {{source}} present p50",
-            quantile!("0.99", "read_positive_per_item") => "{{instance}} {{source}} present p99",
-            quantile!("0.5", "read_negative_per_item") => "{{instance}} {{source}} absent p50",
-            quantile!("0.99", "read_negative_per_item") => "{{instance}} {{source}} absent p99";
         curve "Write" "s":
             quantile!("0.5", "write") => "{{instance}} {{source}} p50",
             quantile!("0.99", "write") => "{{instance}} {{source}} p99",

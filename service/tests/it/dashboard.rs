@@ -12,7 +12,7 @@ use crate::browser::Browser;
 use crate::support::{Service, columns, load, stream, wait_for};
 
 /// A stream that lasts longer than any test runs.
-const ENDLESS: &str = "--pairs 2000 --events 100000000 --events-per-slot 400 --rate 4000 --unknown-share 0.05 \
+const ENDLESS: &str = "--pairs 2000 --events 100000000 --events-per-slot 400 --rate 4000 --unknown-share 0.3 \
                        --change-share 0.3 --close-share 0.02 --dead-every 9 --skip-every 11 --replay-slots 100";
 
 fn options() -> EngineOptions {
@@ -212,13 +212,17 @@ fn controls(browser: &mut Browser) {
         assert_eq!(browser.eval("view().to - view().from"), json!(seconds * 1000));
     }
     browser.eval("store.rows.shift()");
+    for op in ["read_positive", "read_negative", "get_many"] {
+        browser.wait(&format!(
+            "store.answer.latency.series.some((one) => one.op === '{op}' && one.source === 'ingest' && one.total.count > 0)"
+        ));
+    }
     for (op, sources) in [
-        ("read_positive", &["rpc"][..]),
-        ("read_positive_per_item", &["ingest"]),
+        ("read_positive", &["ingest", "rpc"][..]),
         ("write", &["ingest"]),
         ("commit", &["ingest"]),
-        ("read_negative", &["rpc"]),
-        ("read_negative_per_item", &["ingest"]),
+        ("read_negative", &["ingest", "rpc"]),
+        ("get_many", &["ingest"]),
     ] {
         browser.click(&format!("input[name=op][value={op}]"));
         for source in sources {

@@ -73,7 +73,7 @@ fn defaults<G: Given + Default>() -> G::InEffect {
 fn apply_defaults(durability: Durability) -> ApplyConfig {
     let (commit, receive) = (defaults::<CommitGiven>(), defaults::<ReceiveGiven>());
     let config = ApplyConfig::new(&commit, &receive, engines::default_engine(), durability);
-    ApplyConfig { full_retry: Duration::ZERO, ..config }
+    ApplyConfig { full_retry: Duration::ZERO, sample_seed: 0, ..config }
 }
 
 /// While a commit is under way, each lookup has to read the engine's checkpoint. A failed commit must therefore count
@@ -220,6 +220,7 @@ impl Simulation {
             gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
             depth: of(&[1, 2, 64, 1000], &mut reads) as usize,
             reads_in_turn: slow,
+            sample_seed: seed,
             ..apply_defaults(durability)
         };
         receive.settings.gap_timeout = apply.gap_timeout;
