@@ -122,9 +122,8 @@ pub(crate) struct Chain {
     slots: u64,
     /// Events and slots of earlier runs, which are not delivered.
     skipped: (u64, u64),
-    /// Number of events at the end of the current round of [`Workload::events`]. A slot is cut there.
-    round_end: u64,
-    /// Number of events at the end of this run, which is also the end of a round.
+    /// Number of events at which this run ends. The slot that reaches it is made whole, so that the content of a slot
+    /// does not depend on where runs end.
     end: u64,
     bogus: u64,
     /// Parent of the next slot's abandoned block, if a fork is to grow.
@@ -154,7 +153,6 @@ impl Chain {
             events: 0,
             slots: 0,
             skipped: (0, 0),
-            round_end: options.events,
             end: options.events,
             bogus: 0,
             fork: None,
@@ -181,10 +179,9 @@ impl Chain {
         self.parent = (slot - 1, block_hash(self.options.seed, slot - 1), 0);
     }
 
-    /// Makes every slot up to `slot` without delivering any. The run's own events come after the current round.
+    /// Makes every slot up to `slot` without delivering any. The run's own events come after them.
     pub(super) fn skip_to(&mut self, slot: u64) -> Result<()> {
         while self.parent.0 < slot {
-            self.begin_round();
             self.produce();
             self.ready.clear();
         }
@@ -194,7 +191,7 @@ impl Chain {
              before, or load a new store"
         );
         self.held.clear();
-        self.end = self.round_end + self.options.events;
+        self.end = self.events.saturating_add(self.options.events);
         self.skipped = (self.events, self.slots);
         Ok(())
     }
@@ -245,7 +242,6 @@ impl Chain {
             if self.events >= self.end {
                 return self.held.pop_front().map(|(_, block)| block);
             }
-            self.begin_round();
             self.produce();
         }
     }
@@ -254,7 +250,6 @@ impl Chain {
     /// place, and a missing one comes too. Returns `None` once the run's events are spent.
     pub(crate) fn next_sealed(&mut self) -> Option<Arc<Block>> {
         while self.events < self.end {
-            self.begin_round();
             self.newest = None;
             self.produce();
             self.ready.clear();
@@ -264,12 +259,6 @@ impl Chain {
             }
         }
         None
-    }
-
-    fn begin_round(&mut self) {
-        if self.events >= self.round_end {
-            self.round_end += self.options.events;
-        }
     }
 
     /// Returns the state that a follower must have at the end. Walks every key, at about 50 ns each.
@@ -346,7 +335,7 @@ impl Chain {
     }
 
     fn sealed_block(&mut self, slot: u64) -> Block {
-        let wanted = u64::from(self.options.events_per_slot).min(self.round_end - self.events) as u32;
+        let wanted = self.options.events_per_slot;
         let mut updates = Vec::with_capacity(wanted as usize);
         self.touched.clear();
         for _ in 0..wanted.saturating_mul(DRAWS_PER_EVENT) {

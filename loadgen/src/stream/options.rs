@@ -14,6 +14,9 @@ use crate::stream::compress::Compression;
 use crate::stream::filter::Limits;
 use crate::stream::like::Like;
 
+/// Largest number of events in a slot: over a thousand times mainnet's.
+const SLOT_EVENTS_MAX: u32 = 10_000_000;
+
 /// The workload: a pure function of these and nothing else, so that two runs deliver the same slots.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Workload {
@@ -29,7 +32,7 @@ pub struct Workload {
     /// Start without the known keys in the map: the first event on a key creates it
     #[arg(long)]
     pub base_empty: bool,
-    /// Account updates in total, over all slots
+    /// Account updates in total, from where the follower is; the last slot is made whole
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = workload::count::<u64>)]
     pub events: u64,
     /// Account updates per slot (mainnet: about 7000 before they are deduplicated)
@@ -154,6 +157,11 @@ impl Workload {
         ensure!(self.pairs > 0, "no known keys: pairs=0; give --pairs 1 or more");
         ensure!(self.pairs < 1 << 40, "too many known keys: pairs={} max=2^40", self.pairs);
         ensure!(self.events_per_slot > 0, "no events in a slot: events-per-slot=0; give 1 or more");
+        ensure!(
+            self.events_per_slot <= SLOT_EVENTS_MAX,
+            "too many events in a slot: events-per-slot={} max={SLOT_EVENTS_MAX}",
+            self.events_per_slot
+        );
         ensure!(self.start_slot > 0, "start-slot=0 has no parent; give 1 or more");
         for (name, share) in [
             ("unknown-share", self.unknown_share),
