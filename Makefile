@@ -10,12 +10,16 @@ SECONDS ?= 60
 SOLKV_CACHE ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/solkv
 export SOLKV_CACHE
 export CARGO_TARGET_DIR ?= $(SOLKV_CACHE)/target
-BIN := $(CARGO_TARGET_DIR)/release
+# cargo keeps one program of a name, that of the newest build, whatever engines it has. So `make build` links its programs
+# into a folder of their own, and the demos theirs into another.
+RELEASE := $(CARGO_TARGET_DIR)/release
+BIN := $(CARGO_TARGET_DIR)/programs
 
 # The engines to compile in: all for tests and checks, one for the demo; `ENGINES="lmdb strata" make test` tests these
 # alone. RocksDB's C++ is linked from the copy that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
 ALL_ENGINES := rocksdb lmdb redb strata
 demo demo-archive: ENGINES := $(ENGINE)
+demo demo-archive: BIN := $(CARGO_TARGET_DIR)/programs-demo
 ENGINES ?= $(ALL_ENGINES)
 unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
 $(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
@@ -40,6 +44,7 @@ setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's 
 
 build: setup ## Builds bootstrap, service and loadgen (ENGINES="redb lmdb" to choose).
 	$(CARGO) build --locked --release -p solkv-bootstrap -p solkv-service -p solkv-loadgen $(call with,bootstrap service loadgen)
+	@mkdir -p "$(BIN)" && ln -f "$(RELEASE)/bootstrap" "$(RELEASE)/service" "$(RELEASE)/loadgen" "$(BIN)"
 	@echo "built: $(BIN)/bootstrap $(BIN)/service $(BIN)/loadgen"
 
 demo: build ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
@@ -96,7 +101,7 @@ fuzz-locks:
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
 torture: ## Kills, power losses, disk faults and flipped bits against every engine, for SECONDS=60.
 	@$(CARGO) build --locked --release -p solkv-torture $(call with,torture)
-	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $(SECONDS))
+	@"$(RELEASE)/torture" $(if $(ARGS),$(ARGS),--seconds $(SECONDS))
 
 LIVES ?= 1000
 # SEED=1 is the demo's: only one that was given on the command line runs a single life again.
@@ -160,7 +165,7 @@ targets:
 
 # What is made from the metric catalogue is committed: this says when it is old, `make metrics` makes it anew. Built as
 # `make test` builds it, so that nothing is compiled twice.
-GENERATE = $(CARGO) build --locked --release -q $(WORKSPACE) --bins && "$(BIN)/service" metrics --format
+GENERATE = $(CARGO) build --locked --release -q $(WORKSPACE) --bins && "$(RELEASE)/service" metrics --format
 catalogue:
 	@$(GENERATE) markdown | diff -u METRICS.md - || { echo "METRICS.md is old: make metrics" >&2; exit 1; }
 	@$(GENERATE) grafana | diff -u deploy/grafana/solkv.json - >/dev/null || \
@@ -182,6 +187,7 @@ units:
 	@.ci/links
 	@deploy/test/host.sh
 	@deploy/test/setup.sh
+	@deploy/test/demo.sh
 
 # Results go into a folder of the day, with the folders and names of loadgen/results, which keeps the newest of each kind. Runs that
 # are in their file already are not repeated.
@@ -242,7 +248,7 @@ bench-heal: build ## Measures a heal of a million changes from an incremental an
 bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
 	cargo build --locked --release -p solkv-solana --example append_vec --example read
 	@mkdir -p "$(RESULTS)/archive"
-	@loadgen/scripts/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
+	@loadgen/scripts/bench-archive.py --bin "$(RELEASE)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
 
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)/transports"
@@ -264,7 +270,7 @@ bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at onc
 
 bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
 	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument
-	"$(BIN)/examples/instrument" "$(BIN)"
+	"$(RELEASE)/examples/instrument" "$(RELEASE)"
 
 clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.
 	@BIN="$(BIN)" CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh
@@ -277,7 +283,7 @@ deb: build ## Makes the Debian package in results/packages, and solkv-dbgsym wit
 
 # Packing the files takes a minute, laying them out a second: check does that, so that a package can always be made.
 tree: catalogue
-	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && deploy/package/tree.sh "$(BIN)" "$$work/tree"
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && deploy/package/tree.sh "$(RELEASE)" "$$work/tree"
 
 tarball: build ## Makes a tarball of the same programs for systems without dpkg.
 	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"

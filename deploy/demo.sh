@@ -11,11 +11,11 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-echo "== 1. bootstrap: $PAIRS pairs in shuffled order into $ENGINE"
+echo "== 1. bootstrap: $PAIRS pairs into $ENGINE"
 # shellcheck disable=SC2086 -- a list of flags
 "$BIN/bootstrap" $engine --dir "$work/store" --pairs "$PAIRS" --seed "$SEED"
 
 echo
-echo "== 2. live: $EVENTS events over a Yellowstone gRPC socket, 1000 a commit, every commit synced"
+echo "== 2. live: $EVENTS events over a Yellowstone gRPC socket, every commit synced"
 # shellcheck disable=SC2086
 "$BIN/loadgen" live $engine --dir "$work/store" --pairs "$PAIRS" --seed "$SEED" --events "$EVENTS" --rate max --verify
