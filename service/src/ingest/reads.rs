@@ -12,6 +12,10 @@
 //! at random, got alone before its batch is looked up, and left out of the batch. These gets are the ingest's
 //! `read_negative` and `read_positive`.
 //!
+//! On a cold store such a get waits for the device by itself, and the keys of a batch wait together. Gets alone take at
+//! most a hundredth of the time: on a device that answers slowly but many reads at once, fewer keys are drawn. Times in
+//! which the device is slow then weigh less in the two latencies.
+//!
 //! # Why the threads see the newest commit
 //!
 //! Each of them opens a reader for each piece of work. ingest-apply is the only writer, and it waits for all pieces
@@ -21,6 +25,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use engine_api::{Engine, Error, ErrorKind, Key, Reader, Result, Value};
 use engine_latency::{Measured, MeasuredReader};
@@ -40,9 +45,17 @@ const THREADS_MAX: usize = 16;
 /// costs less than one wait, and a lookup in memory costs less than a hundredth of one.
 const KEYS_A_WAIT: u64 = 32;
 
-/// Number of keys of which one is got alone. On a cold store such a get waits for the device by itself, and the keys of
-/// a batch wait together. One key in 512 costs the ingest at most a hundredth of its rate.
+/// Number of keys of which one is got alone.
 const KEYS_A_SAMPLE: u64 = 512;
+
+/// Gets alone take at most one part in this many of the time.
+const TIME_A_SAMPLE: u32 = 100;
+
+/// Time without gets alone that later ones may use. So a single slow get does not stop the draw.
+const SAVED_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Largest duration of gets alone that counts, because a pause of the machine would stop the draw for days.
+const SPENT_MAX: Duration = Duration::from_secs(1);
 
 /// Looks up the keys of slots.
 pub struct Reads {
@@ -65,7 +78,7 @@ impl Reads {
     pub fn new(engine: &Arc<Measured>, depth: usize, in_turn: bool, seed: u64) -> Self {
         let depth = depth.max(1);
         let pool = (in_turn && depth > 1).then(|| Pool::new(engine, depth.min(THREADS_MAX)));
-        let sample = Sample { seed, seen: 0, drawn: 0 };
+        let sample = Sample { seed, seen: 0, drawn: 0, rests_until: before(Instant::now()) };
         let (alone, keys, found) = (Vec::new(), Vec::new(), Vec::new());
         Self { depth, pool, sample, alone, keys, found, places: Vec::new(), stored: Vec::new() }
     }
@@ -103,6 +116,7 @@ impl Reads {
         self.stored.resize(covered, None);
         for &place in &self.alone {
             self.stored[place] = reader.get(&events[place].key)?;
+            self.sample.rest_after(Duration::from_nanos(reader.last_ns()));
         }
         self.found.clear();
         self.found.resize(self.keys.len(), None);
@@ -121,7 +135,7 @@ impl Reads {
     }
 }
 
-/// Draws one key at random from each [`KEYS_A_SAMPLE`] that follow each other.
+/// Draws one key at random from each [`KEYS_A_SAMPLE`] that follow each other, unless the gets before took too long.
 #[derive(Debug)]
 struct Sample {
     seed: u64,
@@ -129,6 +143,8 @@ struct Sample {
     seen: u64,
     /// Position of the key that is drawn among those of its draw.
     drawn: u64,
+    /// No key is drawn before. It lies in the past by the time that is saved.
+    rests_until: Instant,
 }
 
 impl Sample {
@@ -140,8 +156,18 @@ impl Sample {
             self.drawn = random % KEYS_A_SAMPLE;
         }
         self.seen = self.seen.wrapping_add(1);
-        at == self.drawn
+        at == self.drawn && self.rests_until <= Instant::now()
     }
+
+    /// Takes in that a key was got alone in this time.
+    fn rest_after(&mut self, spent: Duration) {
+        self.rests_until = self.rests_until.max(before(Instant::now())) + spent.min(SPENT_MAX) * TIME_A_SAMPLE;
+    }
+}
+
+/// Returns the earliest time from which time can be saved until `now`.
+fn before(now: Instant) -> Instant {
+    now.checked_sub(SAVED_TIME_MAX).unwrap_or(now)
 }
 
 /// Threads that look up keys, each a part of a call's.
@@ -369,6 +395,8 @@ mod tests {
         let (mut done, mut drawn) = (0, Vec::new());
         while done < events.len() {
             let (before, rest) = (engine.latency().snapshot(), &events[done..]);
+            // However long the machine took for the gets before.
+            reads.sample.rests_until = Instant::now();
             let covered = reads.stored(&mut reader, rest, |_| false).unwrap().len();
             let read = engine.latency().snapshot().since(&before);
             let count = |op| read.get("ingest", op).map_or(0, |series| series.len());
@@ -402,6 +430,25 @@ mod tests {
                 assert_ne!(drawn, got_alone(&engine, &events, in_turn, 2));
             }
         });
+    }
+
+    #[test]
+    fn gets_alone_stop_while_they_have_taken_more_than_a_hundredth_of_the_time() {
+        let seen = |sample: &mut Sample| (0..2 * KEYS_A_SAMPLE).filter(|_| sample.takes_next()).count();
+        let mut sample = Sample { seed: 1, seen: 0, drawn: 0, rests_until: Instant::now() };
+        assert_eq!(seen(&mut sample), 2);
+        // Its rest is longer than any test, and ends: a pause of the machine counts as a second.
+        sample.rest_after(Duration::from_secs(1 << 40));
+        sample.rest_after(Duration::MAX);
+        let until = sample.rests_until;
+        assert_eq!(seen(&mut sample), 0);
+        assert!(until <= Instant::now() + SPENT_MAX * 2 * TIME_A_SAMPLE);
+        // What is saved is bounded, and one slow get does not use it up.
+        sample.rests_until = Instant::now().checked_sub(SAVED_TIME_MAX * 50).unwrap();
+        sample.rest_after(SAVED_TIME_MAX / TIME_A_SAMPLE / 2);
+        assert_eq!(seen(&mut sample), 2);
+        sample.rest_after(SPENT_MAX);
+        assert_eq!(seen(&mut sample), 0);
     }
 
     #[test]
