@@ -53,7 +53,7 @@ pub(crate) const SPIN: Duration = Duration::from_micros(50);
 const LOOK_AROUND: Duration = Duration::from_millis(1);
 
 /// Pause after a failed accept, most likely for lack of descriptors. Without it the listener would be ready again at
-/// once.
+/// once. Nothing that a client sends causes it.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of clients accepted in one check, so that one that connects and disconnects without end does not
@@ -98,12 +98,13 @@ impl ShmServer {
         let (listener, file) = uds::bind(path, access)?;
         let doorbell = Arc::new(bells::bell().context("cannot make an eventfd")?);
         let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
+        let discard = Discard::start().context("cannot start the thread that closes shared-memory sockets")?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let pulse = pulses.add("shm-lookup");
         let run = move || {
             let _file: SocketFile = file;
-            let mut server = Server::new(listener, bells, &engine, &state, feed);
+            let mut server = Server::new(listener, bells, discard, &engine, &state, feed);
             server.run(&stopped, &pulse);
         };
         let thread = std::thread::Builder::new()
@@ -163,6 +164,7 @@ impl<'e> Server<'e> {
     fn new(
         listener: UnixListener,
         bells: Bells,
+        discard: Discard,
         engine: &'e Measured,
         state: &'e ShmState,
         feed: Option<OwnedFd>,
@@ -181,7 +183,7 @@ impl<'e> Server<'e> {
             under_way: None,
             waiting: 0,
             turn: 0,
-            discard: Discard::default(),
+            discard,
             accept_at: None,
             refreshed: Instant::now(),
         }
@@ -348,13 +350,16 @@ impl<'e> Server<'e> {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_A_LOOK {
+            if !self.discard.has_room() {
+                return self.pause(LOOK_AROUND);
+            }
             match self.listener.accept() {
                 Ok((socket, _)) => self.welcome(socket),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     tracing::warn!(%error, pause_s = ACCEPT_PAUSE.as_secs(), "cannot accept a shared-memory client");
-                    self.pause();
+                    self.pause(ACCEPT_PAUSE);
                     break;
                 }
             }
@@ -367,8 +372,7 @@ impl<'e> Server<'e> {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!("a shared-memory client is refused: it sent data, which no correct client does");
-                self.discard.put(socket);
-                return self.pause();
+                return self.discard.put(socket);
             }
             Err(error) => return tracing::debug!(%error, "a shared-memory client is gone already"),
         }
@@ -386,9 +390,9 @@ impl<'e> Server<'e> {
         self.next_id += 1;
     }
 
-    fn pause(&mut self) {
+    fn pause(&mut self, pause: Duration) {
         self.bells.listen(&self.listener, false);
-        self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+        self.accept_at = Some(Instant::now() + pause);
     }
 
     fn count_sessions(&self, sessions: usize) {

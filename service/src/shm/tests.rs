@@ -99,7 +99,7 @@ fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) ->
     let own = bells::bell().unwrap();
     let bells = Bells::new(&own, &listener).unwrap();
     let state = state(&pool);
-    let mut server = Server::new(listener, bells, &pool.engine, &state, None);
+    let mut server = Server::new(listener, bells, Discard::start().unwrap(), &pool.engine, &state, None);
     let join = |server: &mut Server<'_>| {
         let socket = UnixStream::connect(&path).unwrap();
         server.look_around(Some(Duration::ZERO));
@@ -287,15 +287,32 @@ fn a_client_that_sends_is_refused_and_one_that_rings_does_no_more_than_wake() {
         let mut rude = UnixStream::connect(server.listener.local_addr().unwrap().as_pathname().unwrap()).unwrap();
         rude.write_all(&[0; 1000]).unwrap();
         server.look_around(Some(Duration::ZERO));
-        assert!(server.sessions.is_empty() && server.accept_at.is_some());
+        assert!(server.sessions.is_empty());
         // Another thread closes it unread, which resets the connection; there was no greeting.
         assert!(rude.read_to_end(&mut Vec::new()).unwrap_or_default() == 0);
-        server.accept_at = Some(Instant::now());
         let polite = join(server);
         (&polite.socket).write_all(&[0]).unwrap_err();
         (0..1000).for_each(|_| bells::ring_own(&polite.bell));
         assert_eq!(server.bells.wait(Some(Duration::ZERO)).rings, 1, "however often it rings, it is one event");
         assert!(!server.serve());
         assert_eq!(server.bells.wait(Some(Duration::ZERO)).rings, 0);
+    });
+}
+
+#[test]
+fn clients_that_send_delay_nobody_who_comes_after_them() {
+    by_hand(|_, server, _| {
+        let path = server.listener.local_addr().unwrap();
+        let connect = || UnixStream::connect_addr(&path).unwrap();
+        // Fewer than may wait to be closed, so that the number of turns does not depend on the closing thread.
+        let rude: Vec<UnixStream> = (0..15 * ACCEPTS_A_LOOK).map(|_| connect()).collect();
+        rude.iter().for_each(|mut socket| socket.write_all(&[0]).unwrap());
+        let polite = connect();
+        for _ in 0..15 {
+            server.look_around(Some(Duration::ZERO));
+            assert!(server.sessions.is_empty() && server.accept_at.is_none(), "nobody pauses for them");
+        }
+        server.look_around(Some(Duration::ZERO));
+        assert!(greeted(polite).1.is_some(), "let in at its turn");
     });
 }
