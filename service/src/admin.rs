@@ -136,7 +136,12 @@ impl Inner {
         figures.running.store(true, Ordering::Relaxed);
         tracing::info!(dir = %dir.display(), "a snapshot begins");
         let held = self.views.hold();
-        let made = engine.snapshot(dir);
+        let made = engines::remove_cut_short(dir).and_then(|removed| {
+            if let Some(removed) = removed {
+                tracing::info!(removed = %removed.display(), "an earlier snapshot was cut short and is begun anew");
+            }
+            engine.snapshot(dir)
+        });
         drop(held);
         let took = start.elapsed();
         match &made {

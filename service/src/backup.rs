@@ -65,6 +65,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
         "service"
     } else {
         let store = open_whole(&args.dir, args.memory)?;
+        remove_cut_short(&to)?;
         store.snapshot(&to)?;
         store.close()?;
         "this program"
@@ -97,11 +98,20 @@ fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result
 pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let started = Instant::now();
     let from = open_whole(&args.from, args.memory)?;
+    remove_cut_short(&args.dir)?;
     from.snapshot(&args.dir)?;
     let took_s = started.elapsed().as_secs_f64();
     let said = kept_if_whole(&args.dir, || look_at_store(args, &*from, took_s))?;
     from.close()?;
     program::print(format_args!("{said}"));
+    Ok(())
+}
+
+/// Removes the rest of an earlier copy to `dir` that was cut short, and says so.
+fn remove_cut_short(dir: &Path) -> Result<()> {
+    if let Some(removed) = engines::remove_cut_short(dir)? {
+        out::tell(&format!("an earlier copy was cut short and is begun anew: removed={}", removed.display()));
+    }
     Ok(())
 }
 

@@ -12,28 +12,34 @@ use std::path::{Path, PathBuf};
 use engine_api::{Engine, Error, ErrorKind, Result};
 
 use crate::checked::{self, Found};
-use crate::directory::{CONTRADICTION, DATA, new_dir, sync_parent};
-use crate::lock;
-use crate::marker::{self, Identity};
+use crate::directory::{CONTRADICTION, DATA, names, new_dir, sync_parent};
+use crate::hold::holder;
+use crate::lock::{self, DirLock, LOCK};
+use crate::marker::{self, Identity, MARKER_TEMPORARY};
+
+/// Entries, beside the lock, of a copy that was cut short. The marker is not among them: a directory with one is a whole
+/// store.
+const CUT_SHORT: [&str; 4] = [DATA, CONTRADICTION, "contradiction.tmp", MARKER_TEMPORARY];
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
-/// leaves `dir` unchanged and a directory `DIR.partial`, which is not a store. A failure removes that directory, too.
+/// leaves `dir` unchanged and a directory `DIR.partial`, which is not a store and which the next copy to `dir` removes. A
+/// failure removes that directory, too.
 ///
 /// # Errors
-/// `FixInput` if something is at `dir` or `DIR.partial`, or one directory is inside the other; otherwise errors of the
-/// engine's snapshot and I/O errors.
+/// `FixInput` if something is at `dir`, or one directory is inside the other; any error of [`remove_cut_short`];
+/// otherwise errors of the engine's snapshot and I/O errors.
 pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir: &Path) -> Result<()> {
     refuse_nested(store, dir)?;
     refuse_unless_empty(dir)?;
+    remove_cut_short(dir)?;
     let partial = partial(dir)?;
     let shown = partial.display();
     new_dir(&partial).map_err(|e| match e.kind() {
-        Io::AlreadyExists => Error::new(
-            ErrorKind::FixInput,
-            format!("a copy to this place was cut short or is under way: dir={shown}: remove it if none is"),
-        ),
+        Io::AlreadyExists => under_way(&partial),
         _ => Error::io(format!("cannot make the copy's directory: dir={shown} reason={e}"), e),
     })?;
+    // Held until the copy has its name: whoever finds the directory unlocked knows that nobody will finish it.
+    let _lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;
     let made = fill(engine, identity, store, &partial).and_then(|()| {
         fs::rename(&partial, dir).map_err(|e| {
             Error::io(format!("cannot give the copy its name: from={shown} to={} reason={e}", dir.display()), e)
@@ -44,6 +50,46 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
         let _ = fs::remove_dir_all(&partial);
     }
     made.and_then(|()| sync_parent(dir))
+}
+
+/// Removes the rest of a copy to `dir` that was cut short, and returns its directory; `None` if there is none.
+///
+/// # Errors
+/// `Retry` if the copy is under way; `FixInput` if `DIR.partial` is not such a rest, or is a whole
+/// store; I/O errors of looking at it or removing it.
+pub fn remove_cut_short(dir: &Path) -> Result<Option<PathBuf>> {
+    let partial = partial(dir)?;
+    if fs::symlink_metadata(&partial).is_err_and(|e| e.kind() == Io::NotFound) {
+        return Ok(None);
+    }
+    if holder(&partial)?.is_some() {
+        return Err(under_way(&partial));
+    }
+    // Looked at before the lock is taken, because that would make a file in a directory of somebody else.
+    let is_ours = |name: &str| CUT_SHORT.contains(&name) || name == LOCK && lock::is_ours(&partial);
+    if let Some(name) = names(&partial)?.iter().find(|name| !is_ours(name)) {
+        let message = format!(
+            "no copy that was cut short has left this: dir={} entry={name}: move it away, or name another place",
+            partial.display()
+        );
+        return Err(Error::new(ErrorKind::FixInput, message));
+    }
+    let lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;
+    fs::remove_dir_all(&partial).map_err(|e| {
+        Error::io(format!("cannot remove a copy that was cut short: dir={} reason={e}", partial.display()), e)
+    })?;
+    drop(lock);
+    Ok(Some(partial))
+}
+
+/// Builds the error for a copy that another process makes.
+fn under_way(partial: &Path) -> Error {
+    let message = format!("a copy to this place is under way: dir={}: wait for its end", partial.display());
+    Error::new(ErrorKind::Retry, message)
+}
+
+fn explain_lock(error: Error, partial: &Path) -> Error {
+    if error.kind() == ErrorKind::Retry { under_way(partial) } else { error }
 }
 
 /// Copies the contradiction of the store in `from`, if one is noted, to its copy in `to`. A damaged file stays damaged.
@@ -74,7 +120,6 @@ fn fill(engine: &dyn Engine, identity: &Identity, store: &Path, partial: &Path) 
     if let Some(text) = before.or(noted(store)?) {
         checked::write(&partial.join(CONTRADICTION), &text)?;
     }
-    lock::make(partial)?;
     // The marker is written last, and is synced with its directory. So a directory with a marker is complete, whatever
     // its name is.
     marker::write(partial, &identity.clone().at(seq))

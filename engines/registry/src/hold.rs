@@ -3,15 +3,14 @@
 //! Owns: the removal of a directory that was created for holding and in which no store was made. Must not: make a
 //! store. Used on the thread that opens the store.
 
-use std::fs::{self, OpenOptions, TryLockError};
-use std::io::ErrorKind as Io;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use engine_api::{Error, Result};
 
 use crate::directory::create_dir;
 use crate::lock::{self, DirLock, LOCK};
-use crate::{marker, regular};
+use crate::marker;
 
 /// A directory that no other process can open or hold meanwhile.
 pub struct Held {
@@ -40,18 +39,8 @@ pub fn hold(dir: &Path) -> Result<Held> {
 /// # Errors
 /// I/O errors of opening or locking the lock file, for example a lack of permission.
 pub fn holder(dir: &Path) -> Result<Option<String>> {
-    let path = dir.join(LOCK);
-    let failed = |e: std::io::Error| Error::io(format!("cannot look at file={} reason={e}", path.display()), e);
-    let mut file = match regular::open(&path, OpenOptions::new().read(true)) {
-        Ok(file) => file,
-        Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => return Ok(None),
-        Err(e) => return Err(failed(e)),
-    };
-    match file.try_lock_shared() {
-        Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(Some(lock::pid(&mut file))),
-        Err(TryLockError::Error(e)) => Err(failed(e)),
-    }
+    lock::holder(dir)
+        .map_err(|e| Error::io(format!("cannot look at the store's lock: dir={} reason={e}", dir.display()), e))
 }
 
 impl Held {

@@ -42,7 +42,7 @@ mod terms;
 mod warm;
 
 pub use content::{Holds, Load, LoadState, Loaded};
-pub use copy::{copy_contradiction, refuse_nested};
+pub use copy::{copy_contradiction, refuse_nested, remove_cut_short};
 pub use digest::{Digest, source_id};
 pub use directory::{CONTRADICTION, DATA, SPOOL};
 pub use engine_api::{Note, Repaired};
@@ -59,7 +59,7 @@ pub use read_only::open_read_only;
 pub use regular::read_small;
 pub use repair::{lost, repair};
 pub use store::{
-    OpenMode, check, default_engine, inspect, mark_load, open, open_existing, open_held, open_on, options_for,
-    refuse_unless_compiled,
+    OpenMode, check, default_engine, inspect, mark_load, open, open_accepted, open_existing, open_held, open_on,
+    options_for, refuse_unless_compiled,
 };
 pub use terms::{LoadTerm, Terms};

@@ -1,7 +1,11 @@
 //! The lock of a store's directory: only one process, and only once in it, may have the store open.
+//!
+//! Owns: the locks of the directory itself and of the file `LOCK` in it. The directory's lock holds also if the file is
+//! moved or replaced; the file has the holder's pid, and earlier versions lock nothing else. Must not: wait for a lock.
+//! Used on the thread that opens the store.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind as Io, Read, Write};
+use std::io::{self, ErrorKind as Io, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
@@ -20,19 +24,29 @@ const MODE: u32 = 0o600;
 /// The lock, held while this value lives. The kernel releases it when the process ends, in whatever way.
 pub(crate) struct DirLock {
     file: File,
+    dir: File,
 }
 
 impl Drop for DirLock {
     fn drop(&mut self) {
         // Closing alone does not release the lock while a process that another thread is just starting has a copy of
         // the descriptor. If this fails, the closing releases it later.
-        let _ = self.file.unlock();
+        let _ = self.file.unlock().and(self.dir.unlock());
     }
 }
 
 impl DirLock {
     /// Takes the lock of `dir` without waiting, and writes this process's pid into the lock file.
     pub(crate) fn take(dir: &Path) -> Result<Self> {
+        let opened = open_dir(dir)?;
+        // Some network file systems cannot lock a directory. There the file's lock has to do.
+        if let Err(TryLockError::WouldBlock) = opened.try_lock() {
+            return Err(held(dir));
+        }
+        if !is_named(dir, &opened) {
+            // The previous holder has just removed the directory.
+            return Err(held(dir));
+        }
         let path = dir.join(LOCK);
         let at = format!("file={}", path.display());
         let mut options = OpenOptions::new();
@@ -41,24 +55,15 @@ impl DirLock {
         match file.try_lock() {
             Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
             // The previous holder has just removed the file.
-            Ok(()) => return Err(held(dir, &mut file)),
-            Err(TryLockError::WouldBlock) => return Err(held(dir, &mut file)),
+            Ok(()) | Err(TryLockError::WouldBlock) => return Err(held(dir)),
             Err(TryLockError::Error(e)) => {
                 return Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e));
             }
         }
         // The pid serves only the message to a process that is refused, so on a full disk the lock holds without it.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(Self { file })
+        Ok(Self { file, dir: opened })
     }
-}
-
-/// Makes the lock file of a new store. Without it a reader could not keep a writer out before the first opening for
-/// writing.
-pub(crate) fn make(dir: &Path) -> Result<()> {
-    let path = dir.join(LOCK);
-    let made = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path);
-    made.map(drop).map_err(|e| cannot_open(&path, e))
 }
 
 /// Whether the file in the lock's place is a lock file: it is empty or contains a pid, or zeros if a power loss took
@@ -68,21 +73,57 @@ pub(crate) fn is_ours(dir: &Path) -> bool {
     read_small(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || [0, b'\n'].contains(byte)))
 }
 
-/// Keeps writers out of `dir` while the returned file is open, together with other readers. Changes nothing: if no lock
-/// file was ever made, there is nothing to hold, and the result is `None`.
-pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
+/// The lock of a reader, held while this value lives.
+pub(crate) struct Shared {
+    _dir: File,
+    /// `None` if no lock file was ever made.
+    _file: Option<File>,
+}
+
+/// Keeps writers out of `dir` while the returned value lives, together with other readers. Changes nothing.
+pub(crate) fn share(dir: &Path) -> Result<Shared> {
+    let opened = open_dir(dir)?;
+    // As for a writer.
+    if let Err(TryLockError::WouldBlock) = opened.try_lock_shared() {
+        return Err(held(dir));
+    }
     let path = dir.join(LOCK);
-    let at = format!("file={}", path.display());
-    let mut file = match regular::open(&path, OpenOptions::new().read(true)) {
+    let file = match regular::open(&path, OpenOptions::new().read(true)) {
         Ok(file) => file,
-        Err(e) if e.kind() == Io::NotFound => return Ok(None),
+        Err(e) if e.kind() == Io::NotFound => return Ok(Shared { _dir: opened, _file: None }),
         Err(e) => return Err(cannot_open(&path, e)),
     };
     match file.try_lock_shared() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Err(held(dir, &mut file)),
-        Err(TryLockError::Error(e)) => Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e)),
+        Ok(()) => Ok(Shared { _dir: opened, _file: Some(file) }),
+        Err(TryLockError::WouldBlock) => Err(held(dir)),
+        Err(TryLockError::Error(e)) => {
+            Err(Error::io(format!("cannot lock the store: file={} reason={e}", path.display()), e))
+        }
     }
+}
+
+/// Returns the pid of the process that has a lock of `dir` for writing, `unknown` if it has left none; `None` if no
+/// process does.
+///
+/// # Errors
+/// I/O errors of opening or locking.
+pub(crate) fn holder(dir: &Path) -> io::Result<Option<String>> {
+    let file = |name: &Path, file: io::Result<File>| match file {
+        Ok(file) => match file.try_lock_shared() {
+            Ok(()) => Ok(None),
+            Err(TryLockError::WouldBlock) => Ok(Some(pid(dir))),
+            // As for a writer.
+            Err(TryLockError::Error(_)) if name == dir => Ok(None),
+            Err(TryLockError::Error(e)) => Err(e),
+        },
+        Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => Ok(None),
+        Err(e) => Err(e),
+    };
+    if let Some(pid) = file(dir, File::open(dir))? {
+        return Ok(Some(pid));
+    }
+    let path = dir.join(LOCK);
+    file(&path, regular::open(&path, OpenOptions::new().read(true)))
 }
 
 /// Checks that this process could take the lock of `dir` if no other process held it. Takes nothing and creates
@@ -102,12 +143,19 @@ pub fn check_lock(dir: &Path) -> Result<()> {
     }
 }
 
-/// Builds the error for a lock file that cannot be opened. Somebody has to change the file or its permissions.
-fn cannot_open(path: &Path, e: std::io::Error) -> Error {
-    let message = format!(
-        "cannot open the store's lock: file={} reason={e}: the store's owner has to be able to write it",
-        path.display()
-    );
+fn open_dir(dir: &Path) -> Result<File> {
+    File::open(dir)
+        .map_err(|e| Error::io(format!("cannot open the store's directory: dir={} reason={e}", dir.display()), e))
+}
+
+/// Builds the error for a lock file that cannot be opened. Somebody has to change the file or its permissions, unless
+/// the file system became read-only: a start after it was mounted again succeeds.
+fn cannot_open(path: &Path, e: io::Error) -> Error {
+    let way_out = match e.kind() {
+        Io::ReadOnlyFilesystem => "dmesg says why it is read-only: mount it for writing",
+        _ => "the store's owner has to be able to write it",
+    };
+    let message = format!("cannot open the store's lock: file={} reason={e}: {way_out}", path.display());
     match e.kind() {
         Io::IsADirectory | Io::InvalidInput => Error::with_source(ErrorKind::FixInput, message, e),
         _ => Error::io(message, e),
@@ -123,25 +171,26 @@ fn keep_to_owner(file: &File) {
     }
 }
 
-/// Whether `path` still names the open file: the holder of a directory in which no store was made removes its lock
-/// file.
-fn is_named(path: &Path, file: &File) -> bool {
-    matches!((std::fs::metadata(path), file.metadata()), (Ok(named), Ok(held)) if Id::of(&named) == Id::of(&held))
+/// Whether `path` still names this open file or directory: the holder of a directory in which no store was made removes
+/// its lock file, and then the directory.
+fn is_named(path: &Path, opened: &File) -> bool {
+    matches!((std::fs::metadata(path), opened.metadata()), (Ok(named), Ok(held)) if Id::of(&named) == Id::of(&held))
 }
 
-/// Returns the pid in a lock file, or `unknown` if there is none.
-pub(crate) fn pid(file: &mut File) -> String {
+/// Returns the pid in the lock file of `dir`, or `unknown` if there is none.
+fn pid(dir: &Path) -> String {
     let mut pid = String::new();
     // If the pid cannot be read, the message names only the directory.
-    let _ = file.read_to_string(&mut pid);
+    let opened = regular::open(&dir.join(LOCK), OpenOptions::new().read(true));
+    let _ = opened.and_then(|mut file| file.read_to_string(&mut pid));
     match pid.trim_matches(['\0', '\n']) {
         "" => "unknown".to_owned(),
         pid => pid.to_owned(),
     }
 }
 
-fn held(dir: &Path, file: &mut File) -> Error {
-    let pid = pid(file);
+fn held(dir: &Path) -> Error {
+    let pid = pid(dir);
     // The holder may end, so the same call may succeed later.
     Error::new(
         ErrorKind::Retry,

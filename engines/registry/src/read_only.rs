@@ -3,7 +3,6 @@
 //!
 //! Owns: the shared lock, and the refusal of every write. Threads: none of its own.
 
-use std::fs::File;
 use std::path::Path;
 
 use bytesize::ByteSize;
@@ -42,7 +41,7 @@ struct ReadOnly {
     // First field: the engine is closed before the lock is released.
     engine: Box<dyn Engine>,
     dir: String,
-    _lock: Option<File>,
+    _lock: lock::Shared,
 }
 
 impl ReadOnly {

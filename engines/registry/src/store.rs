@@ -21,6 +21,9 @@ use crate::standing::{self, no_store};
 use crate::terms::Terms;
 use crate::warm;
 
+/// Decides whether a store's checkpoint is accepted.
+type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
+
 /// State of the directory that [`open`] expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
@@ -110,9 +113,24 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 /// another format, or if the options are not the engine's; `Retry` if another process has it open; any error of opening
 /// the engine.
 pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
+    open_accepted(dir, options, mode, terms, &|_| Ok(()))
+}
+
+/// Opens the store in `dir` as [`open_on`] does, unless `accept` refuses its checkpoint. An engine that repairs its files
+/// at its opening asks before it changes any.
+///
+/// # Errors
+/// The same as [`open_on`]; the error of `accept`.
+pub fn open_accepted(
+    dir: &Path,
+    options: &EngineOptions,
+    mode: OpenMode,
+    terms: &Terms,
+    accept: Accept<'_>,
+) -> Result<Box<dyn Engine>> {
     // The check comes before anything is created: a wrong path must not become a directory with a lock in it.
     check(dir, options, mode, terms)?;
-    open_locked(hold(dir)?, options, mode, terms)
+    open_locked(hold(dir)?, options, mode, terms, accept)
 }
 
 /// Opens the store in a directory that this process holds: see [`open_on`].
@@ -121,10 +139,16 @@ pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Term
 /// The same as [`open_on`].
 pub fn open_held(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
     check(held.dir(), options, mode, terms)?;
-    open_locked(held, options, mode, terms)
+    open_locked(held, options, mode, terms, &|_| Ok(()))
 }
 
-fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
+fn open_locked(
+    held: Held,
+    options: &EngineOptions,
+    mode: OpenMode,
+    terms: &Terms,
+    accept: Accept<'_>,
+) -> Result<Box<dyn Engine>> {
     let dir = held.dir();
     let known = check_mode(dir, options.engine, mode)?;
     let (holds, load) = terms.meet(dir, known.as_ref())?;
@@ -138,7 +162,8 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
         marker::write(dir, &identity)?;
     }
     process::raise_open_files();
-    let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
+    let accept =
+        |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq).and_then(|()| accept(checkpoint));
     let open = options.engine.descriptor().open;
     let engine =
         open(&dir.join(DATA), &options.settings(), &accept).map_err(|e| with_way_out(dir, options.engine, e))?;

@@ -222,18 +222,79 @@ fn a_copy_takes_a_free_place_and_nothing_else() {
     assert!(refusal(&full.join("mine")).to_string().contains("it is a file"));
     assert_eq!(refusal(Path::new("/")).kind(), ErrorKind::FixInput);
 
-    // The leftovers of a crash are neither taken for a copy nor overwritten.
-    let cut = home.path().join("cut.partial");
-    fs::create_dir(&cut).unwrap();
-    let error = refusal(&home.path().join("cut"));
-    assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("cut.partial"), "{error}");
-    assert!(cut.exists() && !home.path().join("cut").exists());
-
     // A failure leaves nothing.
     assert!(engine.snapshot(&home.path().join("missing").join("copy")).is_err());
     let mut left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["cut.partial", "empty", "full", "store"]);
+    assert_eq!(left, ["empty", "full", "store"]);
+}
+
+#[test]
+fn what_a_killed_copy_has_left_is_begun_anew_and_nothing_else_is_touched() {
+    let home = tempfile::tempdir().unwrap();
+    let engine = engines::open(&home.path().join("store"), &options(), OpenMode::Create).unwrap();
+    let (copy, partial) = (home.path().join("copy"), home.path().join("copy.partial"));
+    let refusal = |kind| {
+        let error = engine.snapshot(&copy).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains("copy.partial"), "{error}");
+        assert!(partial.exists() && !copy.exists());
+        error.to_string()
+    };
+    // A copy under way has a lock on its directory, whatever is in it yet.
+    fs::create_dir_all(partial.join("data")).unwrap();
+    let other = fs::File::open(&partial).unwrap();
+    other.try_lock().unwrap();
+    assert!(refusal(ErrorKind::Retry).contains("is under way"));
+    other.unlock().unwrap();
+    // A whole store, and files that no copy makes.
+    for name in ["SOLKV", "mine"] {
+        fs::write(partial.join(name), "").unwrap();
+        assert!(refusal(ErrorKind::FixInput).contains(&format!("entry={name}")));
+        assert_eq!(fs::read_dir(&partial).unwrap().count(), 2, "nothing is made there");
+        fs::remove_file(partial.join(name)).unwrap();
+    }
+    // A copy that was killed, at any time before it had its marker.
+    for left in [&["data"][..], &["data", "LOCK"], &["data", "LOCK", "contradiction.toml", "SOLKV.tmp"], &[]] {
+        fs::remove_dir_all(&partial).ok();
+        fs::create_dir(&partial).unwrap();
+        for name in left {
+            match *name {
+                "data" => fs::create_dir(partial.join(name)).unwrap(),
+                _ => fs::write(partial.join(name), "1\n").unwrap(),
+            }
+        }
+        engine.snapshot(&copy).unwrap();
+        assert!(!partial.exists());
+        open(&copy, &options(), OpenMode::Existing).unwrap();
+        fs::remove_dir_all(&copy).unwrap();
+    }
+}
+
+#[test]
+fn a_lock_file_that_is_moved_away_lets_nobody_in() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    let engine = engines::open(&dir, &options(), OpenMode::Create).unwrap();
+    fs::rename(dir.join("LOCK"), home.path().join("moved")).unwrap();
+    for is_replaced in [false, true] {
+        if is_replaced {
+            fs::write(dir.join("LOCK"), "").unwrap();
+        }
+        let second = engines::open(&dir, &options(), OpenMode::Existing).err().unwrap();
+        let reader = engines::open_read_only(&dir, None).err().unwrap();
+        for error in [second, reader] {
+            assert!(error.kind() == ErrorKind::Retry && error.to_string().contains("another process"), "{error}");
+        }
+        assert_eq!(engines::holder(&dir).unwrap().as_deref(), Some("unknown"));
+    }
+    engine.close().unwrap();
+    assert_eq!(engines::holder(&dir).unwrap(), None);
+    let reader = engines::open_read_only(&dir, None).unwrap();
+    fs::remove_file(dir.join("LOCK")).unwrap();
+    let writer = engines::open(&dir, &options(), OpenMode::Existing).err().unwrap();
+    assert_eq!(writer.kind(), ErrorKind::Retry, "a reader keeps writers out as well: {writer}");
+    reader.close().unwrap();
+    open(&dir, &options(), OpenMode::Existing).unwrap();
 }
 
 #[test]
