@@ -9,12 +9,13 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
-use engine_api::{Engine, Error, ErrorKind};
+use engine_api::{Checkpoint, Engine, Error, ErrorKind};
 use engines::{EngineOptions, Holds, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
 use crate::chain::SLOT_END;
 use crate::failed::Failed;
+use crate::feed::{self, FEED_DIR};
 use crate::ingest::extract::Extract;
 pub(crate) use settings::{EngineGiven, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
 
@@ -78,8 +79,15 @@ pub(crate) fn look(opening: Opening<'_>) -> Result<bool, Failed> {
     };
     let checkpoint = engine.checkpoint()?;
     engine.close()?;
+    refuse_lost(&opening.settings.dir, &checkpoint)?;
     refuse_part(&ChainCheckpoint::read(&checkpoint)?, opening.settings.heals())?;
     Ok(true)
+}
+
+/// Refuses a store that lacks commits which its feed's log holds. Whether the feed is kept does not matter: the log of an
+/// earlier run proves the same.
+fn refuse_lost(dir: &Path, checkpoint: &Checkpoint) -> engine_api::Result<()> {
+    feed::refuse_lost(&dir.join(FEED_DIR), checkpoint.seq)
 }
 
 /// Refuses a store that holds only a part of the map, or stands at a slot that no chain has. With `heals` a store in the
@@ -102,10 +110,12 @@ pub(crate) fn refuse_part(checkpoint: &ChainCheckpoint, heals: bool) -> engine_a
 /// Opens the store. A store whose marker names no extraction gets the configuration's, and keeps it.
 ///
 /// # Errors
-/// As [`check`]; another process has the store open; errors of the engine.
+/// As [`check`]; another process has the store open; the store has lost commits; errors of the engine.
 pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
     let known = engines::inspect(&opening.settings.dir)?.map(|known| known.holds).unwrap_or_default();
-    let opened = engines::open_on(&opening.settings.dir, opening.engine, mode(opening), &terms(opening));
+    let accept = |checkpoint: &Checkpoint| refuse_lost(&opening.settings.dir, checkpoint);
+    let (dir, mode, terms) = (&opening.settings.dir, mode(opening), terms(opening));
+    let opened = engines::open_accepted(dir, opening.engine, mode, &terms, &accept);
     let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (opening.settings.dir.display(), opening.extract.name());

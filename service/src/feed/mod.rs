@@ -8,6 +8,7 @@ mod dump;
 mod filter;
 pub(crate) mod fuzzing;
 mod history;
+mod lost;
 mod pool;
 mod record;
 mod ring;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub(crate) use filter::Filter;
 pub(crate) use history::History;
+pub(crate) use lost::refuse_lost;
 pub(crate) use pool::NotDone;
 pub use record::Change;
 pub(crate) use record::{FRAME_CHANGES_MAX, Frame, RECORD_BYTES, SlotEnd};
@@ -42,7 +44,6 @@ pub(crate) use tail::{Scope, Tail};
 pub use workers::Workers;
 pub use writer::{FeedWriter, Retention};
 
-use crate::figure::unix_ms;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
@@ -253,9 +254,6 @@ impl Feed {
     fn publish(&self, frame: Option<Arc<Frame>>, checkpoint: &ChainCheckpoint) {
         if let Some(frame) = frame {
             let mut kept = self.kept();
-            if let Some(last) = kept.segments.back_mut() {
-                last.written_unix_ms = frame.committed_unix_ms;
-            }
             kept.recent_bytes += frame.log_bytes();
             kept.recent.push_back(frame);
             while kept.recent_bytes > RECENT_BYTES_MAX && kept.recent.len() > 1 {
@@ -287,12 +285,14 @@ impl Feed {
 
     /// Removes segments that exceed the retention, but never the last two.
     fn expire(&self, retention: Retention) {
-        let oldest_unix_ms = unix_ms().saturating_sub(retention.time.as_millis() as u64);
+        let newest_slot = self.head.borrow().slot;
         loop {
             let mut kept = self.kept();
             let bytes: u64 = kept.segments.iter().map(|segment| segment.bytes).sum();
-            let over = |segment: &&Segment| bytes > retention.bytes || segment.written_unix_ms < oldest_unix_ms;
-            if kept.segments.len() <= 2 || kept.segments.front().filter(over).is_none() {
+            // A segment ends where the next one begins. Where that is between two slots, a later one decides.
+            let ended_slot = kept.segments.iter().skip(1).find_map(|segment| segment.after_slot);
+            let age_slots = newest_slot.zip(ended_slot).map_or(0, |(newest, ended)| newest.saturating_sub(ended));
+            if kept.segments.len() <= 2 || (bytes <= retention.bytes && age_slots <= retention.slots()) {
                 return;
             }
             let Some(gone) = kept.segments.pop_front() else { return };

@@ -5,7 +5,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use engine_api::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -22,8 +21,8 @@ pub(super) struct Segment {
     pub(super) path: PathBuf,
     /// Length of the file in bytes, reserved space included.
     pub(super) bytes: u64,
-    /// When the last frame was written, in ms since the Unix epoch.
-    pub(super) written_unix_ms: u64,
+    /// Slot at which the store stood before the first change; `None` between two slots.
+    pub(super) after_slot: Option<u64>,
 }
 
 /// Content at an offset of a segment.
@@ -46,7 +45,7 @@ impl Segment {
     /// Creates an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced, because
     /// it holds nothing that was published.
     pub(super) fn create(dir: &Path, identity: Identity, begins: Beginning, bytes: u64) -> Result<(Self, File)> {
-        let first_seq = begins.first_seq;
+        let Beginning { first_seq, after_slot } = begins;
         let path = Self::path(dir, first_seq);
         let failed = |source| Error::io(format!("cannot make a segment of the feed: file={}", path.display()), source);
         let make = || {
@@ -58,7 +57,7 @@ impl Segment {
             Ok(file)
         };
         match make() {
-            Ok(file) => Ok((Self { first_seq, path, bytes, written_unix_ms: 0 }, file)),
+            Ok(file) => Ok((Self { first_seq, path, bytes, after_slot }, file)),
             Err(source) => {
                 // The remaining file holds no data, and the next attempt replaces it.
                 fs::remove_file(&path).ok();
@@ -71,16 +70,9 @@ impl Segment {
     pub(super) fn open(path: &Path) -> Result<(Self, File, Identity)> {
         let failed = |source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        let (identity, Beginning { first_seq, .. }) = header(&file, path)?;
-        let written =
-            metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-        let segment = Self {
-            first_seq,
-            path: path.to_owned(),
-            bytes: metadata.len(),
-            written_unix_ms: written.as_millis() as u64,
-        };
+        let bytes = file.metadata().map_err(failed)?.len();
+        let (identity, Beginning { first_seq, after_slot }) = header(&file, path)?;
+        let segment = Self { first_seq, path: path.to_owned(), bytes, after_slot };
         Ok((segment, file, identity))
     }
 }

@@ -14,8 +14,7 @@ use crate::setting::{DAY, HOUR, WAIT_MIN, settings};
 /// an entry in memory.
 const RETENTION_BYTES_MAX: ByteSize = ByteSize::tib(16);
 
-/// Maximum age of the feed's changes: nobody follows a feed from further back, and dates before 1970 cannot be
-/// expressed.
+/// Maximum age of the feed's changes: nobody follows a feed from further back.
 const RETENTION_TIME_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Maximum number of subscribers: each holds up to 2 MiB of unread messages, so 2 GiB in all.
@@ -35,7 +34,7 @@ settings! {
         #[arg(value_name = "BYTES", value_parser = engines::size)]
         #[serde(deserialize_with = "crate::setting::size")]
         feed_retention_bytes: ByteSize = ByteSize::gib(1), within ByteSize::b(0)..=RETENTION_BYTES_MAX;
-        /// Maximum age of changes kept for subscribers that reconnect [default: 1day]
+        /// Maximum age of changes kept for subscribers that reconnect, counted in slots of 400 ms [default: 1day]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::setting::duration")]
         feed_retention_time: Duration = DAY, within Duration::ZERO..=RETENTION_TIME_MAX;

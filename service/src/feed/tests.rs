@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
+const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600 * 24 * 365) };
 
 fn change(n: u64) -> Change {
     let word = |n: u64| {
@@ -35,43 +35,43 @@ fn ends(first: u64, last: u64) -> Vec<SlotEnd> {
     (first..=last).filter(|seq| seq % 3 == 2 && *seq > 3).map(end).collect()
 }
 
-fn at(seq: u64) -> ChainCheckpoint {
+pub(super) fn at(seq: u64) -> ChainCheckpoint {
     ChainCheckpoint { seq, slot: Some(seq), ..ChainCheckpoint::default() }
 }
 
 /// A feed of a store that stands at `seq`.
-struct Rig {
+pub(super) struct Rig {
     dir: PathBuf,
-    seq: u64,
-    durability: Durability,
-    retention: Retention,
-    writer: FeedWriter,
+    pub(super) seq: u64,
+    pub(super) durability: Durability,
+    pub(super) retention: Retention,
+    pub(super) writer: FeedWriter,
     feed: Arc<Feed>,
 }
 
 impl Rig {
-    fn open(dir: &Path, seq: u64, durability: Durability, retention: Retention) -> Self {
+    pub(super) fn open(dir: &Path, seq: u64, durability: Durability, retention: Retention) -> Self {
         let (writer, feed) = FeedWriter::open(dir, &at(seq), durability, retention).unwrap();
         Self { dir: dir.to_owned(), seq, durability, retention, writer, feed }
     }
 
-    fn synced(dir: &Path, seq: u64) -> Self {
+    pub(super) fn synced(dir: &Path, seq: u64) -> Self {
         Self::open(dir, seq, Durability::Synced, KEEP_ALL)
     }
 
-    fn append(&mut self, changes: u64) {
+    pub(super) fn append(&mut self, changes: u64) {
         let next = self.seq + 1;
         let last = next + changes - 1;
         self.writer.append(next, (next..next + changes).map(change).collect(), ends(next, last)).unwrap();
     }
 
-    fn commit(&mut self, changes: u64) {
+    pub(super) fn commit(&mut self, changes: u64) {
         self.append(changes);
         self.seq += changes;
         self.writer.publish(&at(self.seq));
     }
 
-    fn reopen(self) -> Self {
+    pub(super) fn reopen(self) -> Self {
         let Self { dir, seq, durability, retention, writer, feed } = self;
         drop((writer, feed));
         Self::open(&dir, seq, durability, retention)
@@ -205,33 +205,64 @@ fn a_store_that_went_another_way_begins_a_new_feed() {
     rig.check(1);
 }
 
-/// Returns the log lines of opening the feed for a store that stands at `seq`.
-fn said_at(dir: &Path, seq: u64) -> String {
+/// Returns the log lines that `of` writes.
+fn said(of: impl FnOnce()) -> String {
     let file = tempfile::NamedTempFile::new().unwrap();
     let written = Arc::new(file.reopen().unwrap());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(written).finish();
-    tracing::subscriber::with_default(subscriber, || drop(Rig::synced(dir, seq)));
+    tracing::subscriber::with_default(subscriber, of);
     fs::read_to_string(file.path()).unwrap()
 }
 
 #[test]
-fn a_store_before_the_end_of_its_feed_is_warned_of_with_both_seqs() {
-    for (seq, warned) in [(0, true), (12, true), (25, false), (31, false)] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut rig = Rig::synced(dir.path(), 5);
-        (0..4).for_each(|_| rig.commit(5));
-        drop(rig);
-        let said = said_at(dir.path(), seq);
-        let both = said.contains("WARN") && said.contains(&format!("log_seq=25 store_seq={seq}"));
-        assert_eq!(both, warned, "store_seq={seq}: {said}");
+fn a_log_that_is_changed_while_it_is_written_is_told_once() {
+    type Change<'a> = &'a dyn Fn(&Path, &Path);
+    let changes: [(&str, Change<'_>); 4] = [
+        ("it is gone", &|_, segment| fs::remove_file(segment).unwrap()),
+        ("it is gone", &|dir, _| fs::rename(dir, dir.with_extension("moved")).unwrap()),
+        ("it was cut", &|_, segment| OpenOptions::new().write(true).open(segment).unwrap().set_len(100).unwrap()),
+        ("another file is in its place", &|_, segment| {
+            fs::rename(segment, segment.with_extension("moved")).unwrap();
+            fs::write(segment, vec![0; 1 << 20]).unwrap();
+        }),
+    ];
+    for (why, change) in changes {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("feed");
+        let mut rig = Rig::synced(&dir, 0);
+        rig.commit(10);
+        let quiet = said(|| rig.writer.expire());
+        assert!(!quiet.contains("ERROR"), "{quiet}");
+        change(&dir, &rig.last_segment());
+        let told = said(|| (0..3).for_each(|_| rig.writer.expire()));
+        assert_eq!(told.matches("ERROR").count(), 1, "{told}");
+        assert!(told.contains(why) && told.contains(rig.last_segment().to_str().unwrap()), "{told}");
     }
-    // The one frame that a crash leaves causes no warning.
-    let dir = tempfile::tempdir().unwrap();
-    let mut rig = Rig::synced(dir.path(), 5);
-    rig.commit(5);
-    rig.append(5);
-    drop(rig);
-    assert!(!said_at(dir.path(), 10).contains("WARN"));
+}
+
+#[test]
+fn the_age_of_changes_is_counted_in_slots_and_no_clock_decides() {
+    let temp = tempfile::tempdir().unwrap();
+    let small = Retention { bytes: 1 << 20, ..KEEP_ALL };
+    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, small);
+    rig.retention.bytes = 1 << 30;
+    rig.writer.keep(rig.retention);
+    // A slot a change, so that these are two segments and a half of some 9000 slots each.
+    (0..24).for_each(|_| rig.commit(1000));
+    let begins = |rig: &Rig| rig.feed.kept().segments.iter().map(|segment| segment.first_seq).collect::<Vec<_>>();
+    let all = begins(&rig);
+    assert!(all.len() >= 3, "{all:?}");
+    for segment in &rig.feed.kept().segments {
+        let file = fs::File::options().write(true).open(&segment.path).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    }
+    let mut rig = rig.reopen();
+    let age_slots = rig.seq + 1 - all[1];
+    for (slots, left) in [(age_slots, all.len()), (age_slots - 1, all.len() - 1)] {
+        rig.writer.keep(Retention { time: Duration::from_millis(slots * 400), ..rig.retention });
+        rig.writer.expire();
+        assert_eq!(begins(&rig), all[all.len() - left..], "slots={slots}");
+    }
 }
 
 #[test]

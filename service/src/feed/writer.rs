@@ -9,8 +9,8 @@
 //!
 //! Every other difference between log and engine means that the sequence numbers cannot be continued. Examples are a
 //! store that was loaded or restored without the log, and commits of a buffered engine lost with the power. The log
-//! then begins anew under a new feed id, and a subscriber of the old one is told to start over. A store that stands
-//! before the log's end has lost commits; a warning names both sequence numbers.
+//! then begins anew under a new feed id, and a subscriber of the old one is told to start over. A store that lacks
+//! commits which were flushed is refused before: see [`super::refuse_lost`].
 //!
 //! Changes that exceed the retention are left out of the log: a subscriber would find a part of them and would have to
 //! start over all the same. The log goes on after the last of them under the same feed id, and holds nothing before it.
@@ -18,14 +18,15 @@
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
-use std::os::unix::fs::FileExt as _;
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use engine_api::{Durability, Error, ErrorKind, Result};
 use solana::ChainCheckpoint;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::record::{Beginning, Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
@@ -41,13 +42,22 @@ const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// A retention is divided into this many segments, so that removing one leaves most of the requested past.
 const SEGMENTS: u64 = 8;
 
+/// Nominal duration of a slot. An age is counted in slots, because a step of the machine's clock must not remove the past.
+const SLOT_TIME: Duration = Duration::from_millis(400);
+
 /// Bounds on the past that the feed keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
     /// Maximum bytes of the log on disk. At least two segments are kept.
     pub bytes: u64,
-    /// Maximum age of the oldest change.
+    /// Maximum age of the oldest change, counted in slots of [`SLOT_TIME`].
     pub time: Duration,
+}
+
+impl Retention {
+    pub(super) fn slots(self) -> u64 {
+        (self.time.as_millis() / SLOT_TIME.as_millis()) as u64
+    }
 }
 
 /// The writer of the feed, which appends and publishes changes.
@@ -67,6 +77,8 @@ pub struct FeedWriter {
     left_out: Option<LeftOut>,
     buffer: Vec<u8>,
     ring: Option<Ring>,
+    /// Whether an error has said that the log was moved or cut.
+    is_told: bool,
 }
 
 /// The last segment, and the place of the next frame in it.
@@ -119,14 +131,7 @@ impl FeedWriter {
         };
         let mut log = match Log::open(dir, checkpoint.seq)? {
             Ok(log) => log,
-            Err(Ended { why, log_seq }) => {
-                let store_seq = checkpoint.seq;
-                if let Some(log_seq) = log_seq.filter(|log_seq| *log_seq > store_seq) {
-                    // The difference is more than the frame of a crash: subscribers may have followed changes that the
-                    // store does not hold.
-                    let way_out = "unless an older copy was restored, look for lost files, and restore a snapshot";
-                    warn!(log_seq, store_seq, way_out, "the store is older than its feed: commits are lost");
-                }
+            Err(Ended(why)) => {
                 let feed_id = RandomState::new().hash_one(SystemTime::now());
                 let shown = format!("{feed_id:016x}");
                 info!(
@@ -157,6 +162,7 @@ impl FeedWriter {
             left_out: None,
             buffer: Vec::new(),
             ring: None,
+            is_told: false,
         };
         Ok((writer, feed))
     }
@@ -243,9 +249,18 @@ impl FeedWriter {
         Ok(())
     }
 
-    /// Removes segments older than the retention, and beats the ring. Call it once in a while, because expiry by time
-    /// is checked nowhere else while no segment begins.
-    pub fn expire(&self) {
+    /// Removes segments older than the retention, beats the ring, and looks whether the log is still there. Call it once
+    /// in a while, because expiry by age is checked nowhere else while no segment begins.
+    pub fn expire(&mut self) {
+        if let Some(why) = self.end.gone().filter(|_| !self.is_told) {
+            self.is_told = true;
+            error!(
+                file = %self.end.path.display(),
+                why,
+                "the feed's log was changed while the service runs: subscribers that are behind get an error, and the next \
+                 start begins a new feed: restart the service, and look for what has changed the files"
+            );
+        }
         if let Some(ring) = &self.ring {
             ring.beat();
         }
@@ -274,8 +289,7 @@ impl FeedWriter {
         let bytes = self.segment_bytes.max(SEGMENT_HEADER_BYTES + needed);
         // The store stands there, because every commit is published before the next one is appended.
         let begins = Beginning { first_seq, after_slot: self.at_slot };
-        let (mut segment, file) = Segment::create(&self.dir, self.identity, begins, bytes)?;
-        segment.written_unix_ms = unix_ms();
+        let (segment, file) = Segment::create(&self.dir, self.identity, begins, bytes)?;
         self.end = End::new(&segment, file);
         self.feed.add_segment(segment);
         self.feed.expire(self.retention);
@@ -294,8 +308,7 @@ impl FeedWriter {
     /// Goes on with the log after changes that were left out. Nothing before them is kept.
     fn go_on_after(&mut self, left_out: LeftOut) {
         // `append` has made it, because there is a change that is left out.
-        let Some((mut segment, file)) = left_out.next else { return };
-        segment.written_unix_ms = unix_ms();
+        let Some((segment, file)) = left_out.next else { return };
         self.end = End::new(&segment, file);
         if let Some(ring) = &mut self.ring {
             ring.skip(left_out.last_seq - self.feed.head.borrow().seq);
@@ -304,19 +317,12 @@ impl FeedWriter {
     }
 }
 
-/// Reason why a log cannot be continued, with the last sequence number of the log where that is known.
-struct Ended {
-    why: String,
-    log_seq: Option<u64>,
-}
+/// Reason why a log cannot be continued.
+struct Ended(String);
 
 impl Ended {
-    fn new(why: impl Into<String>) -> Self {
-        Self { why: why.into(), log_seq: None }
-    }
-
     fn at(log_seq: u64, newest_seq: u64, how: &str) -> Self {
-        Self { why: format!("{how}: log_seq={log_seq} store_seq={newest_seq}"), log_seq: Some(log_seq) }
+        Self(format!("{how}: log_seq={log_seq} store_seq={newest_seq}"))
     }
 }
 
@@ -328,8 +334,7 @@ impl Log {
                 Error::io(format!("cannot remove a segment of an earlier feed: file={}", path.display()), source)
             })?;
         }
-        let (mut segment, file) = Segment::create(dir, identity, begins, segment_bytes)?;
-        segment.written_unix_ms = unix_ms();
+        let (segment, file) = Segment::create(dir, identity, begins, segment_bytes)?;
         let end = End::new(&segment, file);
         Ok(Self { identity, segments: vec![segment], end })
     }
@@ -343,13 +348,13 @@ impl Log {
                 Ok((segment, file, identity)) => {
                     segments.push(segment);
                     if last.as_ref().is_some_and(|(_, other): &(File, Identity)| other.feed_id != identity.feed_id) {
-                        return Ok(Err(Ended::new(format!("segments of two feeds: file={}", path.display()))));
+                        return Ok(Err(Ended(format!("segments of two feeds: file={}", path.display()))));
                     }
                     last = Some((file, identity));
                 }
                 Err(damaged) if damaged.kind() == ErrorKind::DataDamaged => {
                     warn!(error = %damaged, "the feed's log is damaged");
-                    return Ok(Err(Ended::new(damaged.to_string())));
+                    return Ok(Err(Ended(damaged.to_string())));
                 }
                 Err(failed) => return Err(failed),
             }
@@ -362,10 +367,10 @@ impl Log {
             return Self::open_without(empty, dir, newest_seq);
         }
         let (Some((file, identity)), Some(segment)) = (last, segments.last()) else {
-            return Ok(Err(Ended::new("there is none yet")));
+            return Ok(Err(Ended("there is none yet".to_owned())));
         };
         if identity.boot != 0 && identity.boot != boot_id()? {
-            return Ok(Err(Ended::new("it was written without flushes before the machine last started")));
+            return Ok(Err(Ended("it was written without flushes before the machine last started".to_owned())));
         }
         // Two places are tracked: after the last frame that the store has, and after the last frame of the log.
         let (mut at, mut seq) = (SEGMENT_HEADER_BYTES, segment.first_seq.saturating_sub(1));
@@ -440,6 +445,17 @@ impl End {
             let failed = self.failed("cut", source);
             Error::with_source(ErrorKind::Reopen, failed.to_string(), failed)
         })
+    }
+
+    /// Returns the reason why the segment's name does not lead to its whole file; `None` if it does.
+    fn gone(&self) -> Option<&'static str> {
+        let (named, own) = (fs::metadata(&self.path), self.file.metadata().ok()?);
+        match named {
+            Ok(named) if (named.dev(), named.ino()) != (own.dev(), own.ino()) => Some("another file is in its place"),
+            Ok(named) if named.len() < self.bytes => Some("it was cut"),
+            Err(error) if [Io::NotFound, Io::NotADirectory].contains(&error.kind()) => Some("it is gone"),
+            _ => None,
+        }
     }
 
     fn failed(&self, what: &str, source: std::io::Error) -> Error {

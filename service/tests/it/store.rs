@@ -11,7 +11,9 @@ use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
-use crate::support::{Service, columns, free_address, load, name_extract, secret, stream, wait_for};
+use crate::support::{
+    BASE_SLOT, Service, columns, digest, end, free_address, load, name_extract, secret, stream, wait_for,
+};
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
@@ -101,6 +103,41 @@ fn damage_that_a_start_would_meet_is_found_before_it() {
             assert!(said.contains("bootstrap repair") && said.contains(dir.to_str().unwrap()), "{said}");
         }
     }
+}
+
+/// strata takes the newest file of its log for one that a crash cut short. The feed's log knows better.
+#[test]
+fn a_store_that_has_lost_commits_is_refused_until_its_feed_is_given_up() {
+    let Some(options) = columns().into_iter().find(|options| options.engine == EngineKind::Strata) else { return };
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    let (stream, workload) =
+        stream("--pairs 2000 --events 20000 --events-per-slot 200 --rate 10000 --replay-slots 100000");
+    load(&dir, &options, &workload);
+    let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
+    engine.settle().unwrap();
+    engine.close().unwrap();
+    let geyser = format!("http://{}", stream.address());
+    let mut running = Service::start(&dir, &options, &geyser, &[]);
+    running.wait_for_slot(BASE_SLOT + 20);
+    running.kill();
+    for file in fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.to_str().unwrap().ends_with(".wal") {
+            fs::remove_file(file).unwrap();
+        }
+    }
+    let before = contents(&dir.join("data"));
+    let said = refused(&dir, &[]);
+    for part in ["the store has lost changes: store_seq=2000 committed_seq=", dir.join("feed").to_str().unwrap()] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(contents(&dir.join("data")), before, "the missing file can still be put back");
+    fs::remove_dir_all(dir.join("feed")).unwrap();
+    let mut running = Service::start(&dir, &options, &geyser, &[]);
+    let end = end(&stream);
+    running.wait_for_slot(end.slot);
+    assert!(running.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest, "the stream brings the lost changes again");
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Apply {
 
     pub(super) fn refresh_stats(&mut self) {
         self.last_stats = Some(Instant::now());
-        if let Some(feed) = &self.feed {
+        if let Some(feed) = &mut self.feed {
             feed.expire();
         }
         match self.engine.stats() {
