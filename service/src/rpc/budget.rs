@@ -3,15 +3,25 @@
 //! Owns: the count. It covers the bytes of a request until the request is answered, and those of an answer until the
 //! kernel has taken them. A client that never reads leaves its answers here, and only a limit on the bytes themselves
 //! bounds them. Must not: wait; a request without room is refused. Threads: the network edge.
+//!
+//! A connection and a source that have used up their own share are refused. If the network or all connections together
+//! have used up theirs, the connection that has held any bytes for the longest time gives way, and is cut. So several
+//! sources that never read cannot keep the others out.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures::task::AtomicWaker;
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::account::{Account, Places, Taken};
+use super::places::UDS_SHARE;
 use crate::figure::count;
 use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;
@@ -20,6 +30,9 @@ use crate::net::source::Source;
 /// Budget of all connections: twice the size of the largest requests that may be looked up at once with their answers
 /// (32 of up to 720 KB). Clients that read their answers never reach it.
 pub(super) const BYTES_MAX: u64 = 64 << 20;
+
+/// Budget of the network's connections: an eighth is reserved for the Unix socket, as with connections.
+const NETWORK_BYTES_MAX: u64 = BYTES_MAX - BYTES_MAX / UDS_SHARE;
 
 /// Budget of one connection: a quarter, so that it takes several connections to use all of it.
 pub(super) const PEER_BYTES_MAX: u64 = 16 << 20;
@@ -32,16 +45,77 @@ pub(super) const SOURCE_BYTES_MAX: u64 = 32 << 20;
 /// used up.
 pub(super) const FREE_BYTES: usize = 1024;
 
+/// Bytes that are held for less than this never give way. The largest answer, of 380 KB, takes 0.3 s at 10 Mbit/s, so a
+/// client that reads its answers is not cut for others.
+const HELD_MIN: Duration = Duration::from_secs(1);
+
 /// The budget of all connections. The count itself is `figures.bytes_held`, where the metrics read it.
 #[derive(Debug)]
 pub(super) struct Budget {
     figures: Arc<Figures>,
     pub(super) places: Places,
+    /// Id of the next charge.
+    next_id: AtomicU64,
+    held: Mutex<Held>,
+}
+
+/// The charges of all connections.
+#[derive(Debug, Default)]
+struct Held {
+    /// Bytes of the network's connections.
+    network: u64,
+    /// Charges by id, so that the oldest comes first. One that is not here holds nothing, or has given way.
+    charges: BTreeMap<u64, Holding>,
+}
+
+#[derive(Debug)]
+struct Holding {
+    peer: Arc<Peer>,
+    bytes: u64,
+    since: Instant,
 }
 
 impl Budget {
     pub(super) fn new(figures: Arc<Figures>) -> Arc<Self> {
-        Arc::new(Self { figures, places: Places::default() })
+        let (places, next_id, held) = (Places::default(), AtomicU64::new(0), Mutex::default());
+        Arc::new(Self { figures, places, next_id, held })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // A poisoned lock is safe: every change of the charges is complete before anything that could panic.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    /// Counts `bytes` more in every scope of a connection, or fewer if `sign` is not set.
+    fn add(&mut self, peer: &Peer, bytes: u64, sign: bool) {
+        let change = |counter: &AtomicU64| match sign {
+            // ORDERING: Relaxed: changed only under this lock; read elsewhere as statistics.
+            true => counter.fetch_add(bytes, Ordering::Relaxed),
+            false => counter.fetch_sub(bytes, Ordering::Relaxed),
+        };
+        change(&peer.held);
+        change(&peer.account.bytes);
+        change(&peer.budget.figures.bytes_held);
+        if peer.source().is_network() {
+            self.network = if sign { self.network + bytes } else { self.network - bytes };
+        }
+    }
+
+    /// Cuts the connection whose bytes have been held for the longest time; for the network's sake only one of the
+    /// network. Returns false if none has held any for [`HELD_MIN`].
+    fn make_room(&mut self, is_network: bool, now: Instant) -> bool {
+        let may_go = |holding: &&Holding| !is_network || holding.peer.source().is_network();
+        let oldest = self.charges.values().find(may_go).filter(|oldest| now - oldest.since >= HELD_MIN);
+        let Some(peer) = oldest.map(|oldest| Arc::clone(&oldest.peer)) else { return false };
+        let of_peer = |_: &u64, holding: &mut Holding| Arc::ptr_eq(&holding.peer, &peer);
+        let bytes = self.charges.extract_if(.., of_peer).map(|(_, holding)| holding.bytes).sum();
+        self.add(&peer, bytes, false);
+        // ORDERING: Release pairs with the Acquire in `poll_cut`; nothing else is passed on.
+        peer.cut.store(true, Ordering::Release);
+        peer.cut_waker.wake();
+        true
     }
 }
 
@@ -55,7 +129,11 @@ pub(super) struct Peer {
     /// Bytes and places held by all connections of the same source.
     pub(super) account: Arc<Account>,
     pub(super) places: Taken,
+    /// Bytes held; changed only under the lock of the budget, as those of the account are.
     held: AtomicU64,
+    /// Whether the connection has to end, because it has held its bytes for the longest time.
+    cut: AtomicBool,
+    cut_waker: AtomicWaker,
     /// Number of charges released since the connection began. An increase shows that a client reads slowly and has not
     /// stopped reading.
     released: AtomicU64,
@@ -84,6 +162,8 @@ impl Peer {
             account,
             places: Taken::default(),
             held: AtomicU64::new(0),
+            cut: AtomicBool::new(false),
+            cut_waker: AtomicWaker::new(),
             released: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             under_way: AtomicU64::new(0),
@@ -128,24 +208,56 @@ impl Peer {
         Activity { requests: self.requests.load(Ordering::Relaxed), busy: under_way > 0 }
     }
 
-    fn take(&self, bytes: u64) -> bool {
-        let all = &self.budget.figures.bytes_held;
-        let scopes = [
-            (Scope::Connection, &self.held, PEER_BYTES_MAX),
-            (Scope::Source, &self.account.bytes, SOURCE_BYTES_MAX),
-            (Scope::All, all, BYTES_MAX),
-        ];
-        for (index, (scope, held, max)) in scopes.iter().enumerate() {
-            if !take(held, bytes, *max) {
-                for (_, held, _) in &scopes[..index] {
-                    // ORDERING: Relaxed: see `take`.
-                    held.fetch_sub(bytes, Ordering::Relaxed);
-                }
-                self.budget.figures.no_place(Place::Bytes, *scope);
-                return false;
+    /// Polls until the connection has to give way.
+    pub(super) fn poll_cut(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.cut_waker.register(context.waker());
+        // ORDERING: Acquire: see `Held::make_room`.
+        if self.cut.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Takes `bytes` more for the charge `id`, cutting others if need be. Returns false if a share is used up.
+    fn take(self: &Arc<Self>, id: u64, bytes: u64) -> bool {
+        let Budget { figures, .. } = &*self.budget;
+        let is_network = self.source().is_network();
+        let mut held = self.budget.held();
+        // ORDERING: Relaxed: changed only under this lock.
+        let is_over = |held: &AtomicU64, max| held.load(Ordering::Relaxed).saturating_add(bytes) > max;
+        let now = Instant::now();
+        let refused = loop {
+            if is_over(&self.held, PEER_BYTES_MAX) {
+                break Some(Scope::Connection);
             }
+            if is_over(&self.account.bytes, SOURCE_BYTES_MAX) {
+                break Some(Scope::Source);
+            }
+            let scope = if is_network && held.network.saturating_add(bytes) > NETWORK_BYTES_MAX {
+                Scope::Network
+            } else if is_over(&figures.bytes_held, BYTES_MAX) {
+                Scope::All
+            } else {
+                break None;
+            };
+            if !held.make_room(is_network, now) {
+                break Some(scope);
+            }
+        };
+        if let Some(scope) = refused {
+            figures.no_place(Place::Bytes, scope);
+            return false;
         }
+        held.add(self, bytes, true);
+        let holding = || Holding { peer: Arc::clone(self), bytes: 0, since: now };
+        held.charges.entry(id).or_insert_with(holding).bytes += bytes;
         true
+    }
+
+    /// Gives back all that the charge `id` has taken, unless it has given way.
+    fn give_back(&self, id: u64) {
+        let mut held = self.budget.held();
+        if let Some(Holding { bytes, .. }) = held.charges.remove(&id) {
+            held.add(self, bytes, false);
+            count(&self.released, 1);
+        }
     }
 }
 
@@ -172,21 +284,25 @@ impl Drop for UnderWay {
 /// Bytes charged to the budget until this is dropped.
 pub(super) struct Charge {
     peer: Arc<Peer>,
-    bytes: AtomicU64,
+    id: u64,
+    /// Whether any byte was taken.
+    has_any: AtomicBool,
 }
 
 impl Charge {
     /// Returns a charge of zero bytes.
     pub(super) fn new(peer: &Arc<Peer>) -> Self {
-        Self { peer: Arc::clone(peer), bytes: AtomicU64::new(0) }
+        // ORDERING: Relaxed: the number alone matters.
+        let id = peer.budget.next_id.fetch_add(1, Ordering::Relaxed);
+        Self { peer: Arc::clone(peer), id, has_any: AtomicBool::new(false) }
     }
 
     /// Charges more bytes. Returns false, and charges nothing, if there is no room.
     pub(super) fn grow(&self, bytes: usize) -> bool {
-        let taken = self.peer.take(bytes as u64);
+        let taken = self.peer.take(self.id, bytes as u64);
         if taken {
             // ORDERING: Relaxed: only the drop reads it, and every use of the shared charge comes before the drop.
-            self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            self.has_any.store(true, Ordering::Relaxed);
         }
         taken
     }
@@ -208,21 +324,10 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let bytes = *self.bytes.get_mut();
-        if bytes > 0 {
-            // ORDERING: Relaxed: see `take`.
-            self.peer.held.fetch_sub(bytes, Ordering::Relaxed);
-            self.peer.account.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.peer.budget.figures.bytes_held.fetch_sub(bytes, Ordering::Relaxed);
-            count(&self.peer.released, 1);
+        if *self.has_any.get_mut() {
+            self.peer.give_back(self.id);
         }
     }
-}
-
-fn take(held: &AtomicU64, bytes: u64, max: u64) -> bool {
-    let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= max);
-    // ORDERING: Relaxed: the sum alone decides; it guards no other memory.
-    held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
 }
 
 #[cfg(test)]
@@ -240,24 +345,70 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_peer_and_a_source_have_their_part_and_all_have_the_whole() {
+    fn is_cut(peer: &Peer) -> bool {
+        peer.poll_cut(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_a_source_and_the_network_have_their_part_and_all_have_the_whole() {
         let figures = Arc::<Figures>::default();
         let budget = Budget::new(Arc::clone(&figures));
         let held = || figures.bytes_held.load(Ordering::Relaxed);
         let peers = [1, 1, 1, 2, 2, 3].map(|n| Peer::of_test(&budget, source(n)));
         let charges = peers.each_ref().map(Charge::new);
-        for full in [0, 1, 3, 4] {
-            assert!(charges[full].grow(PEER_BYTES_MAX as usize) && !charges[full].grow(1), "its own part and no more");
+        let eighth = PEER_BYTES_MAX as usize / 2;
+        for full in [0, 1, 3] {
+            assert!(charges[full].grow(eighth) && charges[full].grow(eighth) && !charges[full].grow(1), "its own part");
         }
         assert!(!charges[2].grow(1), "its source has its part");
-        assert!(!charges[5].grow(1), "the whole is taken");
+        assert!(charges[4].grow(eighth) && !charges[4].grow(1), "the network has its part");
+        let local = Peer::of_test(&budget, Source::User(7));
+        let [local, other] = [Charge::new(&local), Charge::new(&Peer::of_test(&budget, Source::User(8)))];
+        assert!(local.grow(eighth) && !other.grow(1), "the whole is taken");
         assert_eq!((held(), peers[2].progress(), peers[5].progress()), (BYTES_MAX, None, None));
         let refused = |scope| figures.refused_places(Place::Bytes, scope);
-        assert_eq!(Scope::ALL.map(refused), [4, 1, 0, 1]);
-        drop(charges);
-        assert_eq!((held(), peers[0].progress()), (0, None));
+        assert_eq!(Scope::ALL.map(refused), [3, 1, 1, 1]);
+        assert!(!peers.iter().any(|peer| is_cut(peer)), "what is held for a moment gives way to nobody");
+        drop((charges, local, other));
+        assert_eq!((held(), budget.held().network, peers[0].progress()), (0, 0, None));
         assert!(Charge::new(&peers[2]).grow(PEER_BYTES_MAX as usize), "the source has given it back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_longest_held_bytes_give_way_and_the_networks_need_cuts_no_local_client() {
+        let figures = Arc::<Figures>::default();
+        let budget = Budget::new(Arc::clone(&figures));
+        let held = || figures.bytes_held.load(Ordering::Relaxed);
+        let part = PEER_BYTES_MAX as usize / 2;
+        let mut kept = Vec::new();
+        let mut take = |peer: &Arc<Peer>| {
+            let charge = Charge::new(peer);
+            let taken = charge.grow(part);
+            kept.push(charge);
+            taken
+        };
+        // The local one is the oldest; then four connections of the network, in this order.
+        let local = Peer::of_test(&budget, Source::User(7));
+        assert!(take(&local));
+        let network = [1, 1, 2, 2].map(|n| Peer::of_test(&budget, source(n)));
+        for peer in &network {
+            tokio::time::advance(HELD_MIN).await;
+            assert!(take(peer) && (Arc::ptr_eq(peer, &network[3]) || take(peer)));
+        }
+        assert_eq!(held(), BYTES_MAX);
+        let [newcomer, second] = [3, 4].map(|n| Peer::of_test(&budget, source(n)));
+        assert!(take(&newcomer));
+        assert_eq!([&local, &network[0], &network[1]].map(|peer| is_cut(peer)), [false, true, false]);
+        assert_eq!((held(), network[0].progress()), (BYTES_MAX - part as u64, None), "all of its bytes give way");
+        assert!(take(&newcomer), "and there is room for two");
+        assert!(take(&second) && is_cut(&network[1]) && !is_cut(&network[2]));
+        // A local client may have what any other holds.
+        let other = Peer::of_test(&budget, Source::User(8));
+        assert!(take(&other) && take(&other) && is_cut(&local) && !is_cut(&network[2]));
+        // What gave way is not given back a second time.
+        drop(kept);
+        let rest = budget.held();
+        assert_eq!((held(), rest.network, rest.charges.len()), (0, 0, 0));
     }
 
     #[test]

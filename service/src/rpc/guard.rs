@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, Request, Response};
+use http::header::{ACCEPT, ALLOW, AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use proto::v1::GET_MANY_KEYS_MAX;
 use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
+use super::MESSAGE_BYTES_MAX;
 use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
 use crate::figure::count;
 use crate::net::limit::Refused;
@@ -25,6 +27,12 @@ use crate::net::{Access, Refusal};
 
 /// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
 const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
+
+/// The type of a gRPC request; the name of an encoding or parameters may follow.
+const GRPC: &str = "application/grpc";
+
+/// Bytes before a message: a flag, and its length as a big-endian number.
+const MESSAGE_HEADER_BYTES: usize = 5;
 
 /// Layer that puts a [`Guard`] before the services.
 #[derive(Clone)]
@@ -69,6 +77,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if let Err(refused) = check_form(&request) {
+            return Box::pin(std::future::ready(Ok(refused)));
+        }
         let peer = match Peer::of(request.extensions()) {
             Ok(peer) => Arc::clone(peer),
             Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
@@ -79,7 +90,7 @@ where
         let under_way = UnderWay::new(&peer);
         let charge = Arc::new(Charge::new(&peer));
         let asked = Arc::clone(&charge);
-        let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES }));
+        let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES, has_begun: false }));
         let timeout = self.guard.request_timeout;
         let answer = tokio::time::timeout(timeout, self.inner.call(request));
         Box::pin(async move {
@@ -119,6 +130,26 @@ impl GuardLayer {
     }
 }
 
+/// Refuses a request that is not gRPC's. A web page of any other site can send requests of some types without asking
+/// before; gRPC's is not among them.
+#[allow(clippy::result_large_err, reason = "it is returned once, and not passed on")]
+fn check_form<B>(request: &Request<B>) -> Result<(), Response<Body>> {
+    let refused = |status: StatusCode, name, value| {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = status;
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        Err(response)
+    };
+    if request.method() != Method::POST {
+        return refused(StatusCode::METHOD_NOT_ALLOWED, ALLOW, "POST");
+    }
+    let rest = request.headers().get(CONTENT_TYPE).and_then(|value| value.as_bytes().strip_prefix(GRPC.as_bytes()));
+    match rest {
+        Some([] | [b'+' | b';', ..]) => Ok(()),
+        _ => refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, ACCEPT, GRPC),
+    }
+}
+
 /// Returns the number of `bytes` beyond the rest of the free ones, and reduces that rest.
 fn charged(free: &mut usize, bytes: usize) -> usize {
     let granted = bytes.min(*free);
@@ -131,6 +162,8 @@ struct Asked {
     body: Body,
     charge: Arc<Charge>,
     free: usize,
+    /// Whether any of it has come.
+    has_begun: bool,
 }
 
 impl HttpBody for Asked {
@@ -142,6 +175,9 @@ impl HttpBody for Asked {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
+            if !std::mem::replace(&mut self.has_begun, true) {
+                refuse_too_large(data)?;
+            }
             let bytes = charged(&mut self.free, data.len());
             if bytes > 0 && !self.charge.grow(bytes) {
                 return Poll::Ready(Some(Err(no_room("requests under way"))));
@@ -157,6 +193,20 @@ impl HttpBody for Asked {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// Refuses a message that is too large by its header, before any more of it is read. tonic would refuse it as well, with
+/// a code that the feed has for another error. A client that sends less than a header first gets that code.
+fn refuse_too_large(begins: &[u8]) -> Result<(), Status> {
+    let Some([_, length @ ..]) = begins.first_chunk::<MESSAGE_HEADER_BYTES>() else { return Ok(()) };
+    let bytes = u32::from_be_bytes(*length) as usize;
+    if bytes <= MESSAGE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "the message is too large, ask in parts of at most {GET_MANY_KEYS_MAX} keys: bytes={bytes} \
+         max_bytes={MESSAGE_BYTES_MAX}"
+    )))
 }
 
 /// An answer's body. Its bytes are charged as they are produced, until they are sent.

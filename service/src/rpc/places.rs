@@ -21,7 +21,7 @@ const CONNECTION_SHARE: u64 = 4;
 const SOURCE_SHARE: u64 = 2;
 
 /// One in this many places is reserved for the Unix socket, as with connections.
-const UDS_SHARE: u64 = 8;
+pub(super) const UDS_SHARE: u64 = 8;
 
 /// Smallest share of subscribers, for a small `feed_subscribers`: a service that allows two may have both on one
 /// machine.

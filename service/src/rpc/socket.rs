@@ -90,6 +90,13 @@ impl Socket {
         if self.admission.seat().poll_evicted(context).is_ready() {
             return Err(io::Error::new(ErrorKind::ConnectionAborted, "another connection has taken its place"));
         }
+        if self.peer.poll_cut(context).is_ready() {
+            tracing::debug!(
+                listener = self.admission.seat().listener().name(),
+                "cut the connection whose answers were held the longest, because others need the room"
+            );
+            return Err(self.cut(Ending::Unread, "others need the room of its answers"));
+        }
         while self.tick.as_mut().poll(context).is_ready() {
             if self.received < PREFACE_BYTES {
                 return Err(self.cut(Ending::Greeting, "no HTTP/2 came in time"));

@@ -293,3 +293,52 @@ async fn a_stale_socket_is_replaced_and_a_file_is_not() {
     assert!(UdsListener::bind(&file, &SocketAccess::OWNER).unwrap_err().to_string().starts_with("not a socket"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
 }
+
+/// A web page of another site may send such requests without asking the service before.
+#[tokio::test]
+async fn a_request_that_is_not_grpcs_is_refused_for_every_method() {
+    let run = start().await;
+    let stream = tokio::net::UnixStream::connect(&run.socket).await.unwrap();
+    let (mut requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let grpc = "application/grpc";
+    for (method, content_type, status) in [
+        ("POST", Some(grpc), 200),
+        ("POST", Some("application/grpc+proto"), 200),
+        ("POST", Some("application/grpc;charset=utf-8"), 200),
+        ("POST", None, 415),
+        ("POST", Some("text/plain"), 415),
+        ("POST", Some("application/grpc-web+proto"), 415),
+        ("POST", Some("application/x-www-form-urlencoded"), 415),
+        ("GET", Some(grpc), 405),
+        ("OPTIONS", Some(grpc), 405),
+    ] {
+        for path in ["solkv.v1.Kv/Get", "solkv.v1.Feed/Subscribe", "grpc.health.v1.Health/Check", "no/Method"] {
+            let mut request = http::Request::builder().method(method).uri(format!("http://localhost/{path}"));
+            if let Some(content_type) = content_type {
+                request = request.header("content-type", content_type);
+            }
+            requests = requests.ready().await.unwrap();
+            let (answer, _) = requests.send_request(request.body(()).unwrap(), true).unwrap();
+            let answer = answer.await.unwrap();
+            assert_eq!(answer.status().as_u16(), status, "{method} {content_type:?} {path}: {answer:?}");
+            assert_eq!(answer.headers().contains_key("grpc-status"), status == 200, "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn too_many_keys_are_an_invalid_argument_with_the_most_however_many_they_are() {
+    let mut run = start().await;
+    let keys = |count: usize| GetManyRequest { keys: vec![Bytes::from_static(&[7; 32]); count], ..Default::default() };
+    for (count, says) in
+        [(10_001, "got=10001 max=10000"), (150_000, "at most 10000 keys"), (2_000_000, "at most 10000")]
+    {
+        let refused = run.client.get_many(keys(count)).await.unwrap_err();
+        assert!(refused.code() == Code::InvalidArgument && refused.message().contains(says), "{count}: {refused:?}");
+    }
+    let held = &run.pool.handles.net.bytes_held;
+    // ORDERING: Relaxed: a statistic.
+    assert_eq!(held.load(std::sync::atomic::Ordering::Relaxed), 0, "nothing of them is held");
+    assert_eq!(run.client.get_many(keys(10_000)).await.unwrap().into_inner().entries.len(), 10_000);
+}

@@ -7,10 +7,11 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use h2::client::SendRequest;
+use prost::Message as _;
 use proto::v1::feed_client::FeedClient;
 use proto::v1::kv_client::KvClient;
 use proto::v1::subscribe_request::Start;
-use proto::v1::{FromNow, GetRequest, SubscribeRequest, SubscribeResponse};
+use proto::v1::{FromNow, GetManyRequest, GetRequest, SubscribeRequest, SubscribeResponse};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -31,21 +32,32 @@ const FAR: u64 = 1 << 40;
 struct Fixture {
     service: Service,
     uds: PathBuf,
+    /// Seed of the store's pairs.
+    seed: u64,
     _stream: loadgen::stream::Stream,
     _temp: TempDir,
 }
 
+/// Number of pairs in the store.
+const PAIRS: u64 = 100;
+
 fn start(more: impl FnOnce(&Path) -> Vec<String>) -> Fixture {
+    start_on("127.0.0.1", more)
+}
+
+fn start_on(host: &str, more: impl FnOnce(&Path) -> Vec<String>) -> Fixture {
     let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
     let (dir, uds) = (temp.path().join("store"), temp.path().join("kv.sock"));
-    let (stream, workload) = stream("--pairs 100 --events 1000 --events-per-slot 100 --rate 1000 --replay-slots 100");
+    let (stream, workload) =
+        stream(&format!("--pairs {PAIRS} --events 1000 --events-per-slot 100 --rate 1000 --replay-slots 100"));
     load(&dir, &options, &workload);
     let mut arguments = more(temp.path());
     arguments.extend(["--uds".to_owned(), uds.display().to_string()]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut service = Service::start(&dir, &options, &format!("http://{}", stream.address()), &arguments);
+    let geyser = format!("http://{}", stream.address());
+    let mut service = Service::start_on(host, &dir, &options, &geyser, |command| command.args(&arguments));
     wait_for("its first page", || service.get("/healthz"));
-    Fixture { service, uds, _stream: stream, _temp: temp }
+    Fixture { service, uds, seed: workload.seed, _stream: stream, _temp: temp }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -202,4 +214,66 @@ fn an_idle_connection_ends_and_one_at_work_does_not() {
         assert!(messages.message().await.unwrap().is_some(), "the subscription goes on");
         KvClient::new(held).get(get(None, None)).await.unwrap();
     });
+}
+
+/// Asks for 16 MiB of answers on one connection and reads none. Returns the connection, and the heads of the answers.
+async fn never_reads<T>(stream: T, batch: &Bytes) -> (SendRequest<Bytes>, Vec<http::Response<h2::RecvStream>>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    const ANSWERS: usize = 44;
+    let (mut requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async {
+        // It may be cut.
+        connection.await.ok();
+    });
+    let mut answers = Vec::new();
+    for _ in 0..ANSWERS {
+        requests = requests.ready().await.unwrap();
+        let request = http::Request::post("http://localhost/solkv.v1.Kv/GetMany");
+        let request = request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap();
+        let (answer, mut body) = requests.send_request(request, false).unwrap();
+        body.send_data(batch.clone(), true).unwrap();
+        answers.push(answer.await.unwrap());
+    }
+    (requests, answers)
+}
+
+#[test]
+fn sources_that_never_read_their_answers_give_way_to_others() {
+    let mut fixture = start_on("[::]", |_| vec!["--insecure".to_owned()]);
+    let port = fixture.service.listen.rsplit(':').next().unwrap().to_owned();
+    let keys = |count: u64| {
+        let keys = (0..count).map(|index| workload::Pairs::new(fixture.seed).key(index % PAIRS).to_vec().into());
+        GetManyRequest { keys: keys.collect(), ..Default::default() }
+    };
+    let mut batch = vec![0];
+    batch.extend((keys(10_000).encoded_len() as u32).to_be_bytes());
+    keys(10_000).encode(&mut batch).unwrap();
+    let batch = Bytes::from(batch);
+    runtime().block_on(async {
+        let mut held = Vec::new();
+        for host in ["127.0.0.1", "[::1]"] {
+            for _ in 0..2 {
+                let stream = TcpStream::connect(format!("{host}:{port}")).await.unwrap();
+                held.push(never_reads(stream, &batch).await);
+            }
+            // Only what was held for a second gives way.
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+        }
+        // Both have asked for half of all, and together they may have seven eighths. The Unix socket's user may have half
+        // as well, whatever the others hold.
+        for _ in 0..2 {
+            let stream = tokio::net::UnixStream::connect(&fixture.uds).await.unwrap();
+            held.push(never_reads(stream, &batch).await);
+        }
+        for channel in [channel(&format!("127.0.0.1:{port}")).await, channel(&format!("[::1]:{port}")).await] {
+            let answer = KvClient::new(channel).get_many(keys(1000)).await;
+            assert!(answer.is_ok(), "{answer:?}");
+        }
+    });
+    for scope in ["network", "all"] {
+        let name = format!("solkv_places_refused_total{{place=\"bytes\",scope=\"{scope}\"}}");
+        assert_eq!(wait_for(&name, || fixture.service.metric(&name)), 0.0, "{scope}");
+    }
 }
