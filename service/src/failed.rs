@@ -79,5 +79,10 @@ mod tests {
         ] {
             assert_eq!(Failed::from(engine_api::Error::new(kind, "")).code(), code, "{kind:?}");
         }
+        // A file system that turned read-only (EROFS) is mounted for writing again; missing permissions (EACCES) stay.
+        for (errno, code) in [(30, ERROR), (13, WRONG)] {
+            let io = || engine_api::Error::io("", std::io::Error::from_raw_os_error(errno));
+            assert_eq!([Failed::from(io()).code(), Failed::by_remedy(io().into()).code()], [code; 2], "errno={errno}");
+        }
     }
 }

@@ -53,14 +53,13 @@ impl Error {
 
     /// Builds an error from an I/O error of the file or directory named in `message`. A full disk is
     /// [`ErrorKind::FreeSpace`]; missing files and permissions are [`ErrorKind::FixInput`]; everything else is
-    /// [`ErrorKind::Reopen`].
+    /// [`ErrorKind::Reopen`]. So is a read-only file system: the kernel makes it one after an error of the device, and it
+    /// may be mounted for writing again.
     pub fn io(message: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match source.kind() {
             Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => ErrorKind::FreeSpace,
-            Io::NotFound | Io::PermissionDenied | Io::NotADirectory | Io::AlreadyExists | Io::ReadOnlyFilesystem => {
-                ErrorKind::FixInput
-            }
+            Io::NotFound | Io::PermissionDenied | Io::NotADirectory | Io::AlreadyExists => ErrorKind::FixInput,
             _ => ErrorKind::Reopen,
         };
         Self::with_source(kind, message, source)

@@ -1,5 +1,7 @@
 //! Maps redb's errors to the caller's reactions. Does no I/O.
 
+use std::io::ErrorKind as Io;
+
 use engine_api::{Error, ErrorKind};
 use redb::{CommitError, CursorError, DatabaseError, StorageError, TableError, TransactionError};
 
@@ -18,7 +20,7 @@ pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
             ),
             error,
         ),
-        DatabaseError::Storage(StorageError::Io(source)) if source.kind() == std::io::ErrorKind::InvalidData => {
+        DatabaseError::Storage(StorageError::Io(source)) if source.kind() == Io::InvalidData => {
             Error::with_source(ErrorKind::FixInput, format!("not a redb file: file={what} reason={source}"), source)
         }
         DatabaseError::Storage(StorageError::Io(source)) => {
@@ -43,8 +45,8 @@ pub(crate) fn storage(what: &str, error: StorageError) -> Error {
         _ => ErrorKind::Internal,
     };
     let hint = match &error {
-        StorageError::Io(io) if io.kind() == std::io::ErrorKind::StorageFull => {
-            "; the disk is full: free space and open again, nothing committed is lost"
+        StorageError::Io(io) if matches!(io.kind(), Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge) => {
+            "; the disk, a quota or the largest size of a file is full: make room and open again, nothing committed is lost"
         }
         _ => "",
     };
@@ -110,14 +112,17 @@ mod tests {
         let kind = |error| storage("x", error).kind();
         assert_eq!(kind(StorageError::Corrupted("page".into())), ErrorKind::DataDamaged);
         assert_eq!(kind(StorageError::PreviousIo), ErrorKind::Reopen);
-        assert_eq!(kind(StorageError::Io(io::ErrorKind::StorageFull.into())), ErrorKind::Reopen);
+        // ENOSPC, EDQUOT, EFBIG on Linux.
+        for code in [28, 122, 27] {
+            let full = || StorageError::Io(io::Error::from_raw_os_error(code));
+            let told = storage("x", full());
+            assert!(told.kind() == ErrorKind::Reopen && told.to_string().contains("make room"), "{told}");
+            assert_eq!(open("f", DatabaseError::Storage(full())).kind(), ErrorKind::FreeSpace);
+        }
         assert_eq!(kind(StorageError::Io(io::Error::from_raw_os_error(5))), ErrorKind::Reopen);
         assert_eq!(open("f", DatabaseError::DatabaseAlreadyOpen).kind(), ErrorKind::FixInput);
         assert_eq!(open("f", DatabaseError::UpgradeRequired(2)).kind(), ErrorKind::FixInput);
-        let full = DatabaseError::Storage(StorageError::Io(io::ErrorKind::StorageFull.into()));
-        assert_eq!(open("f", full).kind(), ErrorKind::FreeSpace);
         assert_eq!(cursor("x", CursorError::UnorderedKey).kind(), ErrorKind::FixInput);
         assert_eq!(commit(CommitError::TransactionPoisoned).kind(), ErrorKind::Internal);
-        assert!(storage("x", StorageError::Io(io::ErrorKind::StorageFull.into())).to_string().contains("free space"));
     }
 }

@@ -1,4 +1,4 @@
-//! Closing sockets that hold unread data, without waiting for what the data contain.
+//! Closing sockets that hold unread data, without waiting for anything in the data.
 //!
 //! Owns: the thread `shm-close`. Must not: close such a socket on the thread that answers lookups. It may hold
 //! descriptors, and closing the last copy of one may block, for example a TCP socket that lingers. Threads: `shm-lookup`
@@ -20,8 +20,6 @@ use nix::libc;
 /// Maximum number of sockets that wait to be closed. The thread closes all that wait at once, so more would not help.
 const WAITING_MAX: usize = 64;
 
-const NAME: &str = "shm-close";
-
 /// The thread that closes sockets; see the head of the file. It ends once this is dropped.
 pub(super) struct Discard {
     sockets: SyncSender<UnixStream>,
@@ -36,7 +34,7 @@ impl Discard {
     /// The system refuses another thread.
     pub(super) fn start() -> io::Result<Self> {
         let (sockets, waiting) = sync_channel(WAITING_MAX);
-        Builder::new().name(NAME.to_owned()).spawn(move || close_all(&waiting))?;
+        Builder::new().name("shm-close".to_owned()).spawn(move || close_all(&waiting))?;
         Ok(Self { sockets, left: None })
     }
 
@@ -67,7 +65,7 @@ fn close_all(waiting: &Receiver<UnixStream>) {
             // An error of either call means that `close_all` has ended.
             let _ended = copied.send(has_own).map(|()| is_closed.recv());
         };
-        let started = Builder::new().name(NAME.to_owned()).spawn(keep_until_closed).is_ok();
+        let started = Builder::new().name("shm-close".to_owned()).spawn(keep_until_closed).is_ok();
         if !(started && has_copy.recv().is_ok_and(|has_own| has_own)) {
             tracing::debug!("sockets that hold data are closed without a copy: this may take long");
         }

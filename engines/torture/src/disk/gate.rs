@@ -134,7 +134,9 @@ impl Gate {
                 FaultKind::SyncError => passed = Ok(Passed::SyncFails(rng.pick(&[0, 50]))),
                 FaultKind::ReadError | FaultKind::WriteError => passed = Err(libc::EIO),
                 FaultKind::ReadOnly => passed = Err(libc::EROFS),
-                FaultKind::Full | FaultKind::FullUnseen if op == Op::Write => passed = Err(libc::ENOSPC),
+                FaultKind::Full if op == Op::Write => passed = Err(libc::ENOSPC),
+                // A user's quota is such a limit that the free space does not show.
+                FaultKind::FullUnseen if op == Op::Write => passed = Err(rng.pick(&[libc::ENOSPC, libc::EDQUOT])),
                 FaultKind::Full | FaultKind::FullUnseen => {}
             }
         }
