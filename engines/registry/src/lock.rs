@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, OFlags, access};
 
 use crate::place::Id;
 use crate::regular::{self, read_small};
@@ -38,7 +38,7 @@ impl Drop for DirLock {
 impl DirLock {
     /// Takes the lock of `dir` without waiting, and writes this process's pid into the lock file.
     pub(crate) fn take(dir: &Path) -> Result<Self> {
-        let opened = open_dir(dir)?;
+        let opened = open_dir(dir).map_err(|e| cannot_open_dir(dir, e))?;
         // Some network file systems cannot lock a directory. There the file's lock has to do.
         if let Err(TryLockError::WouldBlock) = opened.try_lock() {
             return Err(held(dir));
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
 
 /// Keeps writers out of `dir` while the returned value lives, together with other readers. Changes nothing.
 pub(crate) fn share(dir: &Path) -> Result<Shared> {
-    let opened = open_dir(dir)?;
+    let opened = open_dir(dir).map_err(|e| cannot_open_dir(dir, e))?;
     // As for a writer.
     if let Err(TryLockError::WouldBlock) = opened.try_lock_shared() {
         return Err(held(dir));
@@ -119,7 +119,7 @@ pub(crate) fn holder(dir: &Path) -> io::Result<Option<String>> {
         Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => Ok(None),
         Err(e) => Err(e),
     };
-    if let Some(pid) = file(dir, File::open(dir))? {
+    if let Some(pid) = file(dir, open_dir(dir))? {
         return Ok(Some(pid));
     }
     let path = dir.join(LOCK);
@@ -143,9 +143,13 @@ pub fn check_lock(dir: &Path) -> Result<()> {
     }
 }
 
-fn open_dir(dir: &Path) -> Result<File> {
-    File::open(dir)
-        .map_err(|e| Error::io(format!("cannot open the store's directory: dir={} reason={e}", dir.display()), e))
+/// Opens a directory alone: opening a pipe would wait.
+fn open_dir(dir: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed()).open(dir)
+}
+
+fn cannot_open_dir(dir: &Path, e: io::Error) -> Error {
+    Error::io(format!("cannot open the store's directory: dir={} reason={e}", dir.display()), e)
 }
 
 /// Builds the error for a lock file that cannot be opened. Somebody has to change the file or its permissions, unless
