@@ -110,7 +110,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
 /// Removes the rest of an earlier copy to `dir` that was cut short, and says so.
 fn remove_cut_short(dir: &Path) -> Result<()> {
     if let Some(removed) = engines::remove_cut_short(dir)? {
-        out::tell(&format!("an earlier copy was cut short and is begun anew: removed={}", removed.display()));
+        program::tell!("an earlier copy was cut short and is begun anew: removed={}", removed.display());
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ impl Selection {
         let is_token = self.extract != Extract::AccountOwner
             && account.lamports > 0
             && bytes_32(&account.owner).is_some_and(|owner| TokenProgram::of(&owner).is_some());
-        is_token.then(|| !account.data.is_empty())
+        is_token.then_some(!account.data.is_empty())
     }
 
     /// Returns offset and length, in bytes, of the parts of an account's data to subscribe to, ascending. They are the

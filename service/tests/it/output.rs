@@ -10,7 +10,7 @@ use client::Builder;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use workload::Pairs;
 
-use crate::support::{BASE_SLOT, Service, columns, free_address, load, newest_sent, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, columns, free_address, load, stream, wait_for};
 use crate::tools::program;
 
 const ENDLESS: &str = "--pairs 2000 --events 100000000 --events-per-slot 400 --rate 4000 --replay-slots 1000";
@@ -105,7 +105,7 @@ fn a_log_that_cannot_be_written_neither_ends_nor_holds_up_the_service() {
                 client.get(&key).unwrap();
             }
         }
-        service.wait_for_slot(newest_sent(&stream) + 1);
+        service.wait_for_slot(stream.newest_slot() + 1);
         wait_for("readiness", || service.get("/readyz").filter(|(code, _)| *code == 200));
         let status = service.terminate();
         assert_eq!(status.code(), Some(0), "{broken:?}: {status}");
