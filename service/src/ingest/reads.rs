@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(seen(&mut sample), 0);
         assert!(until <= Instant::now() + SPENT_MAX * 2 * TIME_A_SAMPLE);
         // What is saved is bounded, and one slow get does not use it up.
-        sample.rests_until = Instant::now().checked_sub(SAVED_TIME_MAX * 50).unwrap();
+        sample.rests_until = Instant::now().checked_sub(SAVED_TIME_MAX * 3).unwrap();
         sample.rest_after(SAVED_TIME_MAX / TIME_A_SAMPLE / 2);
         assert_eq!(seen(&mut sample), 2);
         sample.rest_after(SPENT_MAX);
