@@ -6,7 +6,7 @@
 //!
 //! A connection and a source that have used up their own share are refused. If the network or all connections together
 //! have used up theirs, the connection that has held any bytes for the longest time gives way, and is cut. So several
-//! sources that never read cannot keep the others out.
+//! sources that never read cannot keep the others out. A source that holds little gives way to nobody.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -49,13 +49,15 @@ pub(super) const FREE_BYTES: usize = 1024;
 /// client that reads its answers is not cut for others.
 const HELD_MIN: Duration = Duration::from_secs(1);
 
+/// A source that holds less than this gives way to nobody: two of the largest answers. So sources that take and return
+/// their bytes in turn have no client cut that reads slowly.
+const SOURCE_KEPT_BYTES: u64 = BYTES_MAX / 64;
+
 /// The budget of all connections. The count itself is `figures.bytes_held`, where the metrics read it.
 #[derive(Debug)]
 pub(super) struct Budget {
     figures: Arc<Figures>,
     pub(super) places: Places,
-    /// Id of the next charge.
-    next_id: AtomicU64,
     held: Mutex<Held>,
 }
 
@@ -64,7 +66,10 @@ pub(super) struct Budget {
 struct Held {
     /// Bytes of the network's connections.
     network: u64,
-    /// Charges by id, so that the oldest comes first. One that is not here holds nothing, or has given way.
+    /// Id of the newest charge. Ids begin at 1.
+    newest_id: u64,
+    /// Charges by id, which is drawn with the first byte, so that the oldest comes first. One that is not here holds
+    /// nothing, or has given way.
     charges: BTreeMap<u64, Holding>,
 }
 
@@ -77,8 +82,7 @@ struct Holding {
 
 impl Budget {
     pub(super) fn new(figures: Arc<Figures>) -> Arc<Self> {
-        let (places, next_id, held) = (Places::default(), AtomicU64::new(0), Mutex::default());
-        Arc::new(Self { figures, places, next_id, held })
+        Arc::new(Self { figures, places: Places::default(), held: Mutex::default() })
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -106,7 +110,9 @@ impl Held {
     /// Cuts the connection whose bytes have been held for the longest time; for the network's sake only one of the
     /// network. Returns false if none has held any for [`HELD_MIN`].
     fn make_room(&mut self, is_network: bool, now: Instant) -> bool {
-        let may_go = |holding: &&Holding| !is_network || holding.peer.source().is_network();
+        // ORDERING: Relaxed: changed only under this lock.
+        let holds_much = |peer: &Peer| peer.account.bytes.load(Ordering::Relaxed) >= SOURCE_KEPT_BYTES;
+        let may_go = |Holding { peer, .. }: &&Holding| (!is_network || peer.source().is_network()) && holds_much(peer);
         let oldest = self.charges.values().find(may_go).filter(|oldest| now - oldest.since >= HELD_MIN);
         let Some(peer) = oldest.map(|oldest| Arc::clone(&oldest.peer)) else { return false };
         let of_peer = |_: &u64, holding: &mut Holding| Arc::ptr_eq(&holding.peer, &peer);
@@ -215,8 +221,9 @@ impl Peer {
         if self.cut.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Takes `bytes` more for the charge `id`, cutting others if need be. Returns false if a share is used up.
-    fn take(self: &Arc<Self>, id: u64, bytes: u64) -> bool {
+    /// Takes `bytes` more for the charge with this id, cutting others if need be. A charge that holds nothing gets a new
+    /// id. Returns false if a share is used up.
+    fn take(self: &Arc<Self>, id: &AtomicU64, bytes: u64) -> bool {
         let Budget { figures, .. } = &*self.budget;
         let is_network = self.source().is_network();
         let mut held = self.budget.held();
@@ -246,8 +253,15 @@ impl Peer {
             return false;
         }
         held.add(self, bytes, true);
-        let holding = || Holding { peer: Arc::clone(self), bytes: 0, since: now };
-        held.charges.entry(id).or_insert_with(holding).bytes += bytes;
+        // ORDERING: Relaxed: changed only under this lock. The drop of the charge comes after every use of it.
+        if let Some(holding) = held.charges.get_mut(&id.load(Ordering::Relaxed)) {
+            holding.bytes += bytes;
+            return true;
+        }
+        held.newest_id += 1;
+        let newest_id = held.newest_id;
+        id.store(newest_id, Ordering::Relaxed);
+        held.charges.insert(newest_id, Holding { peer: Arc::clone(self), bytes, since: now });
         true
     }
 
@@ -284,27 +298,19 @@ impl Drop for UnderWay {
 /// Bytes charged to the budget until this is dropped.
 pub(super) struct Charge {
     peer: Arc<Peer>,
-    id: u64,
-    /// Whether any byte was taken.
-    has_any: AtomicBool,
+    /// 0 until any byte is taken.
+    id: AtomicU64,
 }
 
 impl Charge {
     /// Returns a charge of zero bytes.
     pub(super) fn new(peer: &Arc<Peer>) -> Self {
-        // ORDERING: Relaxed: the number alone matters.
-        let id = peer.budget.next_id.fetch_add(1, Ordering::Relaxed);
-        Self { peer: Arc::clone(peer), id, has_any: AtomicBool::new(false) }
+        Self { peer: Arc::clone(peer), id: AtomicU64::new(0) }
     }
 
     /// Charges more bytes. Returns false, and charges nothing, if there is no room.
     pub(super) fn grow(&self, bytes: usize) -> bool {
-        let taken = self.peer.take(self.id, bytes as u64);
-        if taken {
-            // ORDERING: Relaxed: only the drop reads it, and every use of the shared charge comes before the drop.
-            self.has_any.store(true, Ordering::Relaxed);
-        }
-        taken
+        self.peer.take(&self.id, bytes as u64)
     }
 
     /// Returns `data` as bytes that hold this charge until the last clone of them is dropped.
@@ -324,8 +330,9 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if *self.has_any.get_mut() {
-            self.peer.give_back(self.id);
+        let id = *self.id.get_mut();
+        if id > 0 {
+            self.peer.give_back(id);
         }
     }
 }
@@ -409,6 +416,24 @@ mod tests {
         drop(kept);
         let rest = budget.held();
         assert_eq!((held(), rest.network, rest.charges.len()), (0, 0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn neither_early_requests_nor_those_that_hold_little_keep_the_longest_held_bytes() {
+        let budget = Budget::new(Arc::default());
+        let part = PEER_BYTES_MAX as usize / 2;
+        let [early, slow, newcomer] = [5, 6, 7].map(|n| Peer::of_test(&budget, source(n)));
+        // A request that came first and holds its first byte last, and an answer that is read slowly.
+        let (request, answer) = (Charge::new(&early), Charge::new(&slow));
+        assert!(answer.grow(SOURCE_KEPT_BYTES as usize - 1));
+        tokio::time::advance(HELD_MIN).await;
+        let holders = [1, 1, 2, 2].map(|n| Peer::of_test(&budget, source(n)));
+        let held: Vec<_> = holders.iter().chain(&holders).map(Charge::new).collect();
+        let taken = held.iter().filter(|charge| charge.grow(part)).count();
+        assert_eq!(taken, 6, "the network has its part, less what is kept");
+        tokio::time::advance(HELD_MIN).await;
+        assert!(request.grow(1) && Charge::new(&newcomer).grow(part));
+        assert_eq!([&early, &slow, &holders[0]].map(|peer| is_cut(peer)), [false, false, true]);
     }
 
     #[test]

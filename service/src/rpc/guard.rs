@@ -89,7 +89,8 @@ where
         }
         let under_way = UnderWay::new(&peer);
         let charge = Arc::new(Charge::new(&peer));
-        let asked = Arc::clone(&charge);
+        // A client without a token takes nothing that others need.
+        let asked = (!is_open(&request)).then(|| Arc::clone(&charge));
         let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES, has_begun: false }));
         let timeout = self.guard.request_timeout;
         let answer = tokio::time::timeout(timeout, self.inner.call(request));
@@ -108,7 +109,7 @@ where
 impl GuardLayer {
     /// Checks the token, then settles the connection, so that only clients that may make requests use up the room.
     fn admit(&self, peer: &Peer, request: &Request<Body>) -> Result<(), Status> {
-        if request.uri().path().starts_with(OPEN_PATHS) {
+        if is_open(request) {
             return Ok(());
         }
         if let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) {
@@ -128,6 +129,11 @@ impl GuardLayer {
             Refused::Gone => Status::unavailable("the connection is closed to make room for another, connect again"),
         })
     }
+}
+
+/// Whether a request needs no token.
+fn is_open<B>(request: &Request<B>) -> bool {
+    request.uri().path().starts_with(OPEN_PATHS)
 }
 
 /// Refuses a request that is not gRPC's. A web page of any other site can send requests of some types without asking
@@ -160,7 +166,8 @@ fn charged(free: &mut usize, bytes: usize) -> usize {
 /// A request's body. Its bytes are charged as they arrive, until the answer is there.
 struct Asked {
     body: Body,
-    charge: Arc<Charge>,
+    /// `None` if the request may have no more than the free bytes.
+    charge: Option<Arc<Charge>>,
     free: usize,
     /// Whether any of it has come.
     has_begun: bool,
@@ -179,7 +186,7 @@ impl HttpBody for Asked {
                 refuse_too_large(data)?;
             }
             let bytes = charged(&mut self.free, data.len());
-            if bytes > 0 && !self.charge.grow(bytes) {
+            if bytes > 0 && !self.charge.as_ref().is_some_and(|charge| charge.grow(bytes)) {
                 return Poll::Ready(Some(Err(no_room("requests under way"))));
             }
         }
