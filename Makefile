@@ -20,6 +20,8 @@ BIN := $(CARGO_TARGET_DIR)/programs
 ALL_ENGINES := rocksdb lmdb redb strata
 demo demo-archive: ENGINES := $(ENGINE)
 demo demo-archive: BIN := $(CARGO_TARGET_DIR)/programs-demo
+# Not a prerequisite: make runs a target once, and `make build demo` needs both kinds of programs.
+DEMO_BUILD = $(MAKE) --no-print-directory build ENGINES="$(ENGINES)" BIN="$(BIN)"
 ENGINES ?= $(ALL_ENGINES)
 unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
 $(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
@@ -44,13 +46,17 @@ setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's 
 
 build: setup ## Builds bootstrap, service and loadgen (ENGINES="redb lmdb" to choose).
 	$(CARGO) build --locked --release -p solkv-bootstrap -p solkv-service -p solkv-loadgen $(call with,bootstrap service loadgen)
-	@mkdir -p "$(BIN)" && ln -f "$(RELEASE)/bootstrap" "$(RELEASE)/service" "$(RELEASE)/loadgen" "$(BIN)"
+	@mkdir -p "$(BIN)" && for program in bootstrap service loadgen; do \
+		ln -f "$(RELEASE)/$$program" "$(BIN)" 2>/dev/null || cp -f "$(RELEASE)/$$program" "$(BIN)" || exit 1; \
+	done
 	@echo "built: $(BIN)/bootstrap $(BIN)/service $(BIN)/loadgen"
 
-demo: build ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
+demo: ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
+	@$(DEMO_BUILD)
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" BLOOM="$(BLOOM)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo.sh
 
-demo-archive: build ## Loads a snapshot archive made here, follows its stream, looks up an account by its address.
+demo-archive: ## Loads a snapshot archive made here, follows its stream, looks up an account by its address.
+	@$(DEMO_BUILD)
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo-archive.sh
 
 test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, without compiling RocksDB).

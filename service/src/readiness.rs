@@ -193,13 +193,17 @@ impl Readiness {
         }
     }
 
+    /// The newest slot mentioned on the newest connection to the stream; `None` before the first.
+    pub(crate) fn mentioned_slot(&self) -> Option<u64> {
+        Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0)
+    }
+
     /// The newest known slot: the one mentioned on the newest connection to the stream, or a later one that any provider
     /// has named lately and the store has not. `None` if there is neither.
     pub fn newest_slot(&self) -> Option<u64> {
-        let mentioned = Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0);
         let named = self.named.load();
         let named = named.as_deref().filter(|named| named.at.elapsed() < NAMED_FOR);
-        mentioned.max(named.map(|named| named.slot).filter(|slot| Some(*slot) > self.published.slot()))
+        self.mentioned_slot().max(named.map(|named| named.slot).filter(|slot| Some(*slot) > self.published.slot()))
     }
 
     /// Returns the largest number of slots that can have passed since the newest applied one, by its age.

@@ -41,7 +41,7 @@ impl DirLock {
         let opened = open_dir(dir).map_err(|e| cannot_open_dir(dir, e))?;
         // Some network file systems cannot lock a directory. There the file's lock has to do.
         if let Err(TryLockError::WouldBlock) = opened.try_lock() {
-            return Err(held(dir));
+            return Err(held_itself(dir));
         }
         if !is_named(dir, &opened) {
             // The previous holder has just removed the directory.
@@ -85,7 +85,7 @@ pub(crate) fn share(dir: &Path) -> Result<Shared> {
     let opened = open_dir(dir).map_err(|e| cannot_open_dir(dir, e))?;
     // As for a writer.
     if let Err(TryLockError::WouldBlock) = opened.try_lock_shared() {
-        return Err(held(dir));
+        return Err(held_itself(dir));
     }
     let path = dir.join(LOCK);
     let file = match regular::open(&path, OpenOptions::new().read(true)) {
@@ -191,6 +191,11 @@ fn pid(dir: &Path) -> String {
         "" => "unknown".to_owned(),
         pid => pid.to_owned(),
     }
+}
+
+/// Returns the error of a directory that is locked itself. Any program that may read the directory can have locked it.
+fn held_itself(dir: &Path) -> Error {
+    Error::new(ErrorKind::Retry, format!("{}; `fuser {}` shows who has locked the directory", held(dir), dir.display()))
 }
 
 fn held(dir: &Path) -> Error {

@@ -393,6 +393,8 @@ impl Log {
         }
         let end = End { file, path: segment.path.clone(), at, bytes: segment.bytes };
         end.cut()?;
+        // So that a frame which the engine has not committed does not come back after a loss of power.
+        end.file.sync_data().map_err(|source| end.failed("flush", source))?;
         Ok(Ok(Self { identity, segments, end }))
     }
 

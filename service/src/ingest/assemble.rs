@@ -148,6 +148,7 @@ impl Assembler {
         if base != self.last {
             self.late.clear();
         }
+        self.late.restarted(base.map(|base| base.slot));
         self.last = base;
         self.drop_held();
         // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
@@ -169,6 +170,7 @@ impl Assembler {
     /// Continues after `base`, a later slot than the last one, which was applied without this assembler. Drops all
     /// parts of the slots up to there, and returns those of them that are whole.
     pub fn advance(&mut self, base: Base) -> Vec<WholeSlot> {
+        let has_begun = self.partial.contains_key(&base.slot) || self.whole.contains_key(&base.slot);
         self.drop_partial_through(base.slot);
         let later = self.whole.split_off(&(base.slot + 1));
         let mut passed: Vec<WholeSlot> = std::mem::replace(&mut self.whole, later).into_values().collect();
@@ -180,6 +182,9 @@ impl Assembler {
         self.last = Some(base);
         self.newest = self.newest.max(Some(base.slot));
         self.late.clear();
+        if has_begun {
+            self.late.pass(base.slot);
+        }
         passed
     }
 

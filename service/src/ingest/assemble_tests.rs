@@ -152,6 +152,51 @@ fn an_update_after_its_slot_goes_out_with_the_next_one_unless_a_newer_one_was_ta
 }
 
 #[test]
+fn of_late_updates_the_newest_stays_and_each_is_taken_once() {
+    let mut assembler = from(10);
+    feed(&mut assembler, &[meta(11, 10), confirmed(11), account(11, 1, 5, 5), account(11, 1, 5, 5)]);
+    assert_eq!((assembler.dropped().late_updates, assembler.dropped().duplicate_updates), (1, 1));
+    let next = feed(&mut assembler, &[meta(12, 11), confirmed(12)]);
+    assert_eq!(updates(&next[0])[0], [(1, 5)]);
+    // An older write of the same slot, and of the one before.
+    feed(&mut assembler, &[account(11, 1, 3, 3), account(12, 2, 9, 9)]);
+    assert_eq!(updates(&feed(&mut assembler, &[meta(13, 12), confirmed(13)])[0])[0], [(2, 9)]);
+    feed(&mut assembler, &[account(11, 2, 8, 8)]);
+    assert_eq!(updates(&feed(&mut assembler, &[meta(14, 13), confirmed(14)])[0])[0], []);
+}
+
+#[test]
+fn a_slot_that_comes_again_and_again_takes_no_more_memory_and_the_newest_copy_counts() {
+    let mut assembler = from(10);
+    feed(&mut assembler, &[account(11, 1, 1, 1), meta(11, 10), confirmed(11)]);
+    assert_eq!(feed(&mut assembler, &[account(11, 2, 2, 900)]), [], "a server with higher versions");
+    for _ in 0..9 {
+        // As after a gap.
+        assembler.restart(assembler.last());
+        let again = [Input::Reconnected, account(11, 1, 1, 1), account(11, 2, 4, 40), meta(11, 10), confirmed(11)];
+        assert_eq!(feed(&mut assembler, &again), []);
+        assert_eq!(assembler.late.updates(), 2);
+    }
+    let next = feed(&mut assembler, &[meta(12, 11), confirmed(12)]);
+    assert_eq!(updates(&next[0])[0], [(1, 1), (2, 4)]);
+    // Late updates that fill the memory leave it to the next connection.
+    for key in 0..=u8::MAX {
+        feed(&mut assembler, &[account(12, key, 1, 1)]);
+    }
+    assembler.restart(assembler.last());
+    assert_eq!(assembler.late.updates(), 0);
+}
+
+#[test]
+fn the_rest_of_a_slot_that_another_stream_has_brought_is_not_taken() {
+    let mut assembler = from(10);
+    feed(&mut assembler, &[account(11, 1, 9, 9)]);
+    assembler.advance(Base { slot: 11, blockhash: hash(11) });
+    feed(&mut assembler, &[account(11, 1, 5, 5), meta(11, 10), confirmed(11)]);
+    assert_eq!(updates(&feed(&mut assembler, &[meta(12, 11), confirmed(12)])[0]), [vec![], vec![]]);
+}
+
+#[test]
 fn the_last_slot_that_a_new_connection_sends_again_goes_out_with_the_next_one() {
     let mut assembler = from(10);
     feed(&mut assembler, &[confirmed(11), account(11, 1, 1, 5), meta(11, 10)]);

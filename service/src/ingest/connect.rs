@@ -123,6 +123,11 @@ impl<C: Client> Connection<C> {
         self.terms.from_slot = None;
     }
 
+    /// Notes that it is not known yet of what use the messages were.
+    pub(crate) fn waits(&mut self) {
+        self.idle = Duration::ZERO;
+    }
+
     /// Ends the connection if it has been of no use for too long. Call it at each tick, once progress is noted.
     pub(crate) fn check_idle(&self) -> Result<(), Ended> {
         if self.idle <= self.idle_timeout {

@@ -9,12 +9,13 @@
 //! own updates win. All other updates of a complete slot are duplicates.
 //!
 //! A new connection sends the newest slot again. An earlier connection may have ended before a late update, so that all
-//! of that slot goes out once more, with the next slot. Values that the map has already change nothing.
+//! of that slot goes out once more, with the next slot, in the place of what had come before. Values that the map has
+//! already change nothing.
 //!
 //! Of two streams at once, late updates go out with the copy of the slot that is passed on. Those of the other copy are
 //! dropped, and the merging reports that the two copies of the earlier slot differ.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
 
 use foldhash::fast::RandomState;
@@ -30,6 +31,10 @@ const SLOTS_MAX: usize = 32;
 /// Maximum number of versions of all these slots but the newest, at 16 bytes each.
 const VERSIONS_MAX: usize = 1 << 18;
 
+/// Maximum number of updates of older slots that are kept when slots are assembled anew. More of them come from a server
+/// that errs, and would leave no memory for the slots of the next one.
+const KEPT_MAX: usize = 1 << 16;
+
 /// Time between two lines about late updates.
 const LINE_EVERY: Duration = Duration::from_secs(60);
 
@@ -40,6 +45,8 @@ pub(super) struct Late {
     slots: VecDeque<Versions>,
     /// Updates that go out with the next slot, each with its own slot.
     updates: Vec<(u64, Event)>,
+    /// The slot of which another stream has brought all, while this connection was sending it.
+    passed: Option<u64>,
     hasher: RandomState,
 }
 
@@ -50,10 +57,15 @@ struct Versions {
     /// Hash of each key with the version of its last write.
     of: Vec<(u64, u64)>,
     is_sorted: bool,
+    /// The same of the writes that came late. They count before the others.
+    late: HashMap<u64, u64>,
 }
 
 impl Versions {
     fn get(&mut self, key: u64) -> Option<u64> {
+        if let Some(version) = self.late.get(&key) {
+            return Some(*version);
+        }
         if !self.is_sorted {
             self.of.sort_unstable();
             self.is_sorted = true;
@@ -63,9 +75,16 @@ impl Versions {
 }
 
 impl Late {
-    /// Whether this slot was complete on this connection, and is the newest such slot.
+    /// Whether this slot was complete on this connection, and is the newest such slot, or another stream has brought it
+    /// meanwhile.
     pub(super) fn has_newest(&self, slot: u64) -> bool {
-        self.slots.back().is_some_and(|newest| newest.slot == slot)
+        self.passed == Some(slot) || self.slots.back().is_some_and(|newest| newest.slot == slot)
+    }
+
+    /// Notes that another stream has brought all of a slot, of which this connection has sent a part: the rest is not
+    /// taken.
+    pub(super) fn pass(&mut self, slot: u64) {
+        self.passed = Some(slot);
     }
 
     /// Number of updates that go out with the next slot.
@@ -76,16 +95,19 @@ impl Late {
     /// Notes that the next slot is complete with these events, one a key.
     pub(super) fn complete(&mut self, slot: u64, events: &[Event]) {
         let of = events.iter().map(|event| (self.hasher.hash_one(event.key), event.write_version)).collect();
-        self.slots.push_back(Versions { slot, of, is_sorted: false });
-        let mut versions: usize = self.slots.iter().map(|slot| slot.of.len()).sum();
+        self.slots.push_back(Versions { slot, of, is_sorted: false, late: HashMap::new() });
+        let number = |slot: &Versions| slot.of.len() + slot.late.len();
+        let mut versions: usize = self.slots.iter().map(number).sum();
         while self.slots.len() > SLOTS_MAX || versions > VERSIONS_MAX && self.slots.len() > 1 {
-            versions -= self.slots.pop_front().map_or(0, |oldest| oldest.of.len());
+            versions -= self.slots.pop_front().map_or(0, |oldest| number(&oldest));
         }
     }
 
     /// Notes that the newest slot has come again, on a new connection, with these events, one a key.
     pub(super) fn came_again(&mut self, slot: u64, events: Vec<Event>) {
         self.complete(slot, &events);
+        // What an earlier connection has sent of it has versions of another server.
+        self.updates.retain(|(of, _)| *of != slot);
         self.updates.extend(events.into_iter().map(|event| (slot, event)));
     }
 
@@ -97,6 +119,7 @@ impl Late {
         let is_newest = known.is_none_or(|version| version < event.write_version)
             && self.slots.range_mut(at + 1..).all(|later| later.get(key).is_none());
         if is_newest {
+            self.slots[at].late.insert(key, event.write_version);
             self.updates.push((slot, event));
         }
         is_newest
@@ -121,11 +144,21 @@ impl Late {
     /// Notes that the inputs after this come from another connection, whose versions are not comparable.
     pub(super) fn reconnected(&mut self) {
         self.slots.clear();
+        self.passed = None;
+    }
+
+    /// Notes that slots are assembled anew after `newest`, which the next connection sends again. Updates of older slots
+    /// stay, unless they are very many.
+    pub(super) fn restarted(&mut self, newest: Option<u64>) {
+        self.updates.retain(|(slot, _)| Some(*slot) < newest);
+        if self.updates.len() > KEPT_MAX {
+            self.updates = Vec::new();
+        }
     }
 
     /// Forgets all versions, and drops all updates.
     pub(super) fn clear(&mut self) {
-        self.slots.clear();
+        self.reconnected();
         self.updates.clear();
     }
 }

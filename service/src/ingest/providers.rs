@@ -133,6 +133,11 @@ impl Providers {
         self.all.get(index).map_or("", |provider| &provider.name)
     }
 
+    /// Returns the indexes of all of them.
+    pub(super) fn indexes(&self) -> std::ops::Range<usize> {
+        0..self.all.len()
+    }
+
     /// Returns the index of the provider with this name.
     pub(super) fn named(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|provider| !name.is_empty() && provider.name == name)
@@ -163,7 +168,7 @@ impl Providers {
 
     /// Whether any provider is distrusted.
     pub(super) fn is_any_distrusted(&self) -> bool {
-        (0..self.all.len()).any(|index| self.is_distrusted(index))
+        self.indexes().any(|index| self.is_distrusted(index))
     }
 
     /// Returns a report of each provider, in the order of preference.

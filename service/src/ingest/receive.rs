@@ -304,8 +304,7 @@ impl<U: Upstream> Receiver<'_, U> {
             }
             if is_tick {
                 if !self.is_taken_in() {
-                    // Nobody knows yet what the messages before this have brought.
-                    connection.progressed();
+                    connection.waits();
                 }
                 connection.check_idle().map_err(|ended| self.is_gap(ended))?;
                 self.check_lag(roster, applied, &mut lag)?;
@@ -342,7 +341,8 @@ impl<U: Upstream> Receiver<'_, U> {
     /// at which the connection began.
     fn check_lag(&self, roster: &Roster, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.settings.takeover_lag_slots;
-        let own = self.state.readiness.newest_slot().or(applied);
+        // Not the newest slot that any provider has: that may be another one's.
+        let own = self.state.readiness.mentioned_slot().or(applied);
         // If the newest tick is not taken in yet, the lag is that of ingest-apply, and another provider would not help.
         let is_known = self.state.resume.is_taken_in();
         let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);

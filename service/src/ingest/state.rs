@@ -77,6 +77,12 @@ impl State {
         self.figures.is_connected() && !self.providers.is_failing(index)
     }
 
+    /// Returns a provider by which the ingest is served: the one with the index `first`, or else the one of the other lane.
+    pub(crate) fn served_by(&self, first: usize) -> Option<usize> {
+        let of_lanes = self.providers.indexes().filter(|index| self.providers.is_followed(*index));
+        std::iter::once(first).chain(of_lanes).find(|index| self.is_served_by(*index))
+    }
+
     /// Shows the stream and its providers as the receiver of a spool sees them, `of`, while no other one is connected.
     pub(crate) fn mirror(&self, of: &Self) {
         let (from, to) = (&of.figures, &self.figures);

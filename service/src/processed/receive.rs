@@ -67,13 +67,13 @@ impl Receiver {
         loop {
             let mut heard_slot = false;
             let mut followed = self.followed.clone();
-            let at = *followed.borrow_and_update();
-            if !self.state.is_served_by(at) {
+            let first = *followed.borrow_and_update();
+            let Some(at) = self.state.served_by(first) else {
                 tokio::select! {
                     () = sleep(LOOK_EVERY) => continue,
                     () = self.tx.closed() => return,
                 }
-            }
+            };
             let provider = &self.config.providers[at];
             let ended = match self.follow(at, &mut followed, &mut heard_slot).await {
                 Err(ended) => ended,

@@ -27,15 +27,15 @@ pub(super) fn contradiction(last: Base, of: &WholeSlot) -> Option<Gap> {
     Some(Gap { first_slot: parent, last_slot: parent, detail, contradicts: true })
 }
 
-pub(super) fn same_block(slot: u64, known: [u8; 32], heard: [u8; 32]) -> Result<(), Gap> {
-    if known == heard {
+pub(super) fn same_block(slot: u64, known: [u8; 32], came: [u8; 32]) -> Result<(), Gap> {
+    if known == came {
         return Ok(());
     }
     let detail = format!(
         "slot={slot} came again as another block: blockhash={} before, blockhash={} now: the stream is of another chain \
          than the store, or on another fork",
         base58(&known),
-        base58(&heard)
+        base58(&came)
     );
     Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false })
 }

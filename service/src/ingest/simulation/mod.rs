@@ -434,7 +434,7 @@ impl Simulation {
 
     /// Asserts that a server is left once it has contradicted the applied chain, unless every other one was left before it, that
     /// a distrusted server is not asked again, and that no honest server is distrusted. A server that errs has others
-    /// distrusted until it refutes itself.
+    /// distrusted until a heal.
     fn check_trust(&self, state: &State) {
         let errs = self.chain.wrong.is_some() && self.oracle.slot() < self.chain.tip().slot;
         let is_left = |index: usize| state.providers.is_distrusted(index);

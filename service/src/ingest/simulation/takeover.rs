@@ -69,5 +69,5 @@ fn a_provider_that_lags_is_left() {
     let simulations = (0..40).map(|seed| follow(seed, Nature::Lags(30), 1, late));
     let left = simulations.filter(|simulation| simulation.servers[1].newest_connection() > 0).count();
     // Most chains end before the lag has lasted.
-    assert!(left > 2, "left={left}");
+    assert!(left > 6, "left={left}");
 }
