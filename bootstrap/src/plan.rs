@@ -221,6 +221,10 @@ mod tests {
             ("--pairs 1.2G --memory 8GiB", EngineKind::Strata, 1_200_000_000, ByteSize::gib(8)),
             ("--pairs 300M --engine rocksdb --memory 2GiB", EngineKind::Rocksdb, 300_000_000, ByteSize::gib(2)),
         ] {
+            // Only an engine in this build knows its share of the memory.
+            if !engines::compiled().contains(&engine) {
+                continue;
+            }
             let shown = format!("$ solkv-bootstrap plan {asked}\n{}\n", Plan::of(engine, pairs).text(Some(memory)));
             assert!(RUNBOOK.contains(&shown), "RUNBOOK.md, Size a machine, has another example than:\n{shown}");
         }

@@ -39,8 +39,8 @@ pub fn hold(dir: &Path) -> Result<Held> {
 /// # Errors
 /// I/O errors of opening or locking the lock file, for example a lack of permission.
 pub fn holder(dir: &Path) -> Result<Option<String>> {
-    lock::holder(dir)
-        .map_err(|e| Error::io(format!("cannot look at the store's lock: dir={} reason={e}", dir.display()), e))
+    let path = dir.join(LOCK);
+    lock::holder(dir).map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))
 }
 
 impl Held {

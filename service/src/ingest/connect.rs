@@ -123,7 +123,7 @@ impl<C: Client> Connection<C> {
         self.terms.from_slot = None;
     }
 
-    /// Notes that it is not known yet of what use the messages were.
+    /// Counts no idle time up to now: messages are still to be taken in.
     pub(crate) fn waits(&mut self) {
         self.idle = Duration::ZERO;
     }

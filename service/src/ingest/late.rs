@@ -9,7 +9,7 @@
 //! own updates win. All other updates of a complete slot are duplicates.
 //!
 //! A new connection sends the newest slot again. An earlier connection may have ended before a late update, so that all
-//! of that slot goes out once more, with the next slot, in the place of what had come before. Values that the map has
+//! of that slot goes out once more, with the next slot, and replaces its earlier updates. Values that the map has
 //! already change nothing.
 //!
 //! Of two streams at once, late updates go out with the copy of the slot that is passed on. Those of the other copy are
