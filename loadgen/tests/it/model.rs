@@ -154,6 +154,7 @@ pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRe
     let mut connections = 0;
     loop {
         connections += 1;
+        assert!(connections < CONNECTIONS_MAX, "no progress: applied={}", model.applied);
         let mut request = base.clone();
         if connections > 1 {
             request.from_slot = Some(model.applied);
@@ -162,7 +163,7 @@ pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRe
         // On a busy machine the connection may be cut even before the answer to the request is read.
         let mut updates = match client.subscribe_once(request).await {
             Ok(updates) => updates,
-            Err(error) if connections < CONNECTIONS_MAX && format!("{error:?}").contains("transport") => continue,
+            Err(error) if format!("{error:?}").contains("transport") => continue,
             Err(error) => panic!("cannot subscribe, connection {connections}: {error:?}"),
         };
         loop {
