@@ -95,10 +95,19 @@ enum Command {
     },
 }
 
+fn name(args: &[OsString]) -> String {
+    program::program_name(args.first().map(OsString::as_os_str), "bootstrap")
+}
+
+/// Runs the program: [`run`], in a process that a panic of any thread ends.
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    program::end_at_panics(&name(&args), engines::catches_panics);
+    run(args)
+}
+
 /// Parses the arguments, runs the command, prints an error, and returns the exit code.
-pub fn main(mut args: Vec<OsString>) -> ExitCode {
-    let name = program::program_name(args.first().map(OsString::as_os_str), "bootstrap");
-    program::end_at_panics(&name, engines::catches_panics);
+pub fn run(mut args: Vec<OsString>) -> ExitCode {
+    let name = name(&args);
     engines::explain_faults(Some(FAULT));
     engines::file_size_limit_is_an_error();
     // A first argument that is a load's option stands for `load`. --help and --version stay the program's own.

@@ -17,9 +17,9 @@ use crate::hold::holder;
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, Identity, MARKER_TEMPORARY};
 
-/// Entries, beside the lock, of a copy that was cut short. The marker is not among them: a directory with one is a whole
-/// store.
-const CUT_SHORT: [&str; 4] = [DATA, CONTRADICTION, "contradiction.tmp", MARKER_TEMPORARY];
+/// Entries, beside the lock, of a copy that was cut short; RocksDB has `data.tmp` while it copies. The marker is not among
+/// them: a directory with one is a whole store.
+const CUT_SHORT: [&str; 5] = [DATA, "data.tmp", CONTRADICTION, "contradiction.tmp", MARKER_TEMPORARY];
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
 /// leaves `dir` unchanged and a directory `DIR.partial`, which is not a store and which the next copy to `dir` removes. A

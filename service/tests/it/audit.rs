@@ -64,7 +64,7 @@ impl Loaded {
         let dir = temp.path().join("store");
         let load = ["bootstrap", "load", "--engine", options.engine.as_str(), "--dir", str(&dir), "--input", str(full)];
         let load = [&load[..], more].concat();
-        let code = bootstrap::cli::main(load.iter().map(Into::into).collect());
+        let code = bootstrap::cli::run(load.iter().map(Into::into).collect());
         assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS), "{load:?}");
         let mut pairs = Map::new();
         let engine = in_turn(|| engines::open_read_only(&dir, None));
