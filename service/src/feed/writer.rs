@@ -50,7 +50,7 @@ const SLOT_TIME: Duration = Duration::from_millis(400);
 pub struct Retention {
     /// Maximum bytes of the log on disk. At least two segments are kept.
     pub bytes: u64,
-    /// Maximum age of the oldest change, counted in slots of [`SLOT_TIME`].
+    /// Maximum age of the oldest change, counted in slots of 400 ms.
     pub time: Duration,
 }
 

@@ -8,7 +8,7 @@
 //!
 //! # Keys that are got alone
 //!
-//! The latency of a `get_many` does not tell an absent key from a present one. So one key in [`KEYS_A_SAMPLE`] is drawn
+//! The latency of a `get_many` does not tell an absent key from a present one. So one key in `KEYS_A_SAMPLE` is drawn
 //! at random, got alone before its batch is looked up, and left out of the batch. These gets are the ingest's
 //! `read_negative` and `read_positive`.
 //!
