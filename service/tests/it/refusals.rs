@@ -260,7 +260,7 @@ fn a_service_that_is_pointed_at_itself_is_refused() {
     ] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["check-config", "--listen", listen, "--geyser", geyser, "--insecure", "--create-empty"]);
-        command.args(["--engine", columns().remove(0).engine.as_str()]);
+        command.args(["--extract", "account-owner", "--engine", columns().remove(0).engine.as_str()]);
         let output = command.arg("--dir").arg(temp.path().join("none")).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(said.contains("is this service's own address"), is_own, "{listen} {geyser}: {said}");
@@ -274,7 +274,7 @@ fn check_config_warns_of_compression_and_of_too_little_memory() {
     let memory = (probe::memory_limit().bytes - (100 << 20)).to_string();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
     command.args(["check-config", "--geyser", "http://127.0.0.1:1", "--geyser-compression", "zstd"]);
-    command.args(["--memory", &memory, "--create-empty", "--engine", "strata"]);
+    command.args(["--memory", &memory, "--create-empty", "--engine", "strata", "--extract", "account-owner"]);
     let output = command.arg("--dir").arg(temp.path().join("none")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     for warning in ["# warning: geyser_compression=zstd", "leaves rest=100.0 MiB of memory_limit="] {
