@@ -1,0 +1,186 @@
+//! Tests of the readiness, by a clock of their own. Must not: open a socket or a store.
+
+use solana::ChainCheckpoint;
+use tokio::time::advance;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn live(took: Duration) -> Readiness {
+    live_within(Limits::default(), took)
+}
+
+fn live_within(limits: Limits, took: Duration) -> Readiness {
+    let readiness = Readiness::new(Arc::new(Published::new(ChainCheckpoint::default())), limits);
+    readiness.slot_applied(Age::Known(took));
+    readiness.set_phase(Phase::Live);
+    readiness
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_readiness_and_a_slot_brings_it_back() {
+    let readiness = live(SECOND / 50);
+    advance(SECOND / 2).await;
+    assert_eq!(readiness.verdict_at(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(20) });
+    advance(SECOND * 9).await;
+    assert_eq!(readiness.verdict_at(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(9520) });
+    advance(SECOND).await;
+    let verdict = readiness.verdict_at(Some(0));
+    assert_eq!(verdict.not_ready.as_deref(), Some("no slot was applied for 10 s: max_lag=10s"));
+    advance(SECOND * 90).await;
+    readiness.set_trouble("cannot connect");
+    let verdict = readiness.verdict_at(Some(0));
+    let reason = "no slot was applied for 100 s: max_lag=10s; stream: cannot connect";
+    assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (Some(reason), Some(100_520)));
+    readiness.slot_applied(Age::Known(SECOND / 50));
+    assert!(readiness.verdict_at(Some(0)).is_ready(), "trouble alone is no reason");
+}
+
+#[tokio::test(start_paused = true)]
+async fn applying_old_slots_is_not_live() {
+    let readiness = live(SECOND * 38);
+    let why = "the newest applied slot is 38 s old: max_lag=10s";
+    assert_eq!(readiness.verdict_at(Some(0)).not_ready.as_deref(), Some(why));
+    readiness.slot_applied(Age::Known(SECOND * 9));
+    assert!(readiness.verdict_at(Some(149)).is_ready());
+    let why = "150 slots behind the newest known one: max_lag_slots=150";
+    assert_eq!(readiness.verdict_at(Some(150)).not_ready.as_deref(), Some(why));
+    advance(SECOND * 2).await;
+    assert!(!readiness.verdict_at(Some(0)).is_ready(), "nine seconds old when it came, and two more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_waits_for_its_parent_is_named_with_the_time() {
+    let readiness = live(SECOND / 50);
+    advance(SECOND * 2).await;
+    let (slot, parent_slot, since, gap_timeout) = (12, 11, Instant::now(), SECOND * 60);
+    readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
+    assert!(readiness.verdict_at(Some(1)).is_ready(), "a slot or two out of order are nothing");
+    advance(SECOND * 35).await;
+    let why = "slot=12 has waited 35 s for its parent_slot=11: gap_timeout=60s";
+    let live = format!("{why}; max_lag=10s");
+    assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(live));
+    readiness.set_phase(Phase::CatchingUp);
+    assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(format!("catching up with the stream: {why}")));
+    readiness.set_awaited(None);
+    assert_eq!(readiness.verdict_at(Some(1)).not_ready.as_deref(), Some("catching up with the stream"));
+}
+
+#[test]
+fn a_servers_time_that_cannot_be_right_is_no_lag_and_not_ready() {
+    const NOW: u64 = 1_800_000_000_000;
+    let readiness = live(SECOND);
+    for absurd in [0, 1, CHAIN_BEGAN_UNIX_MS - 1, NOW + 10_000, NOW + 3_600_000, u64::MAX] {
+        readiness.slot_applied(readiness.age(absurd, NOW));
+        let verdict = readiness.verdict_at(Some(0));
+        assert!(verdict.lag_ms.is_none(), "{absurd}");
+        assert!(verdict.not_ready.unwrap().contains(&format!("created_unix_ms={absurd};")));
+    }
+    for (created, lag_ms) in [(NOW, 0), (NOW + 9_999, 0), (NOW - 20, 20), (NOW - 9_000, 9_000)] {
+        readiness.slot_applied(readiness.age(created, NOW));
+        let verdict = readiness.verdict_at(Some(0));
+        assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (None, Some(lag_ms)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_newest_plausible_slot_that_any_provider_names_counts_for_some_seconds() {
+    let readiness = live(SECOND / 50);
+    readiness.published.publish(ChainCheckpoint { slot: Some(1000), ..ChainCheckpoint::default() });
+    readiness.set_newest_slot(1001);
+    let why = |readiness: &Readiness| (readiness.lag_slots(), readiness.verdict().not_ready);
+    let behind = Some("350 slots behind the newest known one: max_lag_slots=150".to_owned());
+    for absurd in [1000 + 5_001, 1 << 39, u64::MAX] {
+        readiness.name(absurd);
+        assert_eq!(why(&readiness), (Some(1), None), "{absurd}");
+    }
+    readiness.name(1350);
+    [900, u64::MAX].into_iter().for_each(|slot| readiness.name(slot));
+    assert_eq!(why(&readiness), (Some(350), behind.clone()));
+    readiness.set_newest_slot(0);
+    assert_eq!(why(&readiness), (Some(350), behind), "on a connection that has told nothing");
+    readiness.set_newest_slot(1001);
+    advance(NAMED_FOR).await;
+    readiness.slot_applied(Age::Known(SECOND / 50));
+    assert_eq!(why(&readiness), (Some(1), None));
+    readiness.name(1300);
+    assert_eq!(readiness.lag_slots(), Some(300));
+    readiness.published.publish(ChainCheckpoint { slot: Some(1300), ..ChainCheckpoint::default() });
+    assert_eq!(readiness.lag_slots(), Some(0));
+}
+
+#[test]
+fn limits_are_settings() {
+    let readiness = live_within(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 }, SECOND * 38);
+    assert!(readiness.verdict_at(Some(900)).is_ready());
+    assert!(!readiness.verdict_at(Some(1000)).is_ready());
+}
+
+#[test]
+fn every_phase_but_live_is_a_reason() {
+    let readiness = live(SECOND);
+    let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
+    for (phase, why) in [
+        (Phase::Starting, "starting"),
+        (Phase::Loading("pairs=5".to_owned()), "loading: pairs=5"),
+        (Phase::CatchingUp, "catching up with the stream"),
+        (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9: parent"),
+        (Phase::NoSpace("full".to_owned()), "no space: full"),
+        (Phase::CommitWaits("no descriptors".to_owned()), "a commit has to wait: no descriptors"),
+    ] {
+        readiness.set_phase(phase.clone());
+        let verdict = readiness.verdict_at(None);
+        assert_eq!(verdict.not_ready.as_deref(), Some(why));
+        assert_eq!(verdict.gap, matches!(phase, Phase::Gap(_)).then(|| gap.clone()));
+    }
+    readiness.set_phase(Phase::Gap(Gap { contradicts: true, ..gap }));
+    let why = readiness.verdict_at(None).not_ready;
+    assert_eq!(why.as_deref(), Some("the stream contradicts the applied chain: parent"));
+}
+
+#[test]
+fn missing_slots_are_told_with_what_brings_them() {
+    let said = |heals| {
+        let readiness = live(SECOND).with_remedy(heals);
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
+        readiness.set_phase(Phase::Gap(gap));
+        readiness.verdict_at(None).not_ready.unwrap()
+    };
+    let missing = "slots are missing: first_slot=8 last_slot=9: parent; if no server sends the missing slots, ";
+    assert_eq!(said(true), format!("{missing}the service heals the store from the archives of heal_from"));
+    assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
+}
+
+#[test]
+fn a_contradiction_stands_while_no_other_provider_brings_slots() {
+    let readiness = live(SECOND);
+    let gap = Gap { first_slot: 8, last_slot: 8, detail: "parent".to_owned(), contradicts: true };
+    readiness.anew().set_contradiction(&gap, None);
+    readiness.set_trouble("cannot connect");
+    assert!(readiness.verdict_at(Some(0)).is_ready(), "the newest slot is not old yet");
+    readiness.set_phase(Phase::CatchingUp);
+    let Verdict { not_ready, gap: shown, .. } = readiness.verdict_at(None);
+    let why = "the stream contradicts the applied chain: parent; stream: cannot connect";
+    assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap.clone())));
+    readiness.chain_goes_on(7, 0);
+    assert!(readiness.verdict_at(None).gap.is_some(), "that slot was applied before");
+    for slot in [9, 10] {
+        readiness.chain_goes_on(slot, 1);
+        assert!(readiness.contradiction().is_some(), "nobody knows who brought slot 8");
+    }
+    readiness.set_contradiction(&gap, Some(0));
+    readiness.chain_goes_on(11, 1);
+    assert!(readiness.contradiction().is_some(), "the accused one stays so");
+    readiness.chain_goes_on(12, 0);
+    let why = "catching up with the stream; stream: cannot connect";
+    assert_eq!(readiness.verdict_at(None).not_ready.as_deref(), Some(why));
+}
+
+#[test]
+fn a_servers_long_answer_is_cut_short() {
+    let readiness = live(SECOND);
+    readiness.set_phase(Phase::CatchingUp);
+    readiness.set_trouble(&"ä".repeat(100_000));
+    assert!(readiness.verdict_at(None).not_ready.is_some_and(|why| why.len() < 2 * TROUBLE_BYTES_MAX));
+}
