@@ -194,7 +194,7 @@ pub(super) struct Resume {
     ticks_taken: AtomicU64,
     /// The first slot that was not whole at the newest tick, with its missing part.
     incomplete: ArcSwapOption<(u64, &'static str)>,
-    /// What ingest-apply tells all lanes, if this belongs to one of them.
+    /// The progress of ingest-apply, which all lanes read, if this belongs to one of them.
     ingest: Option<Arc<Resume>>,
 }
 
@@ -221,7 +221,7 @@ impl Resume {
         }
     }
 
-    /// Returns what belongs to a lane of the ingest whose own is `ingest`.
+    /// Returns the progress of a lane of the ingest, whose own progress is `ingest`.
     fn of_lane(ingest: &Arc<Self>) -> Self {
         Self { ingest: Some(Arc::clone(ingest)), ..Self::new(ingest.slot()) }
     }
