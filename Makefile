@@ -240,8 +240,8 @@ bench-outage: build ## Measures how long each of ENGINES needs to catch up after
 	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
 		--out "$(RESULTS)/outage/outage.jsonl" $(ENGINES)
 
-bench-compression: build ## Measures each of ENGINES behind a server that compresses, catching up and live (SERVICE=another build's, 5 minutes).
-	@loadgen/scripts/bench-compression.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(SERVICE),--service $(SERVICE)) \
+bench-compression: build ## Measures each of ENGINES behind a server that compresses, catching up and live (10 minutes an engine).
+	@loadgen/scripts/bench-compression.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
 		--out "$(RESULTS)/compression/compression.jsonl" $(ENGINES)
 
 ARCHIVE_GB ?= 10

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Measures the service behind a server that compresses each message by itself, as a stock server does for clients that accept it.
 
-  loadgen/scripts/bench-compression.py [--bin DIR] [--service PROGRAM] [--work DIR] [--pairs N] [--out FILE] ENGINE...
+  loadgen/scripts/bench-compression.py [--bin DIR] [--repeats N] [--work DIR] [--pairs N] [--out FILE] ENGINE...
 
 Two kinds of cells: catching up, a stream at full speed, and live, 20,000 updates a second for 30 s with the lag that
 /status.json shows. Each is run behind a server that never compresses (none), one that does so for who accepts it (stock), and
-that one with the setting geyser_compression = zstd (asked). --service names the program of another build, whose programs
-stand beside it: a service of before the setting accepted compressed messages always. Prints a JSON line for each cell, which --out
-appends to a file; cells that are in the file already are not run again. Exit code 1: a program failed.
+that one with the setting geyser_compression = zstd (asked): what every stream got before the setting was there. The servers take
+turns. Prints a JSON line for each cell, which --out appends to a file; cells that are in the file already are not run again.
+Exit code 1: a program failed.
 """
 
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,8 @@ CELLS = {
     "live": ["--events", "600000", "--events-per-slot", "8000", "--rate", "20000", "--confirm-after", "2"],
 }
 LIVE_S = 30
+# What names a cell in a line.
+NAMES = ["engine", "pairs", "repeat", "cell", "server"]
 SERVERS = {
     "none": (["--compression", "none"], []),
     "stock": (["--compression", "stock"], []),
@@ -35,8 +38,10 @@ SERVERS = {
 LOOK_SECONDS = 0.1
 
 
-def version(service):
-    return subprocess.run([service, "--version"], capture_output=True, text=True, check=True).stdout.split(" ", 1)[1].strip()
+def version(args):
+    """Returns the version and the commit that the programs name."""
+    told = subprocess.run([os.path.join(args.bin, "loadgen"), "--version"], capture_output=True, text=True, check=True).stdout
+    return told.split(" ", 1)[1].strip()
 
 
 def lags(process, metrics):
@@ -58,7 +63,7 @@ def run(args, store, cell, server):
     """Runs one cell on the store. Returns its figures."""
     stream, service = SERVERS[server]
     report = os.path.join(args.work, "report.json")
-    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--service-bin", args.service, "--report", report]
+    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--service-bin", os.path.join(args.bin, "service"), "--report", report]
     command += ["--pairs", str(args.pairs), "--seed", "1", "--verify", *CELLS[cell], *stream, *service]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said = process.stderr.readline()
@@ -86,28 +91,26 @@ def done(out):
         return set()
     with open(out) as file:
         rows = [json.loads(line) for line in file]
-    return {(row["service"], row["engine"], row["pairs"], row["cell"], row["server"]) for row in rows}
+    return {tuple(row[part] for part in NAMES) for row in rows}
 
 
 def main():
     parser = engine_options(__doc__, "bench-compression", pairs=1_000_000)
-    parser.add_argument("--service", help="the service's program [default: that of --bin]")
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    args.service = args.service or os.path.join(args.bin, "service")
-    told, has = version(args.service), done(args.out)
+    names = itertools.product(args.engines, [args.pairs], range(1, args.repeats + 1), CELLS, SERVERS)
+    left = [name for name in names if name not in done(args.out)]
+    base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
     for engine in args.engines:
+        of_engine = [name for name in left if name[0] == engine]
         shutil.rmtree(args.work, ignore_errors=True)
         os.makedirs(args.work)
-        base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
-        cells = [(cell, server) for cell in CELLS for server in SERVERS]
-        cells = [(cell, server) for cell, server in cells if (told, engine, args.pairs, cell, server) not in has]
-        if cells:
+        if of_engine:
             load_sorted(args, engine, base)
-        for cell, server in cells:
+        for name in of_engine:
             shutil.rmtree(store, ignore_errors=True)
             shutil.copytree(base, store)
-            row = {"service": told, "engine": engine, "pairs": args.pairs, "cell": cell, "server": server}
-            tell(row | run(args, store, cell, server) | origin(told), args.out)
+            tell(dict(zip(NAMES, name)) | run(args, store, *name[3:]) | origin(version(args)), args.out)
     shutil.rmtree(args.work, ignore_errors=True)
 
 
