@@ -37,47 +37,7 @@
 //!   itself survives a full disk: the transaction is aborted, and nothing committed is lost. But it cannot tell a write
 //!   that a full disk cut short from a failing device. It reports both as an I/O error, which poisons the engine.
 //!
-//! ## Tried
-//!
-//! LMDB has no guide to its settings. These are the flags, calls and caveats of its header `lmdb.h`, in which its authors say
-//! who gains from each. "Open" has not been measured here.
-//!
-//! `make bench-settings` measures each setting by turns with the defaults: programs on LMDB's own interface
-//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-*.toml`. Medians of three
-//! or five turns, with the lowest and the highest (`loadgen/results/settings`). The stores have 5M pairs unless another
-//! number is named. Each effect is a ratio to the default: a time divided by the default's time, or a rate divided by
-//! the default's rate.
-//!
-//! | knob | where in `lmdb.h` | kept | figure or reason |
-//! |---|---|---|---|
-//! | LMDB 0.9.32 in place of 0.9.24 | version | no | time of a present get in memory 1.02 (0.98 to 1.06), absent 1.03 (0.97 to 1.07); of a synced commit of 1000 puts 0.96 (0.87 to 1.17); rate of a sorted load 0.92 (0.77 to 1.17). No difference is decided, and `lmdb-rkv` brings 0.9.24 |
-//! | LMDB's development branch, as heed 0.22 brings it (0.9.70) | version | no | present get 1.05 (0.94 to 1.15), absent 1.04 (0.98 to 1.08); commit 0.93 (0.80 to 0.98); rate of a sorted load 0.83 (0.74 to 1.13). It commits a little faster, and it is no release |
-//! | LMDB 1.0 | version | open | its file has another format |
-//! | readahead for every store (`readahead=true`) | flag | only while the file takes less than three quarters of the memory | file in memory's size, nothing of it read yet: time of a present get 0.09 (0.07 to 0.11), absent 0.06 (0.05 to 0.08), rate of a scan 9.0 (8.5 to 9.4). 20M pairs under a cap of 18%: gets 15,000 to 116 a second, of zipfian keys 33,800 to 126; rate of a scan 1.39 |
-//! | `MDB_NOTLS` | flag | yes | a thread may hold several readers |
-//! | `MDB_NOMETASYNC` | flag | yes | for `Buffered`: one flush for each commit in place of two |
-//! | `MDB_NOSYNC` for a load, with or without batches in key order | flag | no | rate of a shuffled load 2.53 (2.39 to 2.72), in key order 2.83 (2.78 to 3.14); of a sorted one in batches of 10,000: 1.27 (1.26 to 1.32). A killed load would have to begin again, because LMDB cannot tell a half-written store from a whole one. A sorted load, the default, is 57 times as fast as a shuffled one, and flushes once for a million pairs |
-//! | `MDB_NOSYNC` for commits | flag | refused | a power loss can damage the file |
-//! | `MDB_WRITEMAP` | flag | no | commit 1.58 (1.53 to 1.83). Slower, a full disk ends the process by SIGBUS, and a stray write lands in the store |
-//! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | flag | no | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79). For the reasons in the rows of both flags |
-//! | `MDB_NOMEMINIT` | flag | no | commit 1.02 (0.86 to 1.05); rate of a sorted load 1.07 (1.00 to 1.09), shuffled 0.99 (0.91 to 1.04). Pages would hold pieces of the process's memory |
-//! | `MDB_NOLOCK` | flag | refused | the readers and the writer of a process need the table of readers |
-//! | `MDB_FIXEDMAP` | flag | refused | lmdb.h calls it experimental |
-//! | `MDB_APPEND`, pairs in key order | puts | yes | sorted loads: 57 times as fast as shuffled ones |
-//! | a batch's puts in key order ([`LmdbOptions::sort_batches`]) | puts | no | commit, puts included: 1.03 (0.98 to 1.04) and 0.96 (0.92 to 1.11) in two measurements; rate of a shuffled load in batches of 10,000: 1.04 (1.02 to 1.06) and 1.12 (1.04 to 1.13) |
-//! | puts through a cursor, in key order | puts | no | commit 0.94 (0.85 to 1.07). Not decided |
-//! | `MDB_RESERVE` | puts | no | commit 0.98 (0.94 to 1.24). It saves a copy of 32 bytes |
-//! | `MDB_DUPSORT` with `MDB_DUPFIXED`: a pair as a duplicate of the first two bytes of its key, 2M pairs in memory | tables | no | present get 1.27 (1.11 to 1.27), absent 1.19 (1.08 to 1.26), 0.92 of the bytes. In a layout that no other program reads |
-//! | `MDB_INTEGERKEY` | tables | refused | keys have 32 bytes |
-//! | another comparison of keys (`mdb_set_compare`): the first eight bytes as a word, 2M pairs in memory | tables | no | present get 0.95 (0.91 to 0.99), absent 0.92 (0.87 to 0.96). Programs such as `mdb_dump` and `mdb_copy` would need it as well, and one that lacks it could break the file |
-//! | the checkpoint in the table of pairs, under a key of its own, as RocksDB has it here | nowhere | open | it has a table of its own, whose one page each commit writes in addition. That is one page of some 1,800 in a commit of 1000 puts, and one of a handful in a commit of one |
-//! | readers that are reset and renewed | calls | yes | a reader keeps its slot |
-//! | no transaction of long duration | caveats | yes | readers are refreshed; a copy keeps one for as long as it takes |
-//! | slots of dead readers removed | caveats | no | one process opens a store, and the first opening clears the table |
-//! | copies that are compacted (`MDB_CP_COMPACT`) | calls | yes | for copies. A store is not compacted in place |
-//! | pages of more than 4 KiB | build | no | 0.9 takes the system's size |
-//! | huge pages for the map (`MADV_HUGEPAGE`) | nowhere | open | for a file that fits into memory. strata has them for its own memory |
-//! | a map that is read in advance | nowhere | no | figures in memory are taken after it is read |
+//! TRIED.md in this crate's folder has the other flags and calls of LMDB, each with its figure or the reason.
 //!
 //! # A file that is cut or damaged
 //!

@@ -30,39 +30,7 @@
 //!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
 //! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.
 //!
-//! ## Tried
-//!
-//! redb has no guide to its settings. These are the calls of its interface, its notes on releases, and its author's answers to
-//! users (issues 643 and 810 of its repository: commit seldom, a larger cache, keys in order, few commits in a row without a flush). "Open" has not been measured here.
-//!
-//! `make bench-settings` measures each setting by turns with the defaults: programs on redb's own interface
-//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-redb-*.toml`. Medians of
-//! two to five turns, with the lowest and the highest (`loadgen/results/settings`). The stores have 5M pairs unless
-//! another number is named. Times are ratios of times and rates are ratios of rates.
-//!
-//! | knob | where redb names it | kept | figure or reason |
-//! |---|---|---|---|
-//! | quick repair on no commit | `set_quick_repair` | no | time of a synced commit of 1000 puts, puts included: 0.88 (0.84 to 1.01) and 0.97 (0.86 to 1.06) in two measurements; rate of a shuffled load 1.01 (1.00 to 1.03). Opening after a kill, nothing in memory: 10.2 s for each GiB of the file, in place of 1.2 ms. The next opening after a crash walks the whole file |
-//! | quick repair on every tenth commit | `set_quick_repair` | no | commit: 0.99 (0.96 to 1.03) and 0.99 (0.90 to 1.04). It gains nothing, and nine of ten crashes are followed by the walk |
-//! | two flushes without quick repair (`set_two_phase_commit`) | `set_two_phase_commit` | no | commit: 0.98 (0.83 to 1.05). Not decided |
-//! | `Durability::None` for commits | `set_durability` | refused | a killed process loses them |
-//! | a load that flushes every 50th batch of 10,000 only (`Durability::None` between) | `set_durability`, issue 810 | no | rate of a shuffled load of 2M pairs 1.81 (1.69 to 1.82), 0.12 of the bytes written, a file of twice the size; of a sorted load 1.43 (1.16 to 1.63). The file is too large. A sorted load, the default, is 32 times as fast as a shuffled one, and flushes once for a million pairs |
-//! | large commits | issue 643 | yes | 1000 puts, 10,000 in a shuffled load, a million in a sorted one |
-//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | issue 643 | no | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09). Commits are not decided |
-//! | a cursor for sorted loads (`insert_before`) | release 4.2 and 4.4 | yes | redb says three times the rate of `insert` |
-//! | keys and values of a fixed width | `TableDefinition` | yes | a leaf holds 63 pairs |
-//! | the checkpoint in the table of pairs, as RocksDB has it here | nowhere | open | it has a table of its own, whose page each commit writes in addition. It would matter in commits of few puts |
-//! | `insert_reserve` | `Table` | no | for values without a fixed width |
-//! | several tables that are written by several threads | release 4.2 | no | the puts that it would share out are 12 of 55 ms of a commit (`batch_puts_ms` in `trials.md`), so two threads could save a tenth |
-//! | size of the cache | `set_cache_size`, issue 643 | a quarter of the limit | zipfian gets of 50M pairs under a cap of 18%, mean: a half 1.03 (1.01 to 1.08), five eighths 1.04 (1.03 to 1.40), three quarters 1.11 (1.05 to 1.12) |
-//! | size of the cache under a cap of 4% | the same | a quarter of it, 32 MB | 50M pairs, three repeats, against 64 MB, which was the default until 2026-11-26: with 32 MB uniform gets mean 0.86 (0.78 to 1.07), p50 0.88 (0.84 to 0.89), zipfian mean 0.97 (0.87 to 1.09); with 8 MB 0.83 (0.69 to 1.10), 0.84 (0.79 to 0.90), 0.89 (0.81 to 0.97), of which none is decided |
-//! | compaction after a shuffled load, 2M pairs | `compact` | no | 0.71 of the file's bytes, in 0.49 us a pair; present get in memory 1.04 (0.97 to 1.09), absent 1.04 (0.95 to 1.12). It needs the store for itself, and the space comes back into use by later writes |
-//! | compaction after a sorted load | `compact` | no | it leaves nothing to compact |
-//! | size of pages and regions | `Builder` | no | redb has these settings for its own tests |
-//! | a storage of its own (`create_with_backend`) | `StorageBackend` | no | redb's own reads and writes the file |
-//! | several processes, a check of the whole file at its opening | release 4.5 | no | one process opens a store. Of all tables redb 4.5 makes those with keys of text faster |
-//! | huge pages for the cache (`GLIBC_TUNABLES=glibc.malloc.hugetlb=1`), 10M pairs in memory, three repeats (`allocators-huge.jsonl`); jemalloc | nowhere | no | present p50 0.90 (0.68 to 1.20); 1.00 (0.69 to 1.45). Neither is decided |
-//! | a build without overflow checks, 2M pairs in memory | nowhere | no | present get 0.97 (0.66 to 1.07), absent 0.94 (0.69 to 1.07): not decided. They are on for every crate of this workspace |
+//! TRIED.md in this crate's folder has redb's other settings, each with its figure or the reason.
 //!
 //! # When the disk is full
 //!
