@@ -5,6 +5,8 @@
 //! memory nor on how often the reading was interrupted, and that makes a load resumable. A damaged file of the spill is
 //! refused by name, and so is a spill that gives other records than were read. Threads: `sort` sorts runs and `write`
 //! writes them while the caller reads the source; `order` merges them a few chunks ahead of the caller.
+//!
+//! TRIED.md in the crate's folder has the figures of loads, and of `verify`.
 
 mod asked;
 mod chunk;

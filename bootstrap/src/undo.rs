@@ -1,7 +1,11 @@
 //! The changes of a store after an earlier slot, and a scan of the store as it was at that slot.
 //!
 //! Owns: of each changed key the value before its first change and the value after its last one, in bounded memory.
-//! Must not: read a log of changes; the caller does. Threads: main collects; the thread that scans the store takes back.
+//! Must not: read a log of changes; the caller does. Threads: main collects; the thread that scans the store takes
+//! back.
+//!
+//! The scan returns the value before the first change. It compares the store's own value with the value after the last
+//! one, because otherwise the reverted value would hide a commit that the store has lost.
 
 use std::fmt;
 

@@ -2,6 +2,9 @@
 //!
 //! Owns: the choice of who makes the copy (the running service, or this process), the digest kept with the copy, the
 //! comparison. Must not: touch a store that a service has open. Runs on the main thread.
+//!
+//! The feed is not copied: a restored store begins a new one. Restoring is the same copy in the other direction, so two
+//! stores share only files that never change.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

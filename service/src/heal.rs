@@ -1,14 +1,32 @@
-//! Brings the store to the slot of a snapshot archive by the differences alone, because slots are missing that no server
-//! has, or because the store stands at a block that its providers contradict.
+//! Brings the store to the slot of a snapshot archive by the differences alone, because slots are missing that no
+//! server has, or because the store stands at a block that its providers contradict.
 //!
 //! Owns: when a store has to be healed, the choice of an archive, and the order of spool, comparison, differences and
-//! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the archive
-//! and compares it with the store, together with bootstrap's threads; the spool has its own.
+//! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the
+//! archive and compares it with the store, together with bootstrap's threads; the spool has its own.
 //!
-//! The stream comes first, as in a load: its slots are kept from the newest one on, so that an archive of that slot or a
-//! later one joins them without a hole. Nobody writes to the store while it is compared. All of an archive is read
+//! The stream comes first, as in a load: its slots are kept from the newest one on, so that an archive of that slot or
+//! a later one joins them without a hole. Nobody writes to the store while it is compared. All of an archive is read
 //! before the first difference is known, and all differences are known before the first is applied, so that an archive
 //! that cannot be used changes nothing.
+//!
+//! # Steps
+//!
+//! 1. A gap has lasted longer than a takeover takes, or a contradiction has lasted (`need`). The usual receiver ends,
+//!    and a spool begins with the stream's next whole slot.
+//! 2. The sources are searched: directories first, then servers side by side. Only an archive whose slot is in the
+//!    spool is taken, because only the stream's slots show that it is of this chain. Of several, the one of which less
+//!    is read.
+//! 3. `heal` sorts the archive and merges it with a scan of the store. An incremental archive whose base is
+//!    older than the store's newest slot needs no scan: only its accounts have changed (`newest`).
+//! 4. ingest-apply applies the file of differences in ordinary commits. All checkpoints but the last have the phase
+//!    healing and the slot before the gap. The last one is at the archive's slot, and only with it the feed's slot
+//!    ends.
+//! 5. The spool is replayed as after a load, and the usual receiver begins.
+//!
+//! A snapshot between two of these commits would show a part of the differences. So lookups keep the snapshot from
+//! before, and new snapshots, dumps and copies are refused. A start that finds the phase healing heals again, first
+//! with the archive of the same slot, so that the feed's slot gets its end. Without `--heal-from` it refuses the store.
 
 mod archives;
 mod choice;

@@ -43,7 +43,7 @@ const BATCH_COUNTED_KEYS_MIN: usize = 320;
 const THREADS: usize = 2;
 
 /// Number of threads by default for a store that is larger than the memory, on an engine whose `get_many` waits for one
-/// read of the device after another. ARCHITECTURE.md has the rates.
+/// read of the device after another. TRIED.md has the rates.
 const THREADS_WAITING: usize = 16;
 
 /// Maximum number of threads: no machine has as many cores for them, so more would only wait for one another.

@@ -2,6 +2,11 @@
 //!
 //! Owns: the banks, and the connection that fills them. Must not: touch the engine, or make ingest-apply wait. Runs on
 //! the `overlay` thread from [`start`] until its receiver has ended; the receiver is a task on the tokio runtime.
+//!
+//! Processed slots have a subscription of their own. At confirmed a server sends whole slots without a gap. At
+//! processed it sends events as they happen, and sends none of them again. A new follower cannot tell whether it has
+//! all of a slot in flight, so it leaves such a bank out. It asks for no replay: the missing slots are confirmed a
+//! second later.
 
 mod convert;
 pub(crate) mod fuzzing;

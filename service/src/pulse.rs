@@ -6,6 +6,10 @@
 //!
 //! A commit may wait for the engine's merges for minutes, for example after a repair. As long as they make progress,
 //! the files of the store change in size, and the thread that commits counts as alive.
+//!
+//! ingest-apply, `lookup-N` and `shm-lookup` beat. A thread that waits because the disk is full or a commit is tried
+//! again beats as well, because lookups continue. `overlay` and `sample` do not beat: answers stay right while they
+//! stall.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,6 +7,12 @@
 //! Nothing here is a latch that must be reset. The stored values are events with their times, and each reader compares
 //! these with the clock. So readiness ends without an event if the stream is dead, silent or slow, the ingest lags, or
 //! a commit hangs. Only a whole slot applied within the limits brings it back.
+//!
+//! The newest known slot is that of the newest connection, once its parent was announced by number and blockhash. A
+//! later slot counts for `NAMED_FOR` after a provider has named it. A slot that the age of the store does not allow
+//! never counts (`plausible`). The age is that of the block's own time if this is more than 30 s before the message's
+//! time, because a server may send old blocks as new messages. If a time is impossible, the age is unknown and the
+//! service is not ready.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

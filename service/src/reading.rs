@@ -28,6 +28,7 @@
 //!
 //! A get that waits for the device holds up all gets after it, although the device could do their reads at the same time.
 //! So as long as [`Reading::is_cold`], its thread takes the confirmed gets that wait and looks them up together.
+//! Such gets count as `get_many` in the latencies.
 
 mod batch;
 

@@ -3,6 +3,11 @@
 //! Owns: these messages. Must not: report life while a thread that works on the store or on lookups is stalled. Runs as
 //! one task on the tokio runtime of the network edge, so that a stalled runtime is silent as well. Without systemd (no
 //! NOTIFY_SOCKET in the environment) nothing runs.
+//!
+//! READY=1 is sent once a lookup thread has opened the newest state of the store, whether or not the stream can be
+//! reached: lookups continue without it, and `/readyz` shows the difference. Four times in a period of the watchdog the
+//! task compares all pulses with their earlier values, and wakes sleeping threads so that an idle one beats. If a pulse
+//! has not moved, the log names its thread and nothing is sent. After the fourth time systemd ends the process.
 
 use std::time::Duration;
 

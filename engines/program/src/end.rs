@@ -1,7 +1,10 @@
 //! The end of a program: by its main function, by wrong arguments, by a panic.
 //!
-//! Owns: the last line and the exit code. Must not: wait for standard error longer than [`LIMIT`](crate::LIMIT). Runs on
-//! the main thread; a panic's report runs on the thread that panics.
+//! Owns: the last line and the exit code. Must not: wait for standard error longer than [`LIMIT`](crate::LIMIT). Runs
+//! on the main thread; a panic's report runs on the thread that panics.
+//!
+//! A panic of any thread ends the program with exit code 1, and the last line names thread and place. redb's panics
+//! over damaged pages are the one exception: its engine returns them as errors.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::OsString;

@@ -3,6 +3,13 @@
 //! Owns: the order of work: the device's baseline, the stores, dropped caches, one run after the other. It appends a
 //! line to the result file after each run, so that an interrupted session can continue. Must not: time anything itself.
 //! Runs on the main thread.
+//!
+//! Runs go cell by cell, every engine in turn, repeat after repeat, so that drift of the machine affects all alike. For
+//! each run the parent loads or copies a store and drops its pages. It reads the store at random for half a second to
+//! measure the device, makes a cgroup, and starts the run's process in it. The result names the state that was seen:
+//! `partly cached` if more than a hundredth of a cold store is in the page cache. Only runs without a cap can be warm.
+//! A cell with `floor` makes the least that a get could cost after each get, and its time and reads are taken out of
+//! the figures. `make bench-instrument` compares all of this with short programs without our code.
 
 pub mod age;
 pub mod child;

@@ -4,9 +4,13 @@
 //! Owns: the proof that no change is missing. Must not: write, or read a frame that may be half written. Runs on the
 //! main thread of a command.
 //!
-//! A segment says at which slot the store stood before its first change. So the log is whole back to a slot if a segment
-//! begins at that slot or an earlier one, and every later change follows without a hole. A commit's frame is complete
-//! before the engine has the commit. So every frame up to the copy's sequence number can be read, and no other is.
+//! A segment says at which slot the store stood before its first change. So the log is whole back to a slot if a
+//! segment begins at that slot or an earlier one, and every later change follows without a hole. A commit's frame is
+//! complete before the engine has the commit. So every frame up to the copy's sequence number can be read, and no other
+//! is.
+//!
+//! The copy is made first and the log read after it. All segments are opened before any is read, so that the retention
+//! cannot remove one in between.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -3,6 +3,11 @@
 //! Owns: the list of the log's segments, the newest frames in memory, the published head, and the subscribers. Must
 //! not: make the writer wait for a reader. [`FeedWriter`] runs on ingest-apply; [`Feed`] is shared with all other
 //! threads. [`Feed::recent`] never blocks. [`Feed::read`] reads the disk, so it belongs on a thread that may wait.
+//!
+//! A message holds changes of one slot, and the slot's end comes with its last change, so a seq alone describes a
+//! subscriber's progress. A slot that changes nothing has no end, which would take a frame and a flush of its own. A
+//! subscriber's task filters and sends a few new changes itself; more are work for `feed-read-N`, because the network
+//! threads also read the stream.
 
 mod dump;
 mod filter;

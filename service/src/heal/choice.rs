@@ -1,7 +1,7 @@
 //! The choice of an archive for a heal.
 //!
-//! Owns: which archives can be used now, in which order, and the words for the lack of one. Must not: read an archive, or
-//! ask a source. Runs on the task of the heal; the search asks it on the blocking pool.
+//! Owns: which archives can be used now, in which order, and the messages about the lack of one. Must not: read an
+//! archive, or ask a source. Runs on the task of the heal; the search asks it on the blocking pool.
 
 use std::collections::HashMap;
 

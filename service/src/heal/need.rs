@@ -1,7 +1,10 @@
-//! The moment at which only an archive can bring the store on.
+//! The moment from which only an archive can close a gap.
 //!
 //! Owns: how long missing slots and a contradiction have to last. Must not: look for an archive. Runs on the task that
 //! follows the stream.
+//!
+//! After a contradiction only a full archive heals, because the fork may have begun before the newest slot. Archive and
+//! stream have to name the same block of the archive's slot, so one source alone changes nothing.
 
 use tokio::time::{Duration, Instant, sleep};
 

@@ -1,14 +1,14 @@
-//! The changes of the store's newest slot, which nobody may have confirmed.
+//! The changes of the store's newest slot, whose block no other provider may have confirmed.
 //!
-//! Owns: which incremental archives can heal the store alone, and the changes that such a heal takes back. Must not: read
-//! an archive, or write. Runs on the task of the heal, in a blocking section.
+//! Owns: which incremental archives can heal the store alone, and the changes of the newest slot that such a heal
+//! reverts. Must not: read an archive, or write. Runs on the task of the heal, in a blocking section.
 //!
-//! A slot is the word of one provider until the next slot names its block. A gap comes before that, so the store's newest
-//! block may be a wrong one. An incremental archive has every account that was written after its base. So if the store
-//! stood at the base or later before its newest slot, the accounts that this slot changed and that the archive lacks were
-//! not written by the chain. They get their old values back, which the feed's log has. A full archive needs none of this.
-//! Neither does a store at the slot of its load, or one that a heal has brought to its slot, because an archive names all of
-//! its values. Its old values may be those of a wrong block.
+//! A slot's block is confirmed by the next slot, which names it; until then one provider alone has sent it. A gap comes
+//! before that, so the store's newest block may be a wrong one. An incremental archive has every account that was
+//! written after its base. So if the store was at the base or later before its newest slot, the accounts that this slot
+//! changed and that the archive lacks were not written by the chain. They get their old values back, which the feed's
+//! log has. A full archive needs none of this. Neither does a store at the slot of its load, or one that a heal has
+//! brought to its slot, because an archive names all of its values. Its old values may be those of a wrong block.
 
 use std::path::Path;
 

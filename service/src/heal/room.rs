@@ -1,6 +1,6 @@
 //! The room that the differences of a heal need: on the disk, and in the feed's log.
 //!
-//! Owns: both estimates, and their words for who waits for the heal. Must not: apply a difference. Runs on the task of the
+//! Owns: both estimates, and the messages about them. Must not: apply a difference. Runs on the task of the
 //! heal.
 
 use anyhow::{Result, ensure};

@@ -1,7 +1,7 @@
 //! The searches for archives: those of a heal, and those of a healthy service, which find a source that fails before a heal
 //! needs it.
 //!
-//! Owns: when a healthy service searches, and the figures and the log's words about the sources. Must not: choose an archive,
+//! Owns: when a healthy service searches, and the figures and log lines about the sources. Must not: choose an archive,
 //! or begin a heal. Runs on the task that feeds ingest-apply; the searches themselves on the blocking pool.
 
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! Whether an archive may still join the kept slots.
 //!
-//! Owns: the signs that none ever will: the slots end, or they are of another chain than everybody else's. Must not: touch
-//! the spool, or ask anybody. Runs on the task of the heal.
+//! Owns: the signs that none ever will: the slots end, or they are far ahead of another provider's. Must not:
+//! touch the spool, or ask a provider. Runs on the task of the heal.
 
 use std::sync::atomic::Ordering;
 

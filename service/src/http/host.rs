@@ -5,6 +5,9 @@
 //!
 //! A browser sends the name in its address bar. An attacker can make their own name resolve to any address. They cannot
 //! make a browser send an IP address or a name of somebody else.
+//!
+//! gRPC needs no such rule. It answers only requests with the method POST and a content type of gRPC, and a browser
+//! asks before it sends those to another site.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

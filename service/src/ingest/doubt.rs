@@ -1,10 +1,15 @@
 //! A contradiction of the store's chain, remembered across restarts.
 //!
-//! Owns: the file that names the contradicted block, its provider and the reason. Must not: decide how a heal goes. Runs on
-//! the ingest-apply thread.
+//! Owns: the file that names the contradicted block, its provider and the reason. Must not: decide how a heal goes.
+//! Runs on the ingest-apply thread.
 //!
-//! As long as nobody has decided between the two blocks, the store may hold values of a wrong one, also of later slots that
-//! the same provider has brought. A heal then needs an archive with every account.
+//! While a contradiction is open, the store may hold values of a wrong block, also in later slots of the same provider.
+//! A heal then needs an archive with every account.
+//!
+//! A contradiction is open until two sources agree: a provider other than that of the contradicted block confirms the
+//! block by its next slot, or a heal ends. Slots from the provider of that block do not settle it. The store may follow
+//! its fork meanwhile; a heal then reverts the whole fork. A copy of the store keeps the file, because it has the same
+//! values.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! The check of every message of a subscription before anything is made of it.
 //!
-//! Owns: which messages a connection is given up for, and the words. Must not: hold a slot, or choose the next
+//! Owns: which messages a connection is given up for, and the error. Must not: hold a slot, or choose the next
 //! connection. Runs on the receivers' tasks.
 //!
 //! A store cannot take an applied slot back, so a false number must not get that far. All fields of all messages, with the

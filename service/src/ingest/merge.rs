@@ -1,17 +1,17 @@
 //! Merges two subscriptions by slot: of each slot, the first whole one goes to ingest-apply.
 //!
 //! Owns: the slots that were passed on, and the comparison of the other lane's slots with them. Must not: connect,
-//! choose a provider, or guess which of two tells the truth. Runs on the receivers' task.
+//! choose a provider, or guess which of two is right. Runs on the receivers' task.
 //!
 //! A *lane* is one subscription. Its slots are assembled by themselves, so that each lane has a chain without holes. A
-//! lane that lacks a slot continues after it as soon as the other lane has brought it. So the chain has a gap only
+//! lane that lacks a slot continues after it as soon as the other lane has sent it. So the chain has a gap only
 //! where both lanes lack a slot, or where one does and the other's provider fails.
 //!
 //! Two lanes may name different blocks for one slot. The block that came first stays, because ingest-apply has it. The
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it.
 //!
-//! Two lanes may also tell different accounts of one block. A blockhash does not cover the accounts that a server sends,
-//! so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
+//! Two lanes may also send different accounts of one block. A blockhash does not cover the accounts that a server
+//! sends, so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
 
 mod differing;
 mod lane;

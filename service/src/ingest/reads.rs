@@ -34,7 +34,7 @@ use tracing::warn;
 use crate::chain::Event;
 
 /// Default number of keys that are looked up together. With fewer, the device idles more often at the end of a batch:
-/// ARCHITECTURE.md has the rates.
+/// TRIED.md has the rates.
 pub const DEPTH: usize = 1024;
 
 /// Maximum number of threads that read for ingest-apply: with 16 reads in flight a flash drive delivers most of its

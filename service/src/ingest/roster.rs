@@ -4,10 +4,14 @@
 //! connect, or publish anything. Runs on the receiver's task.
 //!
 //! A provider is followed until it fails. After a failure the next one is, of the providers that do not wait, the most
-//! preferred of those that have failed least often since a slot could last be applied. So the first one is only returned
-//! to when the present one fails, because a takeover costs a replay; and two that fail in turn do not hide a third. A
-//! stream that breaks after it brought slots is asked for once more first, because a restarted server or a load balancer
-//! ends streams too; but not one that was silent before its end.
+//! preferred of those that have failed least often since a slot could last be applied. So the first one is only
+//! returned to when the present one fails, because a takeover costs a replay; and two that fail in turn do not hide a
+//! third. A stream that breaks after it sent slots is asked for once more first, because a restarted server or a load
+//! balancer ends streams too. One that was silent before its end is not.
+//!
+//! A followed provider that lags by more than `takeover_lag_slots` is left after `LAGS_FOR`, if it does not catch up
+//! and ingest-apply keeps up with it. As after any reconnect, the next one is asked from the applied slot, so its first
+//! message is compared with that slot's blockhash.
 
 use std::time::Duration;
 

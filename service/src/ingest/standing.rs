@@ -1,6 +1,6 @@
 //! The standing of ingest-apply on the chain: catching up or live, in a gap, or held up by a commit.
 //!
-//! Owns: the phase that readiness is told, the end of a gap, and whether the newest connection was given up. Must not:
+//! Owns: the phase that readiness gets, the end of a gap, and whether the newest connection was given up. Must not:
 //! touch the engine or the assembler. Runs on the ingest-apply thread.
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
@@ -9,8 +9,8 @@
 //! again.
 //!
 //! A provider that contradicts the applied chain is distrusted, and its connection is given up. That is no gap as long
-//! as another provider is trusted: the store stays where it is until the other one's slots arrive. Readiness is told of
-//! the contradiction all the same, and shows it while the other one brings nothing.
+//! as another provider is trusted: the store stays where it is until the other one's slots arrive. Readiness gets
+//! the contradiction all the same, and shows it while the other one sends nothing.
 
 use std::time::Duration;
 

@@ -13,6 +13,9 @@
 //! With `commitment = finalized` the engine holds only finalized data: it answers finalized and confirmed lookups as it
 //! is. An answer can be more settled than was asked for only there, or at processed while no bank on top of the engine
 //! is known. The slot of the answer tells both.
+//!
+//! Processed lookups are refused without `processed = true`, and while the banks have overflowed. Finalized ones are
+//! refused until all changes that were not final at the start are final. Confirmed ones never are.
 
 pub(crate) mod banks;
 pub(crate) mod undo;

@@ -4,11 +4,13 @@
 //! Must not: trust data that a client wrote, wait for a client, or do more for one client than the work of a turn.
 //! Thread: [`ShmServer`] is a handle; everything else is on `shm-lookup`.
 //!
-//! A turn answers one get of each session that asks, then one piece of one batch. In a cold store the gets of a turn are
-//! looked up together: see `reading`. After an answer the thread spins for
-//! [`SPIN`], so that a client that soon asks again finds it awake. If requests come more often than that, the thread
-//! keeps a core busy. If they are rare, each costs [`SPIN`] and a wake-up. Without clients the thread sleeps and costs
-//! nothing.
+//! A turn answers one get of each session that asks, then one piece of one batch. In a cold store the gets of a turn
+//! are looked up together: see `reading`. After an answer the thread spins for [`SPIN`], so that a client that soon
+//! asks again finds it awake. If requests come more often than that, the thread keeps a core busy. If they are rare,
+//! each costs [`SPIN`] and a wake-up. Without clients the thread sleeps and costs nothing.
+//!
+//! A turn also lets in at most four clients and looks at each bell once. So a client that asks, rings, or comes and
+//! goes without end gets no more than its turn.
 
 mod bells;
 mod discard;
