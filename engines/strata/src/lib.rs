@@ -37,6 +37,8 @@
 //!   versions that merges replace, once no reader holds them.
 //! - Cached records survive merges into the base: a merge forgets the keys that it changes, and no others.
 //!
+//! TRIED.md in this crate's folder has what was tried, with figures and verdicts.
+//!
 //! # Durability of a commit
 //!
 //! | | process killed | OS crash or power loss |

@@ -5,6 +5,10 @@
 //!
 //! Memory that a reader holds cannot be taken from it. A segment that gives memory away is therefore replaced, in a new
 //! version, by one that shares the rest with it. The memory comes back once no reader holds the old segment.
+//!
+//! The record cache gives first, by whole chunks with an equal part of the hashes each, then pages, then the third and
+//! the second planes. Memory that cannot wait, such as a directory or a merge's buffer, is taken in any case. The
+//! statistic `memory_owed_bytes` is the excess over the budget until other parts have given memory back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

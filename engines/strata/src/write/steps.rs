@@ -7,6 +7,9 @@
 //! once. A merge into the base replaces one group of segments at a time. Its deltas stay until the last group, so the
 //! map is complete at every moment. No run is in two merges at once. Newer and older merges take turns, so that neither
 //! keeps the other from ending.
+//!
+//! Every group of the base is rewritten, also one without a record in the deltas, because a footer names the newest
+//! batch of its segment. TRIED.md in the crate's folder says which damage a group that stays would cause.
 
 use std::sync::Arc;
 
