@@ -37,7 +37,7 @@
 //!   versions that merges replace, once no reader holds them.
 //! - Cached records survive merges into the base: a merge forgets the keys that it changes, and no others.
 //!
-//! TRIED.md in this crate's folder has what was tried, with figures and verdicts.
+//! TRIED.md in this crate's folder has the experiments, with figures and verdicts.
 //!
 //! # Durability of a commit
 //!
