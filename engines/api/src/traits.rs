@@ -166,8 +166,8 @@ pub struct Warmed {
     pub room_bytes: u64,
     /// Number of bytes that had room and were missing at the beginning.
     pub missing_bytes: u64,
-    /// Number of the missing bytes that are still to be read, or could not be. Bytes that a lookup has read meanwhile, or whose
-    /// file was replaced, are no longer among them.
+    /// Missing bytes that are not read yet, including those whose read failed. Bytes that a lookup has read meanwhile, or
+    /// whose file was replaced, no longer count.
     pub left_bytes: u64,
     /// Number of the missing bytes that were read so far.
     pub read_bytes: u64,

@@ -65,7 +65,7 @@ pub struct Task {
     /// Stands still before the commit of this batch, counted from its start; 0 for none.
     #[arg(long, default_value_t = 0)]
     pub park: u64,
-    /// Which of the things beside writing it does, one a bit.
+    /// A bit for each activity besides writing.
     #[arg(long, default_value_t = 0)]
     pub habits: u64,
 }

@@ -24,7 +24,7 @@ use crate::feed::{FRAME_CHANGES_MAX, History};
 pub(crate) struct Newest {
     /// The largest base of an incremental archive that can heal the store alone.
     pub(crate) base_max: u64,
-    /// The changes that such a heal takes back.
+    /// Changes of the newest slot that a heal with an incremental archive reverts.
     pub(crate) undo: Undo,
 }
 

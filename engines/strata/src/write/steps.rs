@@ -329,7 +329,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
     drop(manifest);
     shared.counters.merged();
     let _work = shared.work.lock();
-    // Commits may wait for fewer runs.
+    // Wake commits that were held because there were too many runs.
     shared.done.notify_all();
     Ok(())
 }
