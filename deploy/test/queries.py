@@ -17,7 +17,6 @@ EMPTY = {
     r"solkv_gap_(first|last)_slot": "only while slots are missing",
     r"solkv_memory_bytes": "only in a memory cgroup; solkv_memory_resident_bytes is there instead",
     r'name="write_stopped"': "RocksDB's own",
-    r'name="background_errors_count"': "RocksDB's own",
     r'name="write_stalls"': "strata's own",
 }
 PATIENCE_S = 120

@@ -14,7 +14,7 @@ Each life of `kill` is one load: its first process is killed while it reads or w
 second process anywhere. Prints a line for each check. Exit code 1: a check failed; the last line says which, and how to
 repeat it.
 
-Bounds (RUNBOOK.md, "A snapshot archive"): memory is the peak of RssAnon, sampled, because pages of mapped files belong to
+Bounds (RUNBOOK.md, "Memory and disk of a load"): memory is the peak of RssAnon, sampled, because pages of mapped files belong to
 the page cache; disk is the sum of the store and its work directory, sampled.
 """
 
@@ -33,7 +33,7 @@ SAMPLE_SECONDS = 0.1
 EXTRACT = "token-owner"
 EVENTS_PER_SLOT = 2000
 
-# Bytes, as in bootstrap/src/layout.rs, bootstrap/src/limits.rs and RUNBOOK.md.
+# Bytes, as in bootstrap/src/layout.rs and bootstrap/src/limits.rs.
 PACKED_VERSION_BYTES = 64
 SPILL_BYTES = 73
 STORE_BYTES = {"strata": 75, "lmdb": 90, "redb": 90, "rocksdb": 120}

@@ -1,7 +1,6 @@
 //! The measured figures from which machines are sized: one table of stores and loads, one of reads.
 //!
-//! Owns: these figures and where each comes from (`loadgen/results/README.md`). RUNBOOK.md shows the table of reads, and a
-//! test compares the two. Must not: compute. No threads.
+//! Owns: these figures and where each comes from (`loadgen/results/README.md`). Must not: compute. No threads.
 
 use engines::EngineKind::{self, Lmdb, Redb, Rocksdb, Strata};
 
@@ -190,19 +189,4 @@ impl Read {
             None => "all of it in memory".to_owned(),
         }
     }
-}
-
-/// Returns the table of reads as RUNBOOK.md has it.
-#[cfg(test)]
-pub(super) fn table() -> String {
-    let mut out = "| pairs | memory (cap), part of the pairs' bytes | engine | disk | absent key p50 / p99 | present key p50 / p99 |\n\
-                   |---:|---|---|---:|---:|---:|\n"
-        .to_owned();
-    for read in &READS {
-        let options = if read.options.is_empty() { String::new() } else { format!(", {}", read.options) };
-        let (pairs, memory, disk) = (short(read.pairs), read.memory(), size(read.disk_bytes));
-        let Read { engine, absent, present, .. } = read;
-        out.push_str(&format!("| {pairs} | {memory} | {engine}{options} | {disk} | {absent} us | {present} us |\n"));
-    }
-    out
 }
