@@ -131,13 +131,11 @@ test-depths: build ## Plays a stream into each of ENGINES at --ingest-depth DEPT
 	@BIN="$(BIN)" DEPTHS="$(DEPTHS)" CAP="$(CAP)" $(if $(filter command,$(firstword $(origin EVENTS))),EVENTS=$(EVENTS)) \
 		$(if $(filter command,$(firstword $(origin PAIRS))),PAIRS=$(PAIRS)) deploy/test/depths.sh $(ENGINES)
 
-mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
-	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
+mutations: ## Breaks the code on purpose, one break at a time, in a copy: a test must catch each (an hour; ARGS for some of them).
+	@.ci/mutations $(ARGS)
 
-mutations-apply:
-	@engines/torture/mutations/run.sh --check
-
-check: setup fmt mutations-apply fuzz-locks clippy doc edges circles prose units catalogue tree prometheus architecture targets ## Format, lints, docs, edges, circles, architecture, prose, units, metric documents, rules, tables, mutations apply.
+check: setup fmt fuzz-locks clippy doc edges circles prose units catalogue tree prometheus architecture targets ## Format, lints, docs, edges, circles, architecture, prose, units, metric documents, rules, tables, the place of each mutation.
+	@.ci/mutations --check
 
 deny: ## Licences, sources, duplicates and known vulnerabilities of the dependencies (needs cargo-deny and the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
