@@ -10,4 +10,4 @@ mod writes;
 
 pub use files::{allocated_bytes, copy_to_new, create_dir, disk_bytes, free_bytes, metadata, sync_dir};
 pub use rng::Rng;
-pub use writes::{Commits, Poison, check_space};
+pub use writes::{Commits, Poison, check_space, is_final};

@@ -62,6 +62,11 @@ impl Poison {
     }
 }
 
+/// Whether an error leaves the state of the disk, or of the program, unknown, so that no write may follow.
+pub fn is_final(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Reopen | ErrorKind::Internal)
+}
+
 /// Refuses a write while the file system has less than `reserve_bytes` free. `dir` names the store in the error.
 ///
 /// # Errors
