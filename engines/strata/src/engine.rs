@@ -209,7 +209,7 @@ impl Engine for StrataEngine {
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        engine_kit::copy_to_new(dir, || bulk::snapshot(&self.shared, dir))
+        engine_kit::copy_to_new(dir, || bulk::copy_store(&self.shared, dir))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {

@@ -319,7 +319,7 @@ impl Storage for FaultyStorage {
         Ok(self.0.lock().allocated)
     }
 
-    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
+    fn link_or_copy(&self, name: &str, dir: &Path) -> io::Result<()> {
         let content = self.0.lock().find(name)?;
         let bytes = content.lock().bytes.clone();
         std::fs::write(dir.join(name), bytes)

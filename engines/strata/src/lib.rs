@@ -80,8 +80,8 @@ mod file;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod huge;
 mod mapped;
-mod memory;
 mod memtable;
 mod read;
 mod retire;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use engine_api::{Key, Result, Value};
 
 use crate::format::Record;
+use crate::huge;
 use crate::mapped::Mapped;
-use crate::memory;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// Memory of an entry in bytes, its share of the table included.
@@ -160,7 +160,7 @@ impl Mem {
     /// Prefetches the memory that [`Mem::get`] reads first.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
-        memory::prefetch(std::ptr::from_ref(self.head(hash)).cast());
+        huge::prefetch(std::ptr::from_ref(self.head(hash)).cast());
     }
 
     /// Returns the newest record of `key` among the first `length` entries.

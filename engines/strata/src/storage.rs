@@ -40,7 +40,7 @@ pub trait Storage: Send + Sync + 'static {
     /// Returns the bytes that all files have allocated.
     fn used_bytes(&self) -> io::Result<u64>;
     /// Links or copies the immutable file `name` into the directory `dir`. The content is durable, the new name is not.
-    fn share(&self, name: &str, dir: &Path) -> io::Result<()>;
+    fn link_or_copy(&self, name: &str, dir: &Path) -> io::Result<()>;
     /// Path of the directory for messages.
     fn shown(&self) -> String;
 }
@@ -146,7 +146,7 @@ impl Storage for DirStorage {
         engine_kit::disk_bytes(&self.dir)
     }
 
-    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
+    fn link_or_copy(&self, name: &str, dir: &Path) -> io::Result<()> {
         let (from, to) = (self.dir.join(name), dir.join(name));
         match fs::hard_link(&from, &to) {
             Err(e) if matches!(e.kind(), io::ErrorKind::CrossesDevices | io::ErrorKind::PermissionDenied) => {

@@ -3,7 +3,7 @@
 //!
 //! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
 
-use crate::memory;
+use crate::huge;
 
 /// Number of filter planes in a segment.
 pub(crate) const PLANES: usize = 3;
@@ -70,7 +70,7 @@ impl Spot {
     /// Prefetches the cache line that [`Spot::is_set`] reads.
     #[inline]
     pub(crate) fn prefetch(self, bytes: &[u8]) {
-        memory::prefetch(bytes.as_ptr().wrapping_add(block_at(bytes.len(), self.place)));
+        huge::prefetch(bytes.as_ptr().wrapping_add(block_at(bytes.len(), self.place)));
     }
 
     /// Whether the key may be among the inserted ones. It is never false for a key that was inserted.

@@ -28,7 +28,7 @@ use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::format::secret::Seed;
-use crate::memory::{self, map_huge};
+use crate::huge::{self, map_huge};
 use crate::read::set::{Set, Source};
 
 /// Number of parts of the hash space. Each belongs to one chunk, and chunks differ by at most one part.
@@ -241,7 +241,7 @@ impl RecordCache {
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         if let Some(set) = self.table.load().set(hash) {
-            memory::prefetch(std::ptr::from_ref(set).cast());
+            huge::prefetch(std::ptr::from_ref(set).cast());
         }
     }
 

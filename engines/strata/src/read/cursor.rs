@@ -219,13 +219,13 @@ impl RunCursor {
         let run = Arc::clone(&self.run);
         let segment = &run.segments()[chunk.segment];
         if let Some(slot) = chunk.slot {
-            self.wait(slot, segment, &chunk.pages).map_err(|e| self.told(segment, e))?;
+            self.wait(slot, segment, &chunk.pages).map_err(|e| self.failed(segment, e))?;
         }
         self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS));
         if let Some((slot, pipeline)) = chunk.slot.zip(self.pipeline.as_ref()) {
             for number in chunk.pages.clone() {
                 let bytes = pipeline.page(slot, (number - chunk.pages.start) as usize);
-                segment.verify(bytes, number).map_err(|e| self.told(segment, e))?;
+                segment.verify(bytes, number).map_err(|e| self.failed(segment, e))?;
                 if self.how.keep == Keep::InMemory {
                     segment.keep(number, bytes);
                 }
@@ -272,7 +272,7 @@ impl RunCursor {
 
     /// Handles a failed read. If a merge cannot read a segment and the error is not temporary, the segment is marked:
     /// nothing was changed, and the next merge leaves it out.
-    fn told(&self, segment: &Segment, error: Error) -> Error {
+    fn failed(&self, segment: &Segment, error: Error) -> Error {
         if self.how.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
             return error;
         }

@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::memory::{HugeBytes, prefetch};
+use crate::huge::{HugeBytes, prefetch};
 
 /// Directory entries for each part of the guide. The guide thus adds 1/128 to the directory's memory.
 const PART_ENTRIES: usize = 64;
@@ -142,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::Pool;
+    use crate::huge::Pool;
 
     fn directory(mut words: Vec<u64>, end: u64) -> Directory {
         words.sort_unstable();

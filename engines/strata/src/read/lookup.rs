@@ -11,7 +11,7 @@ use engine_api::Key;
 use crate::budget::Budget;
 use crate::file::PageBuffer;
 use crate::format::secret::Seed;
-use crate::memory::Pool;
+use crate::huge::Pool;
 use crate::read::cache::RecordCache;
 use crate::storage::PAGE_BYTES;
 

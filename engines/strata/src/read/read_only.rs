@@ -95,7 +95,7 @@ impl Storage for ReadOnlyStorage {
         self.dir.used_bytes()
     }
 
-    fn share(&self, _name: &str, _dir: &Path) -> io::Result<()> {
+    fn link_or_copy(&self, _name: &str, _dir: &Path) -> io::Result<()> {
         Err(io::ErrorKind::ReadOnlyFilesystem.into())
     }
 

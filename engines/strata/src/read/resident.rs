@@ -6,7 +6,7 @@ use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::Share;
 use crate::format::page::{Page, offset_at};
-use crate::memory::prefetch;
+use crate::huge::prefetch;
 use crate::storage::{PAGE_BYTES, PageBytes};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 

@@ -8,7 +8,7 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::file::{PageBuffer, ReadFile, io_error};
 use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
 use crate::format::page::prefix;
-use crate::memory::{HugeBytes, Pool};
+use crate::huge::{HugeBytes, Pool};
 use crate::storage::PAGE_BYTES;
 
 /// A footer with its offset in the file, or the reason why it cannot be used.

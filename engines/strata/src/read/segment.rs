@@ -14,7 +14,7 @@ use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
 use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{Page, prefix};
-use crate::memory::{HugeBytes, release_tail};
+use crate::huge::{HugeBytes, release_tail};
 use crate::read::cache::{Closed, RecordCache};
 use crate::read::guide::{Directory, guide_bytes};
 use crate::read::lookup::Reads;
@@ -45,7 +45,7 @@ pub(crate) struct Index {
 
 /// Memory needs of a segment, apart from its directory, which is always in memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Part {
+pub(crate) struct Needs {
     /// Size of each filter plane in bytes.
     pub(crate) planes: [u64; PLANES],
     /// Size of all its pages in bytes.
@@ -264,9 +264,9 @@ impl Segment {
     }
 
     /// Describes the segment's memory for the division of the memory.
-    pub(crate) fn memory_part(&self) -> Part {
+    pub(crate) fn memory_needs(&self) -> Needs {
         let filled = self.resident.get().map(|resident| resident.filled_bytes());
-        Part { planes: self.footer.planes.map(|plane| plane.bytes), pages: self.page_bytes(), filled }
+        Needs { planes: self.footer.planes.map(|plane| plane.bytes), pages: self.page_bytes(), filled }
     }
 
     /// Size of the memory that can be taken away, planes and pages, in bytes.

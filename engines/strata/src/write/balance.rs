@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::format::filter::PLANES;
-use crate::read::segment::{Part, Segment};
+use crate::read::segment::{Needs, Segment};
 use crate::read::version::Version;
 use crate::write::at_once::at_once;
 use crate::write::divide::{Division, divide};
@@ -61,12 +61,12 @@ impl Shared {
     fn divide_now(&self, version: &Version, needed_bytes: u64) -> Division {
         let pinned = self.pinned();
         let is_pinned = |one: &Segment| pinned.contains(&one.info.id);
-        let part = |one: &Arc<Segment>| if is_pinned(one) { Part::default() } else { one.memory_part() };
-        let parts: Vec<Part> = version.segments().map(part).collect();
+        let needs_of = |one: &Arc<Segment>| if is_pinned(one) { Needs::default() } else { one.memory_needs() };
+        let needs: Vec<Needs> = version.segments().map(needs_of).collect();
         let held: u64 = version.segments().filter(|one| !is_pinned(one)).map(|one| one.given_bytes()).sum();
         let fixed = needed_bytes + self.work_left_bytes();
         let room = self.budget.left() + (held + self.reads.cache.bytes()) as i64 - fixed as i64;
-        let mut division = divide(room.max(0) as u64, self.least_cache_bytes, &parts);
+        let mut division = divide(room.max(0) as u64, self.least_cache_bytes, &needs);
         for (at, one) in version.segments().enumerate().filter(|(_, one)| is_pinned(one)) {
             (division.planes[at], division.pages[at]) = (one.planes_loaded(), one.resident().is_some());
         }

@@ -52,7 +52,7 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
 /// Copies the newest state into the new directory `dir`. Segments are linked where the file system allows it, because
 /// they never change. Commits wait only for the memtable's flush, because the version that is held keeps its files
 /// while they are linked.
-pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
+pub(crate) fn copy_store(shared: &Shared, dir: &Path) -> Result<()> {
     let copy_failed =
         |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);
     let target = DirStorage::open(dir).map_err(copy_failed)?;
@@ -65,7 +65,7 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
         (shared.visible.load_full(), manifest.clone())
     };
     for found in now.version.segments() {
-        shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
+        shared.storage.link_or_copy(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
     copy.checkpoint = now.checkpoint.clone();
     // The copy gets a WAL key of its own, because its holder must not know the salts of this store's WAL files.

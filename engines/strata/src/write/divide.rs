@@ -4,7 +4,7 @@
 //! that open, load, flush and merge.
 
 use crate::format::filter::PLANES;
-use crate::read::segment::Part;
+use crate::read::segment::Needs;
 
 /// Smallest record cache that is worth having, in bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
@@ -24,31 +24,31 @@ pub(crate) struct Division {
 
 /// Divides `room` bytes. The first plane of every segment comes first, because without it each absent key costs a read.
 /// Then come `least_cache` bytes of records, the other planes, and pages or records with the rest.
-pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
+pub(crate) fn divide(room: u64, least_cache: u64, needs: &[Needs]) -> Division {
     let mut left = room;
-    let mut planes = vec![0; parts.len()];
+    let mut planes = vec![0; needs.len()];
     for plane in 0..PLANES {
         let leave = if plane == 0 { 0 } else { least_cache };
-        for (loaded, part) in planes.iter_mut().zip(parts) {
-            if *loaded == plane && left >= part.planes[plane].saturating_add(leave) {
-                left -= part.planes[plane];
+        for (loaded, need) in planes.iter_mut().zip(needs) {
+            if *loaded == plane && left >= need.planes[plane].saturating_add(leave) {
+                left -= need.planes[plane];
                 *loaded += 1;
             }
         }
     }
-    let all: u64 = parts.iter().map(|part| part.pages).sum();
+    let all: u64 = needs.iter().map(|need| need.pages).sum();
     // Pages are worth keeping if at least half of them have room. Otherwise most gets would miss them, and it is better
     // to keep popular records one by one. Pages that are in memory already stay while three eighths of all have
     // room.
-    let some = parts.iter().any(|part| part.filled.is_some());
+    let some = needs.iter().any(|need| need.filled.is_some());
     let keeps_pages = left >= if some { all / 8 * 3 } else { all / 2 };
-    let mut pages = vec![false; parts.len()];
+    let mut pages = vec![false; needs.len()];
     if keeps_pages {
         let mut for_pages = if left >= all { left } else { left / 4 * 3 };
-        for at in warmest_first(parts) {
-            if for_pages >= parts[at].pages {
-                for_pages -= parts[at].pages;
-                left -= parts[at].pages;
+        for at in warmest_first(needs) {
+            if for_pages >= needs[at].pages {
+                for_pages -= needs[at].pages;
+                left -= needs[at].pages;
                 pages[at] = true;
             }
         }
@@ -60,10 +60,10 @@ pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
 
 /// Orders segments by the part of their pages that was asked for, those with pages in memory first, the others newest
 /// first.
-fn warmest_first(parts: &[Part]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..parts.len()).collect();
+fn warmest_first(needs: &[Needs]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by_key(|at| {
-        let Part { pages, filled, .. } = parts[*at];
+        let Needs { pages, filled, .. } = needs[*at];
         std::cmp::Reverse(filled.map(|filled| filled.saturating_mul(1000) / pages.max(1)))
     });
     order
@@ -76,34 +76,34 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Returns a segment of a million records.
-    fn part() -> Part {
-        Part { planes: [MIB, MIB / 2, MIB / 2], pages: 64 * MIB, filled: None }
+    fn needs_of_one() -> Needs {
+        Needs { planes: [MIB, MIB / 2, MIB / 2], pages: 64 * MIB, filled: None }
     }
 
     #[test]
     fn every_first_plane_comes_before_any_second_and_records_before_that() {
-        let parts = [part(); 4];
-        assert_eq!(divide(4 * MIB, 2 * MIB, &parts).planes, [1; 4]);
-        let some = divide(6 * MIB, 2 * MIB, &parts);
+        let needs = [needs_of_one(); 4];
+        assert_eq!(divide(4 * MIB, 2 * MIB, &needs).planes, [1; 4]);
+        let some = divide(6 * MIB, 2 * MIB, &needs);
         assert_eq!((some.planes, some.cache_bytes, some.keeps_pages), (vec![1; 4], 2 * MIB, false));
-        let more = divide(8 * MIB, 2 * MIB, &parts);
+        let more = divide(8 * MIB, 2 * MIB, &needs);
         assert_eq!((more.planes, more.cache_bytes), (vec![2; 4], 2 * MIB));
-        assert_eq!(divide(3 * MIB, 2 * MIB, &parts).planes, [1, 1, 1, 0], "the newest");
+        assert_eq!(divide(3 * MIB, 2 * MIB, &needs).planes, [1, 1, 1, 0], "the newest");
     }
 
     #[test]
     fn pages_are_kept_where_half_of_them_have_room_and_the_warmest_stay() {
         let planes = 8 * MIB;
-        let all = divide(planes + 256 * MIB, MIB, &[part(); 4]);
+        let all = divide(planes + 256 * MIB, MIB, &[needs_of_one(); 4]);
         assert_eq!((all.pages, all.cache_bytes, all.keeps_pages), (vec![true; 4], 0, true));
-        let some = divide(planes + 180 * MIB, MIB, &[part(); 4]);
+        let some = divide(planes + 180 * MIB, MIB, &[needs_of_one(); 4]);
         assert_eq!((some.pages, some.cache_bytes), (vec![true, true, false, false], 52 * MIB));
-        let none = divide(planes + 120 * MIB, MIB, &[part(); 4]);
+        let none = divide(planes + 120 * MIB, MIB, &[needs_of_one(); 4]);
         assert_eq!((none.pages, none.cache_bytes, none.keeps_pages), (vec![false; 4], 120 * MIB, false));
-        let mut parts = [part(); 4];
-        parts[1].filled = Some(10 * MIB);
-        parts[3].filled = Some(60 * MIB);
-        assert_eq!(divide(planes + 100 * MIB, MIB, &parts).pages, [false, false, false, true]);
-        assert_eq!(divide(planes + 180 * MIB, MIB, &parts).pages, [false, true, false, true]);
+        let mut needs = [needs_of_one(); 4];
+        needs[1].filled = Some(10 * MIB);
+        needs[3].filled = Some(60 * MIB);
+        assert_eq!(divide(planes + 100 * MIB, MIB, &needs).pages, [false, false, false, true]);
+        assert_eq!(divide(planes + 180 * MIB, MIB, &needs).pages, [false, true, false, true]);
     }
 }

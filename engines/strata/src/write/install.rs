@@ -13,7 +13,7 @@ use crate::file::sync_dir;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::page::PAGE_RECORDS_MIN;
-use crate::memory::map_huge;
+use crate::huge::map_huge;
 use crate::read::segment::{self, Kept, Segment};
 use crate::read::version::Version;
 use crate::read::visible::Visible;

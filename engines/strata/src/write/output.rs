@@ -48,8 +48,8 @@ impl Job {
     }
 }
 
-/// Result of one piece of a job.
-pub(crate) struct Piece {
+/// Result of a job, or of as much of it as fits into a segment.
+pub(crate) struct Progress {
     pub(crate) segments: Vec<Arc<Segment>>,
     /// The first key that is left; `None` if the job is done.
     pub(crate) next: Option<Key>,
@@ -88,10 +88,10 @@ impl Shared {
 }
 
 /// Writes records as segments. Tombstones are left out of the base.
-pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Piece> {
+pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Progress> {
     let mut segments = Vec::new();
     match write_into(shared, records, origin, job, &mut segments) {
-        Ok(next) => Ok(Piece { segments, next }),
+        Ok(next) => Ok(Progress { segments, next }),
         Err(failed) => {
             // No manifest will name these segments.
             segments.iter().for_each(|segment| segment.retire());

@@ -36,8 +36,8 @@ type Found = (SegmentInfo, Origin);
 /// # Errors
 /// `FixInput`: the directory has no file of a store, or segments of several stores; I/O errors of reading; `Internal`:
 /// the kernel gives no random bytes.
-pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repaired) -> Result<Rebuilt> {
-    let (found, mut unused) = footers(&**storage, told)?;
+pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, report: &mut Repaired) -> Result<Rebuilt> {
+    let (found, mut unused) = footers(&**storage, report)?;
     let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
     manifest.seed = found.first().map_or_else(Seed::random, |(_, origin)| Ok(origin.seed))?;
     // A part of a flush or a load does not show that the rest is there.
@@ -46,21 +46,21 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repair
         manifest.checkpoint = origin.checkpoint.clone();
     }
     manifest.batch = ends().map(|(_, origin)| origin.batch).max().unwrap_or(0);
-    told.findings.push(format!(
+    report.findings.push(format!(
         "{why}: made anew of {} segments: batch={} seq={}",
         found.len(),
         manifest.batch,
         manifest.checkpoint.seq
     ));
-    told.lost.push("perhaps files: nobody knows which segments and WAL files there were".to_owned());
-    let (runs, obsolete) = runs(found, told);
+    report.lost.push("perhaps files: nobody knows which segments and WAL files there were".to_owned());
+    let (runs, obsolete) = runs(found, report);
     manifest.runs = runs;
     unused.extend(obsolete.into_iter().map(|id| Own::Segment(id).name()));
     Ok(Rebuilt { manifest, unused })
 }
 
 /// Returns every segment with a valid footer, and the file names of those without.
-fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Vec<String>)> {
+fn footers(storage: &dyn Storage, report: &mut Repaired) -> Result<(Vec<Found>, Vec<String>)> {
     let own = own_files(storage)?;
     if own.is_empty() {
         let message = format!("there are no files of a store: dir={}", storage.shown());
@@ -86,8 +86,8 @@ fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Ve
                 found.push((footer.info, footer.origin));
             }
             Ok(_) | Err(_) => {
-                told.findings.push(format!("segment has no footer of its own: file={}", file.shown()));
-                told.lost.push(format!(
+                report.findings.push(format!("segment has no footer of its own: file={}", file.shown()));
+                report.lost.push(format!(
                     "file={}: what it holds, unless a merge or a load that wrote it was cut short",
                     file.shown()
                 ));
@@ -100,7 +100,7 @@ fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Ve
 
 /// Sorts segments into runs, newest first and the base last. Also returns the numbers of deltas that are in the base
 /// already.
-fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
+fn runs(mut found: Vec<Found>, report: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
     found.sort_by_key(|(info, origin)| std::cmp::Reverse((origin.batch, origin.base, info.id)));
     let mut base: Vec<Found> = found.iter().filter(|(_, origin)| origin.base).cloned().collect();
     base.sort_by_key(|(info, _)| info.first);
@@ -120,11 +120,11 @@ fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, V
         } else {
             // The last records of a merge come after the base's last key. As long as they are not all there, the deltas
             // alone have them. All deltas stay then, because each hides older values in the others.
-            told.lost.push("newest values of some keys, unless a merge into the base was under way".to_owned());
+            report.lost.push("newest values of some keys, unless a merge into the base was under way".to_owned());
         }
         found.retain(|(info, origin)| !origin.base && !obsolete.contains(&info.id));
     } else {
-        told.lost.push("deletions of the last merge: parts of the base overlap, and keys may be back".to_owned());
+        report.lost.push("deletions of the last merge: parts of the base overlap, and keys may be back".to_owned());
     }
     let mut runs: Vec<Vec<Found>> = Vec::new();
     for one in found {
@@ -158,10 +158,10 @@ mod tests {
     }
 
     fn ids(found: Vec<Found>) -> (Vec<Vec<u64>>, Vec<u64>, bool) {
-        let mut told = Repaired::default();
-        let (runs, obsolete) = runs(found, &mut told);
+        let mut report = Repaired::default();
+        let (runs, obsolete) = runs(found, &mut report);
         let ids = runs.iter().map(|run| run.iter().map(|info| info.id).collect());
-        (ids.collect(), obsolete, told.lost.is_empty())
+        (ids.collect(), obsolete, report.lost.is_empty())
     }
 
     #[test]

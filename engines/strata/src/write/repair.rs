@@ -45,25 +45,25 @@ const SET_ASIDE: &str = ".set-aside";
 /// # Errors
 /// As [`StrataEngine::repair`](crate::StrataEngine::repair).
 pub(crate) fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
-    let mut told = Repaired::default();
+    let mut report = Repaired::default();
     let mut aside = Vec::new();
     let (manifest, rebuilt) = match stored(storage)? {
         Stored::Usable(manifest) => (manifest, false),
         Stored::Unusable(why) => {
-            let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
+            let Rebuilt { manifest, unused } = rebuild(storage, why, &mut report)?;
             aside.extend(unused);
             (manifest, true)
         }
     };
-    let mut repair = Repair { storage, manifest, rebuilt, aside, told };
+    let mut repair = Repair { storage, manifest, rebuilt, aside, report };
     repair.reserve_numbers()?;
     repair.segments()?;
     repair.wal()?;
-    repair.told.checkpoint = repair.manifest.checkpoint.clone();
-    if !repair.told.findings.is_empty() {
+    repair.report.checkpoint = repair.manifest.checkpoint.clone();
+    if !repair.report.findings.is_empty() {
         repair.install()?;
     }
-    Ok(repair.told)
+    Ok(repair.report)
 }
 
 /// Result of reading the WAL.
@@ -84,7 +84,7 @@ struct Repair<'a> {
     /// Whether the manifest was rebuilt from footers. Then the WAL's own records are the only source about the WAL.
     rebuilt: bool,
     aside: Vec<String>,
-    told: Repaired,
+    report: Repaired,
 }
 
 /// The manifest that a store has, or the reason why it cannot be used.
@@ -106,7 +106,7 @@ fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     let Some(newest) = newest_unnamed(&**storage, &manifest, salvage_footer)? else {
         return Ok(Stored::Usable(manifest));
     };
-    let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
+    let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), report: Repaired::default() };
     let files = repair.wal_files()?;
     let mut last = repair.manifest.batch;
     repair.read_wal(&files, &mut |batch, _, _| {
@@ -135,7 +135,7 @@ impl Repair<'_> {
                 beyond => beyond,
             };
             if let Some(why) = why {
-                self.told.findings.push(format!("{why}: set aside"));
+                self.report.findings.push(format!("{why}: set aside"));
                 self.aside.push(own.name());
             }
         }
@@ -187,10 +187,10 @@ impl Repair<'_> {
                     }
                     Some(salvaged) => salvaged,
                 };
-                self.told.findings.push(why);
+                self.report.findings.push(why);
                 // An older run may have older records of these keys, which become visible now.
                 let older = if run == base { "" } else { ", or are older than they were" };
-                self.told.lost.extend(lost.into_iter().map(|range| format!("{range}: keys are missing{older}")));
+                self.report.lost.extend(lost.into_iter().map(|range| format!("{range}: keys are missing{older}")));
                 kept.extend(written);
                 self.aside.push(Own::Segment(info.id).name());
             }
@@ -223,7 +223,7 @@ impl Repair<'_> {
         })?;
         self.refuse_misnamed(last)?;
         let broken = broken.broken;
-        if broken.is_none() && self.told.findings.is_empty() {
+        if broken.is_none() && self.report.findings.is_empty() {
             return Ok(());
         }
         let (mut runs, mut tail) = (Vec::new(), BTreeMap::new());
@@ -255,14 +255,14 @@ impl Repair<'_> {
         }
         if complete.0 > from {
             let taken = format!("batches {} to {} were taken from the WAL", from + 1, complete.0);
-            self.told.findings.push(format!("{taken}: seq={}", complete.1.seq));
+            self.report.findings.push(format!("{taken}: seq={}", complete.1.seq));
         }
-        self.told.lost.extend(ended.gaps);
+        self.report.lost.extend(ended.gaps);
         let unchecked = |file| format!("file={file} cannot be checked to be this store's: the manifest would say so");
-        self.told.findings.extend(ended.unchecked.into_iter().map(unchecked));
+        self.report.findings.extend(ended.unchecked.into_iter().map(unchecked));
         if let Some(why) = ended.broken {
-            self.told.findings.push(why);
-            self.told.lost.push(format!("batches from {} on, which stood in the WAL", complete.0 + 1));
+            self.report.findings.push(why);
+            self.report.lost.push(format!("batches from {} on, which stood in the WAL", complete.0 + 1));
         }
         self.manifest.next_id = next_id;
         (self.manifest.batch, self.manifest.checkpoint) = complete;
@@ -337,7 +337,7 @@ impl Repair<'_> {
         // The next merge begins at the first key, because the deltas may hold records that the base has lost.
         self.manifest.merged_below = None;
         // Record the losses before the store can open again.
-        lost::add(storage, &self.told.lost)?;
+        lost::add(storage, &self.report.lost)?;
         sync_dir(storage)?;
         self.manifest.write(storage)?;
         let mut taken: BTreeSet<String> = storage
@@ -351,7 +351,7 @@ impl Repair<'_> {
             let to = free_name(name, &taken);
             taken.insert(to.clone());
             match storage.rename(name, &to) {
-                Ok(()) => self.told.findings.push(format!("file={} is not used any more", shown(storage, &to))),
+                Ok(()) => self.report.findings.push(format!("file={} is not used any more", shown(storage, &to))),
                 // The file is a segment that was missing already.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::io(format!("cannot rename file={} reason={e}", shown(storage, name)), e)),

@@ -22,7 +22,7 @@ use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::write::limits::{HeldBy, held_by};
-use crate::write::output::{Job, Piece, write};
+use crate::write::output::{Job, Progress, write};
 use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable, oldest_that};
 use crate::write::shared::Shared;
 
@@ -75,7 +75,7 @@ impl DeltaMerge {
     /// Writes the next segment. Returns whether it was the last, in which case the runs are replaced.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         self.runs = as_they_are(&shared.visible.load().version, &self.runs);
-        let Piece { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
+        let Progress { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
         self.written.extend(segments);
         if let Some(from) = next {
             self.from = from;
@@ -116,7 +116,7 @@ impl BaseMerge {
             sources.push(Arc::clone(&group));
             let closing = group.close();
             let last = group.segments().last().map(|segment| segment.info.last);
-            let Piece { segments, next } = match merge_range(shared, &sources, &self.from, to, Job::Base(last)) {
+            let Progress { segments, next } = match merge_range(shared, &sources, &self.from, to, Job::Base(last)) {
                 // Come back to the same range; the next step leaves the unreadable segment out.
                 Err(_) if group.is_unreadable() && !is_unreadable(&self.deltas) => return Ok(false),
                 written => written?,
@@ -335,7 +335,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 }
 
 /// Writes the records of `runs` with `from <= key < to`, into the base or into a delta run, which keeps tombstones.
-fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Piece> {
+fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Progress> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
     let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();

@@ -168,8 +168,8 @@ impl Storage for Hooked {
         self.inner.used_bytes()
     }
 
-    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
-        self.inner.share(name, dir)
+    fn link_or_copy(&self, name: &str, dir: &Path) -> io::Result<()> {
+        self.inner.link_or_copy(name, dir)
     }
 
     fn shown(&self) -> String {

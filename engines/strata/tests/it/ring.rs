@@ -120,8 +120,8 @@ impl Storage for RingStorage {
         self.dir.used_bytes()
     }
 
-    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
-        self.dir.share(name, dir)
+    fn link_or_copy(&self, name: &str, dir: &Path) -> io::Result<()> {
+        self.dir.link_or_copy(name, dir)
     }
 
     fn shown(&self) -> String {
