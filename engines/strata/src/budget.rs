@@ -4,7 +4,7 @@
 //!
 //! Optional memory (caches, filters, pages) is taken only while some is left. Memory that the store cannot do without
 //! is always granted. The budget may then be in debt, and the flushing and the merging thread take bytes back from the
-//! optional holders (`write/balance.rs`).
+//! optional holders (`write/memory.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -115,7 +115,7 @@ impl StrataEngine {
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
         let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
         // Nobody may wait for threads that were never started.
-        shared.work.lock().ended = true;
+        shared.common.mailbox.lock().ended = true;
         Ok(Self { shared, threads: Vec::new() })
     }
 
@@ -124,7 +124,7 @@ impl StrataEngine {
     /// # Errors
     /// `DataDamaged` naming file and offset; I/O errors of reading.
     pub fn scrub(&self) -> Result<()> {
-        let version = Arc::clone(&self.shared.visible.load().version);
+        let version = Arc::clone(&self.shared.common.newest.load().version);
         version.segments().try_for_each(|segment| segment::scrub(segment))
     }
 
@@ -159,15 +159,13 @@ impl StrataEngine {
         };
         let lost = lost::read(&*storage)?.len() as u64;
         let recovered = recover(&storage, options, sizes, manifest, accept)?;
-        let shared = Shared { lost, ..Shared::new(storage, options, sizes, recovered) };
-        shared.balance(0);
+        let shared = Shared::new(storage, options, sizes, recovered, lost);
+        shared.memory.balance(0);
         Ok(Arc::new(shared))
     }
 
     fn stop(&mut self) {
-        self.shared.work.lock().stop = true;
-        self.shared.wake.notify_all();
-        self.shared.flush_wake.notify_all();
+        self.shared.common.mailbox.stop();
         for thread in self.threads.drain(..) {
             // A panic of the thread was reported by that thread; nothing remains to be done here.
             thread.join().ok();
@@ -193,15 +191,15 @@ impl Engine for StrataEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(StrataReader::new(&self.shared.visible, &self.shared.reads)))
+        Ok(Box::new(StrataReader::new(&self.shared.common.newest, &self.shared.memory.reads)))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
-        Ok(Box::new(StrataTxn::new(&self.shared, self.shared.writer()?)))
+        Ok(Box::new(StrataTxn::new(&self.shared, self.shared.commits.writer()?)))
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
-        Ok(self.shared.visible.load().checkpoint.clone())
+        Ok(self.shared.common.newest.load().checkpoint.clone())
     }
 
     fn stats(&self) -> Result<Stats> {
@@ -218,15 +216,15 @@ impl Engine for StrataEngine {
 
     fn settle(&self) -> Result<()> {
         // A settled store is as small as possible, so the WAL starts over in an empty file.
-        let batch = self.shared.begin_anew(&mut *self.shared.writer()?)?;
+        let batch = self.shared.commits.begin_anew(&mut *self.shared.commits.writer()?)?;
         // Commits continue during the flush and the merge; later merges take their records.
-        self.shared.wait_for_batch(batch)?;
-        self.shared.remove_spares();
+        self.shared.commits.wait_for_batch(batch)?;
+        self.shared.common.remove_spares();
         merge::settle(&self.shared)
     }
 
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
-        warm_up(&self.shared.visible, &self.shared.reads, go_on)
+        warm_up(&self.shared.common.newest, &self.shared.memory.reads, go_on)
     }
 
     /// Checks every byte of every segment, including those that no scan reads: filters, directories, and records hidden
@@ -237,10 +235,7 @@ impl Engine for StrataEngine {
     }
 
     fn close(mut self: Box<Self>) -> Result<()> {
-        let mut writer = self.shared.writer.lock();
-        // A failed flush is never tried again.
-        let synced = self.shared.poison.check().and_then(|()| writer.wal.sync());
-        drop(writer);
+        let synced = self.shared.commits.close();
         self.stop();
         synced
     }

@@ -83,7 +83,7 @@ mod loom_tests {
                 })
             };
             let readers = [reader(&version), reader(&version)];
-            // The same order as in `Shared::install`: replace, retire, drop.
+            // The same order as in `Runs::install`: replace, retire, drop.
             let before = std::mem::replace(&mut *version.lock().expect("no thread panics"), new);
             before.end.retire();
             drop(before);

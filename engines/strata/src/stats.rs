@@ -15,14 +15,14 @@ use crate::write::shared::Shared;
 
 /// Returns the statistics of a store.
 pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
-    let now = shared.visible.load();
+    let now = shared.common.newest.load();
     let version = &now.version;
     let pairs_estimate = version.pairs_estimate() + now.unflushed();
     let unmerged = version.unmerged() + now.unflushed();
-    let disk_bytes = shared
-        .storage
-        .used_bytes()
-        .map_err(|e| Error::io(format!("cannot list the store's files: dir={}", shared.storage.shown()), e))?;
+    let disk_bytes =
+        shared.common.storage.used_bytes().map_err(|e| {
+            Error::io(format!("cannot list the store's files: dir={}", shared.common.storage.shown()), e)
+        })?;
     let deltas: u64 = version.deltas.iter().map(|run| run.records()).sum();
     let memtables = std::iter::once(&now.active).chain(now.frozen.iter().map(|frozen| &frozen.mem));
     let memtable_bytes = memtables.map(|mem| mem.capacity() as u64 * ENTRY_BYTES).sum();
@@ -41,21 +41,21 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
         ("memory_directory_bytes", of_segments(|segment| segment.directory_bytes())),
         ("memory_filter_bytes", of_segments(|segment| segment.filter_bytes())),
         ("memory_page_bytes", of_segments(|segment| segment.resident_bytes())),
-        ("memory_record_cache_bytes", shared.reads.cache.bytes()),
-        ("memory_work_bytes", shared.budget.work_bytes()),
-        ("memory_left_bytes", shared.budget.left_bytes()),
-        ("memory_owed_bytes", shared.budget.owed_bytes()),
+        ("memory_record_cache_bytes", shared.memory.reads.cache.bytes()),
+        ("memory_work_bytes", shared.memory.reads.budget.work_bytes()),
+        ("memory_left_bytes", shared.memory.reads.budget.left_bytes()),
+        ("memory_owed_bytes", shared.memory.reads.budget.owed_bytes()),
         ("filter_planes_least", version.segments().map(|one| one.planes_loaded() as u64).min().unwrap_or(0)),
     ];
     details.extend([
         ("unreadable_segments", version.segments().filter(|one| one.is_unreadable()).count() as u64),
-        ("lost_by_repair", shared.lost),
-        ("replaced_held", shared.garbage.held()),
-        ("replaced_dropped", shared.garbage.dropped()),
+        ("lost_by_repair", shared.common.lost),
+        ("replaced_held", shared.runs.garbage.held()),
+        ("replaced_dropped", shared.runs.garbage.dropped()),
     ]);
     details.extend(expected_reads(version));
-    details.extend(shared.counters.details());
-    details.extend(shared.reads.details());
+    details.extend(shared.common.counters.details());
+    details.extend(shared.memory.reads.details());
     Ok(Stats { pairs_estimate, disk_bytes, details })
 }
 

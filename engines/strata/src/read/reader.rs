@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 
 use crate::memtable::LIST_BYTES;
@@ -11,11 +10,11 @@ use crate::read::batch::{Batch, DEPTH};
 use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::lookup::{Lookup, Reads};
 use crate::read::uring::Pipeline;
-use crate::read::visible::Visible;
+use crate::read::visible::{Newest, Visible};
 
 pub(crate) struct StrataReader<'e> {
     /// The newest state of the store.
-    newest: &'e ArcSwap<Visible>,
+    newest: &'e Newest,
     reads: &'e Arc<Reads>,
     visible: Arc<Visible>,
     lookup: Lookup,
@@ -24,7 +23,7 @@ pub(crate) struct StrataReader<'e> {
 }
 
 impl<'e> StrataReader<'e> {
-    pub(crate) fn new(newest: &'e ArcSwap<Visible>, reads: &'e Arc<Reads>) -> Self {
+    pub(crate) fn new(newest: &'e Newest, reads: &'e Arc<Reads>) -> Self {
         Self { newest, reads, visible: newest.load_full(), lookup: Lookup::new(reads), pipeline: None }
     }
 }

@@ -1,10 +1,13 @@
 //! The state that readers see: the memtables and the version of one moment.
 //!
-//! Owns: the order in which a key is looked for. Must not: change; each new moment is a new value.
+//! Owns: the order in which a key is looked for, and the lock `publish` (see `write/shared.rs`), under which a writing
+//! thread replaces the newest state. Must not: change a state; each new moment is a new value. Any thread.
 
 use std::sync::Arc;
 
+use arc_swap::{ArcSwap, Guard};
 use engine_api::{Checkpoint, Key, Result, Value};
+use parking_lot::Mutex;
 
 use crate::format::Record;
 use crate::memtable::Mem;
@@ -33,6 +36,37 @@ pub(crate) struct Frozen {
     pub(crate) wal_id: u64,
     pub(crate) batch: u64,
     pub(crate) checkpoint: Checkpoint,
+}
+
+/// The newest state of a store. Readers load it without a lock, and keep it.
+pub(crate) struct Newest {
+    visible: ArcSwap<Visible>,
+    /// Held while `visible` is replaced.
+    publish: Mutex<()>,
+}
+
+impl Newest {
+    pub(crate) fn new(visible: Visible) -> Self {
+        Self { visible: ArcSwap::from_pointee(visible), publish: Mutex::new(()) }
+    }
+
+    /// Returns the newest state for a look at it.
+    pub(crate) fn load(&self) -> Guard<Arc<Visible>> {
+        self.visible.load()
+    }
+
+    /// Returns the newest state to keep.
+    pub(crate) fn load_full(&self) -> Arc<Visible> {
+        self.visible.load_full()
+    }
+
+    /// Replaces the state that new readers see. The caller holds the writer lock or the install lock.
+    pub(crate) fn publish(&self, change: impl FnOnce(&mut Visible)) {
+        let _one = self.publish.lock();
+        let mut next = Visible::clone(&self.visible.load());
+        change(&mut next);
+        self.visible.store(Arc::new(next));
+    }
 }
 
 impl Visible {

@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use engine_api::{Error, ErrorKind, Pace, Result, Warmed};
 
 use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
-use crate::read::visible::Visible;
+use crate::read::visible::Newest;
 use crate::storage::PAGE_BYTES;
 
 /// Number of pages of one read. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
@@ -35,7 +34,7 @@ struct Step {
 
 /// The reads of pages that are not in memory.
 struct Steps<'v> {
-    newest: &'v ArcSwap<Visible>,
+    newest: &'v Newest,
     /// Ids of the segments after the present one.
     segments: std::vec::IntoIter<u64>,
     /// Id of the present segment, and the first page that was not looked at.
@@ -45,11 +44,7 @@ struct Steps<'v> {
 /// Reads the pages that are missing now. A segment that a merge replaces meanwhile is left out, because the merge keeps
 /// the pages that it writes. Pages that cannot be read or are damaged stay missing, and the first error is returned after the
 /// others have been read, or after [`FAILURES_MAX`] failed reads.
-pub(crate) fn warm_up(
-    newest: &ArcSwap<Visible>,
-    reads: &Arc<Reads>,
-    go_on: &mut dyn FnMut(Warmed) -> Pace,
-) -> Result<()> {
+pub(crate) fn warm_up(newest: &Newest, reads: &Arc<Reads>, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
     let segments = lacking(newest);
     let begun = look(newest, &segments);
     let mut warmed = Warmed { missing_bytes: begun.left_bytes, ..begun };
@@ -148,7 +143,7 @@ impl Iterator for Steps<'_> {
 }
 
 /// Returns the ids of the segments that have room for pages that are not in memory, in ascending order.
-fn lacking(newest: &ArcSwap<Visible>) -> Vec<u64> {
+fn lacking(newest: &Newest) -> Vec<u64> {
     let visible = newest.load();
     let lacks = |segment: &&Arc<Segment>| segment.resident().is_some_and(|resident| resident.missing_bytes() > 0);
     let mut ids: Vec<u64> = visible.version.segments().filter(lacks).map(|segment| segment.info.id).collect();
@@ -157,7 +152,7 @@ fn lacking(newest: &ArcSwap<Visible>) -> Vec<u64> {
 }
 
 /// Returns the sizes of the store and of its room as they are now. `left_bytes` has the pages that these segments lack.
-fn look(newest: &ArcSwap<Visible>, lacking: &[u64]) -> Warmed {
+fn look(newest: &Newest, lacking: &[u64]) -> Warmed {
     let visible = newest.load();
     let mut seen = Warmed::default();
     for segment in visible.version.segments() {
@@ -171,7 +166,7 @@ fn look(newest: &ArcSwap<Visible>, lacking: &[u64]) -> Warmed {
 }
 
 /// Returns the segment if it is still in use and its pages still have room in memory.
-fn segment(newest: &ArcSwap<Visible>, id: u64) -> Option<Arc<Segment>> {
+fn segment(newest: &Newest, id: u64) -> Option<Arc<Segment>> {
     let visible = newest.load();
     visible.version.segments().find(|one| one.info.id == id && one.resident().is_some()).cloned()
 }

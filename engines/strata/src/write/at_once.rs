@@ -1,7 +1,7 @@
-//! Reads of many segments at once: their directories at the opening, and their filter planes.
+//! Work on several threads for the time of a call: reads of many segments, and the two halves of a loaded one.
 //!
-//! Owns: the number of reads at once. Must not: decide which segments or planes are read; the callers do. Runs on the
-//! thread that opens the store and on those that divide the memory; the threads `strata-open` live as long as a call.
+//! Owns: the threads `strata-open` and `strata-load`, and the number of reads at once. Must not: decide on the work; the
+//! callers do. Runs on the thread that opens the store, and on those that divide the memory or load.
 //!
 //! A device that waits for one read before it gets the next delivers a part of its rate. The sections are read past the
 //! page cache, so the kernel reads nothing ahead.
@@ -39,6 +39,20 @@ pub(crate) fn at_once<T: Send, R: Send>(items: Vec<T>, read: impl Fn(T) -> R + S
     });
     done.sort_unstable_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Calls both functions, `there` on a second thread if `two` is set and the system has one.
+pub(crate) fn both<A, B: Send>(two: bool, here: impl FnOnce() -> A, mut there: impl FnMut() -> B + Send) -> (A, B) {
+    let mut outcome = None;
+    let first = thread::scope(|scope| {
+        if two {
+            let run = || outcome = Some(there());
+            // If the thread cannot be started, `there` is called below.
+            thread::Builder::new().name("strata-load".to_owned()).spawn_scoped(scope, run).ok();
+        }
+        here()
+    });
+    (first, outcome.unwrap_or_else(there))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Division of a store's memory between filter planes, pages of segments, and records that were read recently.
 //!
-//! Owns: how much each of them gets. Must not: take or give memory; `write/balance.rs` does. Computed on the threads
+//! Owns: how much each of them gets. Must not: take or give memory; `write/memory.rs` does. Computed on the threads
 //! that open, load, flush and merge.
 
 use crate::format::filter::PLANES;

@@ -15,8 +15,8 @@ use crate::memtable::ORDER_BYTES;
 use crate::read::cursor::{Cursor, Merged};
 use crate::read::version::{Run, Version};
 use crate::write::directory::{Own, own_files};
-use crate::write::merge::{Ended, LOOK_AROUND, Pause};
-use crate::write::output::{Job, write};
+use crate::write::mailbox::{LOOK_AROUND, Pause, Running};
+use crate::write::output::{Job, origin_of, write};
 use crate::write::shared::Shared;
 
 /// Number of WAL files that are kept to be overwritten.
@@ -26,41 +26,43 @@ const FLUSH_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::
 
 /// Runs the thread `strata-flush` until the store is closed.
 pub(crate) fn run(shared: &Shared) {
-    let _ended = Ended(shared);
+    let _running = Running(&shared.common.mailbox);
     let mut pause = Pause::new(FLUSH_PAUSE);
     let mut unlisted = None;
     while let Some(flushes) = next_round(shared, &pause) {
-        shared.work_ahead();
+        shared.commits.work_ahead();
         if !flushes {
             continue;
         }
         let flushed = flush_oldest(shared, &mut unlisted);
-        let mut work = shared.work.lock();
+        let mut requests = shared.common.mailbox.lock();
         pause.after(flushed.is_err());
-        work.flush_failed = flushed.err().map(|error| shared.told(error));
-        work.flushes_tried += 1;
+        requests.flush_failed = flushed.err().map(|error| shared.common.failure(error));
+        requests.flushes_tried += 1;
         // Notify under the lock that waiters check under, so that none misses it.
-        shared.done.notify_all();
+        shared.common.mailbox.done.notify_all();
         // There may now be enough runs for a merge.
-        shared.wake.notify_all();
-        drop(work);
+        shared.common.mailbox.wake_merge.notify_all();
+        drop(requests);
         // Commits no longer wait for this thread.
-        shared.balance(0);
+        shared.memory.balance(0);
     }
 }
 
-/// Waits for work. Returns whether there is a memtable to flush, or `None` when the store is closed.
+/// Waits for something to do. Returns whether there is a memtable to flush, or `None` when the store is closed.
 fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
-    let mut work = shared.work.lock();
+    let mut requests = shared.common.mailbox.lock();
     let mut woken = false;
-    while !work.stop {
+    while !requests.stop {
         // More waiting commits do not end a shortage sooner, so they do not shorten the pause.
-        let paused = matches!(work.flush_failed, Some((kind, _)) if kind != ErrorKind::FreeSpace) && !pause.is_over();
-        let flushes = !shared.visible.load().frozen.is_empty() && !paused && (work.flush_failed.is_none() || woken);
-        if flushes || work.ahead.is_asked() {
+        let paused =
+            matches!(requests.flush_failed, Some((kind, _)) if kind != ErrorKind::FreeSpace) && !pause.is_over();
+        let flushes =
+            !shared.common.newest.load().frozen.is_empty() && !paused && (requests.flush_failed.is_none() || woken);
+        if flushes || requests.ahead.is_asked() {
             return Some(flushes);
         }
-        shared.flush_wake.wait_for(&mut work, if paused { FLUSH_PAUSE.0 } else { LOOK_AROUND });
+        shared.common.mailbox.wake_flush.wait_for(&mut requests, if paused { FLUSH_PAUSE.0 } else { LOOK_AROUND });
         woken = true;
     }
     None
@@ -70,22 +72,22 @@ fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
 /// the lowest number of the WAL files that nobody needs any more, if they could not be listed before.
 fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     // Drop the guard of `visible` at once; the frozen memtable is kept by its own reference.
-    let oldest = shared.visible.load().frozen.last().cloned();
+    let oldest = shared.common.newest.load().frozen.last().cloned();
     let Some(frozen) = oldest else { return Ok(false) };
-    shared.poison.check()?;
+    shared.common.poison.check()?;
     // The flush may use the disk reserve, which exists for it.
-    shared.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
-    let _order = shared.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
+    shared.common.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
+    let _order = shared.memory.reads.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
     let mut list = Merged::new(vec![Cursor::Flush(frozen.mem.sorted(frozen.length)?)])?;
-    let origin = shared.origin(frozen.batch, false, &frozen.checkpoint);
+    let origin = origin_of(shared, frozen.batch, false, &frozen.checkpoint);
     let segments = write(shared, &mut list, &origin, Job::Flush(frozen.length))?.segments;
-    let mut manifest = shared.install.lock();
-    let mut version = Version::clone(&shared.visible.load().version);
+    let mut manifest = shared.runs.lock();
+    let mut version = Version::clone(&shared.common.newest.load().version);
     if !segments.is_empty() {
         version.deltas.insert(0, Arc::new(Run::new(segments)));
     }
     let before = unlisted.unwrap_or(manifest.wal_floor);
-    shared.install(
+    shared.runs.install(
         &mut manifest,
         version,
         |manifest| {
@@ -99,21 +101,21 @@ fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     )?;
     drop(manifest);
     // A reader that keeps the memtable keeps its memory from others. It mostly comes back soon, so it counts as work.
-    let share = shared.budget.take_for_work(frozen.mem.bytes(frozen.length));
-    shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
+    let share = shared.memory.reads.budget.take_for_work(frozen.mem.bytes(frozen.length));
+    shared.runs.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
     // Without a free descriptor the directory cannot be listed; the next flush does it.
-    let there = own_files(&*shared.storage);
+    let there = own_files(&*shared.common.storage);
     *unlisted = there.is_err().then_some(before);
     let there = there.unwrap_or_default();
     let flushed = |own: &Own| matches!(own, Own::Wal(id) if (before..=frozen.wal_id).contains(id));
     let mut files: Vec<String> = there.into_iter().filter(flushed).map(Own::name).collect();
     {
-        let mut work = shared.work.lock();
-        let room = SPARES.saturating_sub(work.spare.len()).min(files.len());
-        work.spare.extend(files.drain(..room));
+        let mut requests = shared.common.mailbox.lock();
+        let room = SPARES.saturating_sub(requests.spare.len()).min(files.len());
+        requests.spare.extend(files.drain(..room));
     }
     // The next opening removes a file that stays.
-    files.iter().for_each(|name| drop(shared.storage.remove(name)));
-    shared.counters.flushed();
+    files.iter().for_each(|name| drop(shared.common.storage.remove(name)));
+    shared.common.counters.flushed();
     Ok(true)
 }

@@ -7,7 +7,7 @@
 //! deltas hold half as many records as the base, they are merged into it. A merge is done in steps. Each step writes a
 //! segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
 //! continues: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
-//! does not keep freshly flushed runs from being merged. `write/limits.rs` bounds how far commits may be ahead of
+//! does not keep freshly flushed runs from being merged. `write/plan.rs` bounds how far commits may be ahead of
 //! merges.
 //!
 //! # After a failure
@@ -20,44 +20,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Error, Result};
 
-use crate::write::shared::{Failure, Shared, Work};
+use crate::write::mailbox::{LOOK_AROUND, Pause, Requests, Running};
+use crate::write::shared::Shared;
 use crate::write::steps::Merging;
 
-/// How often an idle thread looks for memory to divide and for garbage that readers have let go.
-pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
-/// How often it looks while readers hold replaced objects, because their memory and disk space are wanted.
+/// As [`LOOK_AROUND`], while readers hold replaced objects, because their memory and disk space are wanted.
 const LOOK_FOR_GARBAGE: Duration = Duration::from_millis(100);
 /// Shortest and longest pause after failures of merges.
 const MERGE_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
-
-/// The pause after failures in a row: twice as long each time.
-pub(crate) struct Pause {
-    bounds: (Duration, Duration),
-    next: Duration,
-    until: Option<Instant>,
-}
-
-impl Pause {
-    pub(crate) fn new(bounds: (Duration, Duration)) -> Self {
-        Self { bounds, next: bounds.0, until: None }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.until.is_none_or(|until| Instant::now() >= until)
-    }
-
-    /// Records whether an attempt failed: a failure starts the next pause, a success resets it.
-    pub(crate) fn after(&mut self, failed: bool) {
-        if failed {
-            self.until = Some(Instant::now() + self.next);
-            self.next = (self.next * 2).min(self.bounds.1);
-        } else {
-            *self = Self::new(self.bounds);
-        }
-    }
-}
 
 /// Runs the thread `strata-merge` until the store is closed.
 pub(crate) fn run(shared: &Shared) {
@@ -65,39 +37,39 @@ pub(crate) fn run(shared: &Shared) {
     // normal priority.
     // SAFETY: setpriority takes no pointers; 0 names the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
-    let _ended = Ended(shared);
+    let _running = Running(&shared.common.mailbox);
     let mut pause = Pause::new(MERGE_PAUSE);
-    let mut merging = Merging::of(&shared.visible.load().version);
+    let mut merging = Merging::of(&shared.common.newest.load().version);
     let mut again = false;
     while let Some(Round { settle, now }) = next_round(shared, again) {
         make_pages_huge(shared);
         let step = (settle.is_some() || now || pause.is_over()).then(|| {
             let begun = Instant::now();
-            let step = shared.poison.check().and_then(|()| merging.step(shared, settle));
-            shared.counters.merge_step(begun.elapsed());
+            let step = shared.common.poison.check().and_then(|()| merging.step(shared, settle));
+            shared.common.counters.merge_step(begun.elapsed());
             step
         });
-        shared.garbage.sweep();
-        shared.balance(0);
-        let mut work = shared.work.lock();
-        if work.stop {
+        shared.runs.garbage.sweep();
+        shared.memory.balance(0);
+        let mut requests = shared.common.mailbox.lock();
+        if requests.stop {
             // Segments that are not installed are merged again after the next opening.
             return;
         }
         again = matches!(step, Some(Ok(true)));
         if let Some(step) = step {
             pause.after(step.is_err());
-            work.merges_tried += 1;
-            work.merge_failed = step.err().map(|error| shared.told(error));
+            requests.merges_tried += 1;
+            requests.merge_failed = step.err().map(|error| shared.common.failure(error));
             // A caller of `settle` learns of a failure and decides whether to ask again.
-            let over = if work.merge_failed.is_some() { settle } else { merging.settled(settle, again) };
+            let over = if requests.merge_failed.is_some() { settle } else { merging.settled(settle, again) };
             if let Some(over) = over {
                 // A merge that an older request began may end after a newer one has failed.
-                work.settles_over = work.settles_over.max(over);
-                work.settle_failed = work.merge_failed.clone();
+                requests.settles_over = requests.settles_over.max(over);
+                requests.settle_failed = requests.merge_failed.clone();
             }
         }
-        shared.done.notify_all();
+        shared.common.mailbox.done.notify_all();
     }
 }
 
@@ -109,65 +81,41 @@ struct Round {
     now: bool,
 }
 
-/// Waits for work. Returns `None` when the store is closed.
+/// Waits for something to do. Returns `None` when the store is closed.
 fn next_round(shared: &Shared, again: bool) -> Option<Round> {
-    let mut work = shared.work.lock();
-    let settle = |work: &Work| (work.settles_asked > work.settles_over).then_some(work.settles_asked);
-    if !work.stop && !again && !work.merge_now && settle(&work).is_none() {
-        let most = if shared.garbage.held() > 0 { LOOK_FOR_GARBAGE } else { LOOK_AROUND };
-        shared.wake.wait_for(&mut work, most);
+    let mut requests = shared.common.mailbox.lock();
+    let settle =
+        |requests: &Requests| (requests.settles_asked > requests.settles_over).then_some(requests.settles_asked);
+    if !requests.stop && !again && !requests.merge_now && settle(&requests).is_none() {
+        let most = if shared.runs.garbage.held() > 0 { LOOK_FOR_GARBAGE } else { LOOK_AROUND };
+        shared.common.mailbox.wake_merge.wait_for(&mut requests, most);
     }
-    (!work.stop).then(|| Round { settle: settle(&work), now: std::mem::take(&mut work.merge_now) })
-}
-
-impl Shared {
-    /// Counts and describes the failure of a flush or a merge. An error that leaves the disk's state unknown ends
-    /// writing.
-    pub(crate) fn told(&self, error: Error) -> Failure {
-        self.counters.merge_failed();
-        let error = if is_final(&error) { self.poison(error) } else { error };
-        (error.kind(), error.to_string())
-    }
-}
-
-/// Whether the error leaves the state of the disk, or of this program, unknown.
-pub(crate) fn is_final(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Reopen | ErrorKind::Internal)
+    (!requests.stop).then(|| Round { settle: settle(&requests), now: std::mem::take(&mut requests.merge_now) })
 }
 
 fn make_pages_huge(shared: &Shared) {
-    let version = Arc::clone(&shared.visible.load().version);
+    let version = Arc::clone(&shared.common.newest.load().version);
     for pages in version.segments().filter_map(|one| one.resident()) {
         // Flushing and merging are more urgent, so stop as soon as a memtable waits.
-        if !shared.visible.load().frozen.is_empty() {
+        if !shared.common.newest.load().frozen.is_empty() {
             return;
         }
         pages.make_huge();
     }
 }
 
-/// Marks the thread as ended when it is dropped, also after a panic, and wakes those who wait for it.
-pub(crate) struct Ended<'a>(pub(crate) &'a Shared);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.work.lock().ended = true;
-        self.0.done.notify_all();
-    }
-}
-
 /// Merges everything that is in runs now into the base, and waits for it. Runs flushed meanwhile are left to later
 /// merges.
 pub(crate) fn settle(shared: &Shared) -> Result<()> {
-    let mut work = shared.work.lock();
-    work.settles_asked += 1;
-    let asked = work.settles_asked;
-    shared.wake.notify_all();
-    while work.settles_over < asked {
-        work.check_alive()?;
-        shared.done.wait(&mut work);
+    let mut requests = shared.common.mailbox.lock();
+    requests.settles_asked += 1;
+    let asked = requests.settles_asked;
+    shared.common.mailbox.wake_merge.notify_all();
+    while requests.settles_over < asked {
+        requests.check_alive()?;
+        shared.common.mailbox.done.wait(&mut requests);
     }
-    match &work.settle_failed {
+    match &requests.settle_failed {
         Some((kind, why)) => Err(Error::new(*kind, why.clone())),
         None => Ok(()),
     }

@@ -1,21 +1,19 @@
 //! Writing of runs: records into segments at a limited rate, with regular checks for more urgent work of this thread.
 //!
-//! Owns: how a merge shares the disk. Must not: decide which runs are merged. Runs on `strata-flush` and
-//! `strata-merge`, and for a sorted load on the thread that loads.
+//! Owns: how a merge shares the disk, and how the segments of flushes, merges and loads are opened. Must not: decide
+//! which runs are merged. Runs on `strata-flush` and `strata-merge`, and for a sorted load on the thread that loads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
-use crate::read::segment::Segment;
-use crate::write::fill::THREADS;
-use crate::write::limits::{DEBT_SLOW, RUNS_SLOW, RUNS_USUAL};
-use crate::write::plan::debt;
+use crate::read::segment::{self, Segment};
+use crate::write::plan::is_late;
+use crate::write::segment_writer::{LOAD_THREADS, Room, SegmentWriter, Written};
 use crate::write::shared::Shared;
-use crate::write::writer::{Room, SegmentWriter};
 
 /// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that
 /// reads seldom compete with it.
@@ -55,38 +53,6 @@ pub(crate) struct Progress {
     pub(crate) next: Option<Key>,
 }
 
-impl Shared {
-    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`. Otherwise gives up the WAL files
-    /// that wait to be overwritten, and checks again.
-    ///
-    /// # Errors
-    /// `FreeSpace` naming both numbers; I/O errors of asking for the free space.
-    pub(crate) fn require_space(&self, bytes: u64, reserve_bytes: u64, for_what: &str) -> Result<()> {
-        let shown = || self.storage.shown();
-        let ask = || {
-            let free = self.storage.free_bytes();
-            free.map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))
-        };
-        let short_of = |free: u64| bytes.saturating_add(reserve_bytes).saturating_sub(free);
-        let mut free = ask()?;
-        if short_of(free) > 0 && self.remove_spares() {
-            free = ask()?;
-        }
-        let short = short_of(free);
-        if reserve_bytes > 0 {
-            self.counters.merge_short(short);
-        }
-        if short == 0 {
-            return Ok(());
-        }
-        let message = format!(
-            "not enough free disk for {for_what}: dir={} needed_bytes={bytes} reserve_bytes={reserve_bytes} free_bytes={free}",
-            shown()
-        );
-        Err(Error::new(ErrorKind::FreeSpace, message))
-    }
-}
-
 /// Writes records as segments. Tombstones are left out of the base.
 pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Progress> {
     let mut segments = Vec::new();
@@ -108,13 +74,13 @@ fn write_into(
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<Option<Key>> {
     let records_max = match job {
-        Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
-        _ => shared.sizes.segment_records,
+        Job::Flush(records) => (records as u64).min(shared.common.sizes.segment_records),
+        _ => shared.common.sizes.segment_records,
     };
     let has_parts = matches!(job, Job::Flush(_));
     let mut output = Output { shared, origin, has_parts, records_max, writer: None, segments };
     // Several checks a group, even if groups are small.
-    let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
+    let check = LOOK_RECORDS.min((shared.common.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
@@ -125,7 +91,7 @@ fn write_into(
         if seen.is_multiple_of(check) {
             match job {
                 // Commits continue during a flush, so prepare for them.
-                Job::Flush(_) => shared.work_ahead(),
+                Job::Flush(_) => shared.commits.work_ahead(),
                 _ => {
                     pace.keep(shared, check * PAIR_BYTES)?;
                     look(shared)?;
@@ -135,7 +101,7 @@ fn write_into(
         if origin.base {
             // The record comes from a delta run and is new to the base, so a cached record of the key is out of date.
             if !records.is_of_oldest() {
-                shared.reads.cache.forget(&key, shared.reads.seed.hash(&key));
+                shared.memory.reads.cache.forget(&key, shared.memory.reads.seed.hash(&key));
             }
             if value.is_none() {
                 continue;
@@ -147,20 +113,45 @@ fn write_into(
     Ok(None)
 }
 
-/// Does the work that others wait for during a merge: drops garbage, pays back memory debt, checks the disk space.
-fn look(shared: &Shared) -> Result<()> {
-    shared.garbage.sweep();
-    if shared.budget.left() < 0 {
-        shared.balance(0);
-    }
-    // Other programs write to the same disk.
-    shared.require_space(0, shared.reserve_bytes, "a merge")
+/// Returns the origin of the records of a segment that is written now.
+pub(crate) fn origin_of(shared: &Shared, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
+    Origin { seed: shared.memory.reads.seed, batch, base, checkpoint: checkpoint.clone(), part: false }
 }
 
-/// Whether merges must run at full speed: half way from the usual state to the point where commits are slowed.
-fn is_late(shared: &Shared) -> bool {
-    let now = shared.visible.load();
-    now.version.deltas.len() >= (RUNS_USUAL + RUNS_SLOW) / 2 || debt(&now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
+/// Completes a segment and opens it. Its directory, and the planes for which there is room, stay in memory.
+fn complete(shared: &Shared, writer: SegmentWriter) -> Result<Arc<Segment>> {
+    shared.memory.make_room(writer.index_bytes());
+    let Written { footer, index, kept } = writer.finish(&shared.memory.reads)?;
+    let name = segment::name(footer.info.id);
+    let segment = Segment::written(&shared.common.storage, footer, index, &shared.memory.reads).map_err(|e| {
+        // No manifest names it; the next opening removes it if it stays.
+        shared.common.storage.remove(&name).ok();
+        unread(e)
+    })?;
+    if let Some(pages) = kept {
+        segment.adopt_pages(pages);
+    }
+    shared.common.counters.segment(segment.file_bytes());
+    Ok(segment)
+}
+
+/// Turns the error of opening a new segment into one that may be retried: no manifest names the segment, so it can be
+/// written again.
+fn unread(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Reopen => Error::with_source(ErrorKind::Retry, error.to_string(), error),
+        _ => error,
+    }
+}
+
+/// Does the work that others wait for during a merge: drops garbage, pays back memory debt, checks the disk space.
+fn look(shared: &Shared) -> Result<()> {
+    shared.runs.garbage.sweep();
+    if shared.memory.reads.budget.left() < 0 {
+        shared.memory.balance(0);
+    }
+    // Other programs write to the same disk.
+    shared.common.require_space(0, shared.common.reserve_bytes, "a merge")
 }
 
 /// Limits the rate of a merge.
@@ -178,17 +169,17 @@ impl Pace {
     fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
         self.bytes += bytes;
         let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
-        let late = is_late(shared);
-        let mut work = shared.work.lock();
+        let late = is_late(&shared.common.newest.load());
+        let mut requests = shared.common.mailbox.lock();
         loop {
-            if work.stop {
+            if requests.stop {
                 return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
             }
-            let waited_for = late || work.settles_asked > work.settles_over;
+            let waited_for = late || requests.settles_asked > requests.settles_over;
             if waited_for || Instant::now() >= due {
                 break;
             }
-            shared.wake.wait_until(&mut work, due);
+            shared.common.mailbox.wake_merge.wait_until(&mut requests, due);
         }
         // Start over, so that a deviation from the rate so far is not made up for later.
         *self = Self::new();
@@ -202,13 +193,13 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
     let write = |part: &[(Key, Value)]| {
         let origin = Origin { part: part.last().map(|(key, _)| *key) != last, ..origin.clone() };
         // Readers do not ask for pages during a load, so none are kept in memory.
-        let room = Room::for_load(THREADS, part.len() as u64, &shared.budget);
-        let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), &origin, room)?;
+        let room = Room::for_load(LOAD_THREADS, part.len() as u64, &shared.memory.reads.budget);
+        let mut writer = SegmentWriter::create(&shared.common.storage, shared.runs.new_id(), &origin, room)?;
         writer.fill(part)?;
-        shared.complete(writer)
+        complete(shared, writer)
     };
     let mut segments = Vec::new();
-    for part in pairs.chunks(shared.sizes.segment_records as usize) {
+    for part in pairs.chunks(shared.common.sizes.segment_records as usize) {
         match write(part) {
             Ok(segment) => segments.push(segment),
             Err(failed) => {
@@ -246,10 +237,10 @@ impl Output<'_> {
         let open = match &mut self.writer {
             Some(open) => open,
             None => {
-                let kept = self.shared.room_for_pages(self.records_max);
-                let room = Room::of(self.records_max, &self.shared.budget, kept);
-                let id = self.shared.new_id();
-                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.origin, room)?)
+                let kept = self.shared.memory.room_for_pages(self.records_max);
+                let room = Room::of(self.records_max, &self.shared.memory.reads.budget, kept);
+                let id = self.shared.runs.new_id();
+                self.writer.insert(SegmentWriter::create(&self.shared.common.storage, id, self.origin, room)?)
             }
         };
         open.push(key, value)
@@ -262,8 +253,8 @@ impl Output<'_> {
 
     fn finish(&mut self, part: bool) -> Result<()> {
         if let Some(mut writer) = self.writer.take() {
-            writer.origin.part = part;
-            self.segments.push(self.shared.complete(writer)?);
+            writer.set_part(part);
+            self.segments.push(complete(self.shared, writer)?);
         }
         Ok(())
     }

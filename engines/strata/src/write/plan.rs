@@ -1,7 +1,7 @@
 //! The plan of merges: sizes of delta runs, the debt to the base, groups of the base, segments that cannot be read.
 //!
-//! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`, and on the thread of a transaction
-//! that asks how far merges lag.
+//! Owns: the shape of the store, and the bounds on delta runs and debt from which commits are slowed and held. Must not:
+//! read, write or wait. Runs on `strata-merge`, and on the threads that ask how far merges lag.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,8 +11,21 @@ use engine_api::Key;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
-use crate::write::limits::{RUNS_MAX, RUNS_SLOW};
 
+/// Number of delta runs that is usual: three of each of four sizes.
+const RUNS_USUAL: usize = 12;
+/// Number of delta runs from which commits are slowed. About as many as usual may wait while a merge into the base holds the
+/// others. RocksDB's triggers have the same values.
+const RUNS_SLOW: usize = 20;
+/// Number of delta runs at which a commit that needs a new memtable is held. The number is bounded because a get of an
+/// absent key looks at all runs, and a merge of all of them has a buffer for each.
+const RUNS_MAX: usize = 36;
+/// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
+/// or some memtables). One unit is being merged while the next one is written; a third means that merges lag.
+const DEBT_SLOW: f64 = 2.0;
+/// Debt at which commits are held, in the same units: the deltas then hold one and a half times as many records as the
+/// base.
+const DEBT_MAX: f64 = 3.0;
 /// Number of delta runs of one size that are merged together.
 const FANOUT: usize = 4;
 /// As [`FANOUT`], once there are [`CROWDED`] runs, so many that commits will soon be held.
@@ -29,6 +42,9 @@ const BASE_SHARE: u64 = 2;
 const DELTA_MEMS_MIN: u64 = 16;
 /// As [`BASE_SHARE`], if no delta has a filter in memory: every absent key then costs a read in each of them.
 const BASE_SHARE_UNFILTERED: u64 = 16;
+
+/// The greatest pressure, at which commits are held.
+pub(crate) const FULL_PRESSURE: f64 = 1024.0;
 
 /// Debt to the base: records in the delta runs that can be merged into it.
 pub(crate) struct Debt {
@@ -63,6 +79,35 @@ pub(crate) fn debt(now: &Visible) -> Debt {
     let part = unfiltered as f64 / records.max(1) as f64;
     let share = BASE_SHARE as f64 + (BASE_SHARE_UNFILTERED - BASE_SHARE) as f64 * part;
     Debt { records, parts: parts(share), parts_filtered: parts(BASE_SHARE as f64) }
+}
+
+/// Returns how far merges lag: from 0, not at all, to [`FULL_PRESSURE`], where commits are held.
+pub(crate) fn pressure_of(now: &Visible) -> u32 {
+    let share = |value: f64, slow: f64, most: f64| ((value - slow) / (most - slow)).clamp(0.0, 1.0);
+    let runs = share(now.version.deltas.len() as f64, RUNS_SLOW as f64, RUNS_MAX as f64);
+    let debt = share(debt(now).parts_filtered, DEBT_SLOW, DEBT_MAX);
+    (runs.max(debt) * FULL_PRESSURE) as u32
+}
+
+/// Returns the bound that a commit has to wait at before it may begin a new memtable, if any.
+pub(crate) fn held_by(now: &Visible) -> Option<HeldBy> {
+    // If nothing can be merged, because too much is unreadable, waiting would not help.
+    if now.version.deltas.len() >= RUNS_MAX && can_shrink(&now.version) {
+        return Some(HeldBy::Runs);
+    }
+    (debt(now).parts_filtered >= DEBT_MAX).then_some(HeldBy::Debt)
+}
+
+/// The bound at which commits are held: the number of delta runs, or the debt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeldBy {
+    Runs,
+    Debt,
+}
+
+/// Whether merges must run at full speed: half way from the usual state to the point where commits are slowed.
+pub(crate) fn is_late(now: &Visible) -> bool {
+    now.version.deltas.len() >= (RUNS_USUAL + RUNS_SLOW) / 2 || debt(now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
 }
 
 /// Returns the delta runs that can be merged into the base: those older than every run that cannot be read.

@@ -29,7 +29,6 @@ pub(crate) struct Recovered {
     /// Number of the last batch that was recovered.
     pub(crate) batch: u64,
     pub(crate) manifest: Manifest,
-    pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
     pub(crate) next_id: u64,
 }
@@ -64,7 +63,7 @@ pub(crate) fn recover(
         checkpoint,
         mem_records: mem_records as u64,
     };
-    Ok(Recovered { visible, wal, batch, manifest, budget, reads, next_id: next_id + 1 })
+    Ok(Recovered { visible, wal, batch, manifest, reads, next_id: next_id + 1 })
 }
 
 /// Loads the filter planes that `write/divide.rs` will want, in its order, so that they are checked before anything is

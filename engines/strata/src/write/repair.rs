@@ -29,7 +29,7 @@ use crate::write::directory::{
 use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
-use crate::write::writer::{Room, SegmentWriter};
+use crate::write::segment_writer::{Room, SegmentWriter};
 
 /// Number of records of the WAL that are held in memory before they become a run: about 16 MiB, because a repair may
 /// run under the memory cap of the service.

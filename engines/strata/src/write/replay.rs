@@ -20,7 +20,7 @@ use crate::read::visible::Frozen;
 use crate::sizes::FROZEN_MAX;
 use crate::storage::Storage;
 use crate::write::directory::{Survey, remove_obsolete};
-use crate::write::writer::{Room, SegmentWriter};
+use crate::write::segment_writer::{Room, SegmentWriter};
 
 /// Checks whether the store may stand at a checkpoint; an error refuses the opening.
 pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;

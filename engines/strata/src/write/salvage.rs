@@ -12,7 +12,7 @@ use crate::format::page::Page;
 use crate::read::sections::{check_sections, is_damage, salvage_footer};
 use crate::read::segment::name;
 use crate::storage::{PAGE_BYTES, Storage};
-use crate::write::writer::{Room, SegmentWriter};
+use crate::write::segment_writer::{Room, SegmentWriter};
 
 /// Result of salvaging a damaged segment.
 pub(crate) struct Salvaged {

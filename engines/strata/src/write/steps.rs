@@ -21,9 +21,8 @@ use crate::read::cursor::{Merged, RunCursor, Window};
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
-use crate::write::limits::{HeldBy, held_by};
-use crate::write::output::{Job, Progress, write};
-use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable, oldest_that};
+use crate::write::output::{Job, Progress, origin_of, write};
+use crate::write::plan::{HeldBy, MERGED_MAX, debt, due, groups_from, held_by, mergeable, oldest_that};
 use crate::write::shared::Shared;
 
 /// The merges in progress, at most one of them into the base.
@@ -74,7 +73,7 @@ impl Drop for DeltaMerge {
 impl DeltaMerge {
     /// Writes the next segment. Returns whether it was the last, in which case the runs are replaced.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
-        self.runs = as_they_are(&shared.visible.load().version, &self.runs);
+        self.runs = as_they_are(&shared.common.newest.load().version, &self.runs);
         let Progress { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
         self.written.extend(segments);
         if let Some(from) = next {
@@ -98,11 +97,11 @@ impl BaseMerge {
     /// A delta run with an unreadable segment stops newer runs from being merged, so only older runs are. If a segment
     /// of the base cannot be read, the records of its range stay in a delta run, which replaces the merged ones.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
-        let version = Arc::clone(&shared.visible.load().version);
+        let version = Arc::clone(&shared.common.newest.load().version);
         self.deltas = as_they_are(&version, &self.deltas);
         // Nothing but the group is held during the step, because the memory of a segment that is held does not come
         // back.
-        let (segments, to) = groups_from(&version.base, &self.from, shared.sizes.segment_records);
+        let (segments, to) = groups_from(&version.base, &self.from, shared.common.sizes.segment_records);
         drop(version);
         if segments.first().is_some_and(|segment| segment.is_unreadable()) {
             // The range is there already if the end of the merge has failed and is tried again.
@@ -141,7 +140,7 @@ impl BaseMerge {
     /// leaves out the newest: the merge of the others makes room.
     fn find_space(&mut self, shared: &Shared, group_bytes: u64) -> Result<()> {
         if self.asked {
-            return shared.require_space(group_bytes, shared.reserve_bytes, "a merge");
+            return shared.common.require_space(group_bytes, shared.common.reserve_bytes, "a merge");
         }
         let from = self.from;
         // A merge that a restart has interrupted has made room for the records below `from` already.
@@ -150,7 +149,7 @@ impl BaseMerge {
             |run: &Arc<Run>| run.segments().iter().filter(left).map(|segment| segment.file_bytes()).sum::<u64>();
         let ask = |runs: &[Arc<Run>]| {
             let needed = group_bytes + runs.iter().map(bytes).sum::<u64>();
-            shared.require_space(needed, shared.reserve_bytes, "a merge")
+            shared.common.require_space(needed, shared.common.reserve_bytes, "a merge")
         };
         if ask(&self.deltas).is_err() {
             let fits = |runs: &[Arc<Run>]| self.is_new && ask(runs).is_ok();
@@ -171,7 +170,7 @@ impl BaseMerge {
     /// Replaces the deltas by a run of the records that were left out.
     fn end(&self, shared: &Shared) -> Result<()> {
         if self.left_out.is_empty() {
-            shared.counters.merged();
+            shared.common.counters.merged();
             return Ok(());
         }
         let mut kept = Vec::new();
@@ -201,7 +200,7 @@ impl Merging {
     /// Does a step of a merge that is in progress or due; for `settle` a merge of all runs is due. Returns whether
     /// there was a step to do.
     pub(crate) fn step(&mut self, shared: &Shared, settle: Option<u64>) -> Result<bool> {
-        let now = shared.visible.load_full();
+        let now = shared.common.newest.load_full();
         self.begin_base(shared, &now, settle);
         let newer = self.begin_deltas(shared, &now)? || self.deltas.len() > usize::from(self.base.is_none());
         let older = self.base.is_some() || !self.deltas.is_empty();
@@ -247,7 +246,7 @@ impl Merging {
         // Give up the merges of delta runs, because their runs are merged into the base directly.
         self.deltas.clear();
         self.base = Some(BaseMerge::new(deltas.to_vec(), [0; 32], settle));
-        shared.counters.base_merge_began();
+        shared.common.counters.base_merge_began();
     }
 
     /// Begins a merge of the newest delta runs that no merge has taken, if one is due.
@@ -259,7 +258,7 @@ impl Merging {
         let Some(range) = due(&deltas[..free], deltas.len(), now.mem_records) else { return Ok(false) };
         let runs = deltas[range].to_vec();
         let needed = runs.iter().map(|run| run.file_bytes()).sum();
-        match shared.require_space(needed, shared.reserve_bytes, "a merge") {
+        match shared.common.require_space(needed, shared.common.reserve_bytes, "a merge") {
             // A merge in progress has the space that it needs, and frees some in the end.
             Err(_) if self.base.is_some() || !self.deltas.is_empty() => return Ok(false),
             asked => asked?,
@@ -312,8 +311,8 @@ fn is_unreadable(runs: &[Arc<Run>]) -> bool {
 
 /// Replaces the runs `merged` by `run`.
 fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> {
-    let mut manifest = shared.install.lock();
-    let mut version = Version::clone(&shared.visible.load().version);
+    let mut manifest = shared.runs.lock();
+    let mut version = Version::clone(&shared.common.newest.load().version);
     // Runs that were flushed meanwhile are newer and come first.
     let start = version.deltas.iter().position(|delta| delta.is(&merged[0]));
     let start = start.ok_or_else(|| Error::new(ErrorKind::Internal, "a run that was merged is gone"))?;
@@ -325,19 +324,19 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
         version.merged_below = None;
     }
     version.deltas.splice(start..end, (run.records() > 0).then(|| Arc::new(run)));
-    shared.install(&mut manifest, version, |_| (), |_| ())?;
+    shared.runs.install(&mut manifest, version, |_| (), |_| ())?;
     drop(manifest);
-    shared.counters.merged();
-    let _work = shared.work.lock();
+    shared.common.counters.merged();
+    let _requests = shared.common.mailbox.lock();
     // Wake commits that were held because there were too many runs.
-    shared.done.notify_all();
+    shared.common.mailbox.done.notify_all();
     Ok(())
 }
 
 /// Writes the records of `runs` with `from <= key < to`, into the base or into a delta run, which keeps tombstones.
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Progress> {
     let base = matches!(job, Job::Base(_));
-    let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
+    let window = Window::merge(&shared.memory.reads, runs.len(), shared.memory.merge_read_bytes);
     let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
@@ -348,7 +347,7 @@ fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     let segments = runs.iter().flat_map(|run| run.segments());
     match segments.max_by_key(|segment| segment.origin().batch) {
         Some(newest) => Origin { base, part: false, ..newest.origin().clone() },
-        None => shared.origin(0, base, &Checkpoint::default()),
+        None => origin_of(shared, 0, base, &Checkpoint::default()),
     }
 }
 
@@ -361,8 +360,8 @@ fn replace_group(
     deltas: &[Arc<Run>],
     merged_below: Option<Key>,
 ) -> Result<()> {
-    let mut manifest = shared.install.lock();
-    let mut version = Version::clone(&shared.visible.load().version);
+    let mut manifest = shared.runs.lock();
+    let mut version = Version::clone(&shared.common.newest.load().version);
     let mut segments = version.base.segments().to_vec();
     segments.retain(|segment| !group.segments().iter().any(|merged| segment.info.id == merged.info.id));
     segments.extend(written);
@@ -373,5 +372,5 @@ fn replace_group(
         // Runs that were flushed meanwhile are newer and stay.
         version.deltas.retain(|run| !deltas.iter().any(|merged| run.is(merged)));
     }
-    shared.install(&mut manifest, version, |_| (), |_| ())
+    shared.runs.install(&mut manifest, version, |_| (), |_| ())
 }

@@ -9,7 +9,8 @@ use parking_lot::MutexGuard;
 use crate::format::secret::Seed;
 use crate::format::wal::refuse_too_large;
 use crate::read::lookup::Lookup;
-use crate::write::shared::{Shared, Writer};
+use crate::write::commits::Writer;
+use crate::write::shared::Shared;
 
 pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,
@@ -51,8 +52,8 @@ impl std::hash::Hasher for Hashed<'_> {
 
 impl<'e> StrataTxn<'e> {
     pub(crate) fn new(shared: &'e Shared, writer: MutexGuard<'e, Writer>) -> Self {
-        let lookup = Lookup::new(&shared.reads);
-        let places = HashMap::with_hasher(Hashed { seed: &shared.reads.seed, hash: 0 });
+        let lookup = Lookup::new(&shared.memory.reads);
+        let places = HashMap::with_hasher(Hashed { seed: &shared.memory.reads.seed, hash: 0 });
         Self { shared, writer, ops: Vec::new(), places, lookup }
     }
 
@@ -73,7 +74,7 @@ impl WriteTxn for StrataTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.places.get(key) {
             Some(place) => Ok(self.ops[*place].1),
-            None => self.shared.visible.load().get(key, &mut self.lookup),
+            None => self.shared.common.newest.load().get(key, &mut self.lookup),
         }
     }
 
@@ -87,6 +88,6 @@ impl WriteTxn for StrataTxn<'_> {
 
     fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let synced = durability == Durability::Synced;
-        self.shared.commit(&mut self.writer, &self.ops, checkpoint, synced)
+        self.shared.commits.commit(&mut self.writer, &self.ops, checkpoint, synced)
     }
 }

@@ -7,8 +7,6 @@
 //! reads only a few keys for that. Pages do not depend on each other otherwise: each thread takes a block of pages at a
 //! time, encodes them, and writes them at their offset in the file.
 
-use std::thread;
-
 use engine_api::{Key, Result, Value};
 use parking_lot::Mutex;
 
@@ -16,11 +14,8 @@ use crate::format::footer::SegmentInfo;
 use crate::format::page::{page_length, prefix, seal_pairs};
 use crate::mapped::Mapped;
 use crate::storage::PAGE_BYTES;
-use crate::write::writer::SegmentWriter;
-
-/// Number of threads that fill a segment of a sorted load. Two of them write more than most devices take, and the
-/// thread that orders the pairs needs a processor too.
-pub(crate) const THREADS: usize = 2;
+use crate::write::at_once::both;
+use crate::write::segment_writer::SegmentWriter;
 
 /// The pages of a segment that no thread has taken yet.
 struct Blocks<'a> {
@@ -76,7 +71,7 @@ impl SegmentWriter {
         let blocks = Mutex::new(Blocks { pairs, lengths: &lengths, hashes: &mut hashes, number: 0, pages });
         let writer = &*self;
         let two = self.room.threads > 1 && lengths.len() > pages;
-        let (here, there) = at_once(two, || writer.fill_blocks(&blocks), || writer.fill_blocks(&blocks));
+        let (here, there) = both(two, || writer.fill_blocks(&blocks), || writer.fill_blocks(&blocks));
         here.and(there)?;
         self.written_bytes = (lengths.len() * PAGE_BYTES) as u64;
         self.hashes = hashes;
@@ -108,20 +103,6 @@ impl SegmentWriter {
     }
 }
 
-/// Calls both functions, `there` on a second thread if `two` is set and the system has one.
-pub(super) fn at_once<A, B: Send>(two: bool, here: impl FnOnce() -> A, mut there: impl FnMut() -> B + Send) -> (A, B) {
-    let mut outcome = None;
-    let first = thread::scope(|scope| {
-        if two {
-            let run = || outcome = Some(there());
-            // If the thread cannot be started, `there` is called below.
-            thread::Builder::new().name("strata-load".to_owned()).spawn_scoped(scope, run).ok();
-        }
-        here()
-    });
-    (first, outcome.unwrap_or_else(there))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -133,7 +114,7 @@ mod tests {
     use crate::format::footer::Origin;
     use crate::format::secret::Seed;
     use crate::storage::{DirStorage, Storage};
-    use crate::write::writer::Room;
+    use crate::write::segment_writer::Room;
 
     /// Returns the bytes of a segment's file as `write` makes it.
     fn written(room: Room, write: impl FnOnce(&mut SegmentWriter) -> Result<()>) -> Vec<u8> {

@@ -4,27 +4,26 @@
 //! under the writer lock.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine_api::{ErrorKind, Result};
+use engine_kit::is_final;
 
 use crate::format::wal::Wal;
 use crate::memtable::Mem;
 use crate::read::visible::Frozen;
 use crate::sizes::FROZEN_MAX;
-use crate::write::ahead::Ready;
-use crate::write::limits::PATIENCE;
-use crate::write::merge::is_final;
-use crate::write::shared::{Shared, Writer};
+use crate::write::commits::waits::PATIENCE;
+use crate::write::commits::{Commits, Writer};
+use crate::write::mailbox::Ready;
 
 /// First pause of a commit after a shortage of descriptors or memory; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(1);
 
-impl Shared {
+impl Commits {
     /// Freezes the active memtable and starts a new one with room for `records`. Waits while too many memtables are
     /// frozen, and while merges lag too far.
-    pub(crate) fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
+    pub(super) fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
         self.wait_for_flush(FROZEN_MAX - 1)?;
         self.hold()?;
         self.freeze(writer, records)
@@ -43,11 +42,11 @@ impl Shared {
     /// Freezes the active memtable and starts a new one with an empty WAL file, not an overwritten one. Returns the
     /// last batch before it.
     pub(crate) fn begin_anew(&self, writer: &mut Writer) -> Result<u64> {
-        self.remove_spares();
+        self.common.remove_spares();
         if writer.wal.bytes() > 0 {
             self.wait_for_flush(FROZEN_MAX - 1)?;
             // The flush just waited for has kept its file to be overwritten.
-            self.remove_spares();
+            self.common.remove_spares();
             self.freeze(writer, 0)?;
         }
         Ok(writer.batch)
@@ -57,21 +56,21 @@ impl Shared {
         let since = Instant::now();
         // Flush this WAL before the next one exists: recovery takes the first record of a WAL as proof that every
         // earlier batch is durable.
-        writer.wal.sync().map_err(|e| self.poison(e))?;
-        let ready = self.work.lock().ahead.take();
+        writer.wal.sync().map_err(|e| self.common.poison(e))?;
+        let ready = self.common.mailbox.lock().ahead.take();
         let (mem, wal) = self.next(writer, ready, records)?;
         let old = std::mem::replace(&mut writer.wal, wal);
         (writer.written_out, writer.prepares) = (0, false);
         let batch = writer.batch;
-        self.publish(|visible| {
+        self.common.newest.publish(|visible| {
             let mem = std::mem::replace(&mut visible.active, mem);
             let (length, checkpoint) = (visible.length, visible.checkpoint.clone());
             visible.frozen.insert(0, Arc::new(Frozen { mem, length, wal_id: old.id(), batch, checkpoint }));
             visible.length = 0;
         });
-        self.counters.rotated(since.elapsed());
-        let _work = self.work.lock();
-        self.flush_wake.notify_all();
+        self.common.counters.rotated(since.elapsed());
+        let _requests = self.common.mailbox.lock();
+        self.common.mailbox.wake_flush.notify_all();
         Ok(())
     }
 
@@ -84,7 +83,7 @@ impl Shared {
         wal.take_if(|wal| wal.id() < writer.wal.id());
         let mem = match mem.filter(|mem| mem.capacity() >= records) {
             Some(mem) => mem,
-            None => Arc::new(Mem::new(records.max(self.sizes.mem_records))?),
+            None => Arc::new(Mem::new(records.max(self.common.sizes.mem_records))?),
         };
         let mut wal = match wal {
             Some(wal) => wal,
@@ -99,24 +98,23 @@ impl Shared {
         let since = Instant::now();
         let mut pause = PAUSE;
         loop {
-            // ORDERING: Relaxed: each number is given once; the manifest orders the files.
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            let spare = self.work.lock().spare.pop();
-            match Wal::create(&*self.storage, &self.wal_key, id, spare.as_deref(), writer.batch) {
+            let id = self.runs.new_id();
+            let spare = self.common.mailbox.lock().spare.pop();
+            match Wal::create(&*self.common.storage, &self.wal_key, id, spare.as_deref(), writer.batch) {
                 Ok(wal) => return Ok(wal),
-                Err(failed) if is_final(&failed) => return Err(self.poison(failed)),
+                Err(failed) if is_final(&failed) => return Err(self.common.poison(failed)),
                 // Somebody has removed the spare file.
                 Err(failed) if spare.is_some() && failed.kind() == ErrorKind::FixInput => continue,
                 Err(failed) => {
                     // The spare file was not touched.
-                    self.work.lock().spare.extend(spare);
+                    self.common.mailbox.lock().spare.extend(spare);
                     if failed.kind() != ErrorKind::Retry || since.elapsed() >= PATIENCE {
                         return Err(failed);
                     }
                 }
             }
             std::thread::sleep(pause);
-            self.counters.stalled(pause);
+            self.common.counters.stalled(pause);
             pause *= 2;
         }
     }

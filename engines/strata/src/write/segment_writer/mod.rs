@@ -1,7 +1,9 @@
 //! Writing of a segment: pages as they fill, then the filter planes, the directory and the footer.
 //!
 //! Owns: the order of a segment's parts, and which of them stay in memory. Must not: read. Runs on the thread that
-//! flushes, merges, loads, recovers or repairs; `write/fill.rs` adds a second thread for loads.
+//! flushes, merges, loads, recovers or repairs; `segment_writer/fill.rs` adds a second thread for loads.
+
+mod fill;
 
 use std::sync::Arc;
 
@@ -18,8 +20,11 @@ use crate::read::lookup::Reads;
 use crate::read::segment::{Index, Kept, name};
 use crate::sizes::write_bytes;
 use crate::storage::{PAGE_BYTES, Storage, StorageFile};
-use crate::write::fill::at_once;
+use crate::write::at_once::both;
 
+/// Number of threads that fill a segment of a sorted load. Two of them write more than most devices take, and the
+/// thread that orders the pairs needs a processor too.
+pub(crate) const LOAD_THREADS: usize = 2;
 /// Bytes held for each record while a segment is written: eight of its hash, and two in the planes together.
 const RECORD_WORK: u64 = 10;
 
@@ -27,15 +32,15 @@ const RECORD_WORK: u64 = 10;
 pub(crate) struct SegmentWriter {
     storage: Arc<dyn Storage>,
     file: Arc<dyn StorageFile>,
-    pub(super) id: u64,
-    pub(super) origin: Origin,
+    id: u64,
+    origin: Origin,
     page: PageBuilder,
     pending: Vec<u8>,
-    pub(super) written_bytes: u64,
-    pub(super) directory: Vec<u64>,
-    pub(super) hashes: Mapped<u64>,
-    pub(super) info: Option<SegmentInfo>,
-    pub(super) room: Room,
+    written_bytes: u64,
+    directory: Vec<u64>,
+    hashes: Mapped<u64>,
+    info: Option<SegmentInfo>,
+    room: Room,
     finished: bool,
 }
 
@@ -44,9 +49,9 @@ pub(crate) struct Room {
     /// Largest number of records that it has memory for.
     records: usize,
     /// Number of bytes collected before a write.
-    pub(super) write: usize,
+    write: usize,
     /// Number of threads that fill pages and planes.
-    pub(super) threads: usize,
+    threads: usize,
     /// Memory for every page, if the pages are to stay in memory.
     kept: Option<Kept>,
     _work: Share,
@@ -109,6 +114,11 @@ impl SegmentWriter {
 
     pub(crate) fn records(&self) -> u64 {
         self.hashes.len() as u64
+    }
+
+    /// Sets whether the flush or the load writes other segments after this one: see [`Origin`].
+    pub(crate) fn set_part(&mut self, part: bool) {
+        self.origin.part = part;
     }
 
     /// Adds a record. Keys must ascend strictly.
@@ -191,7 +201,7 @@ impl SegmentWriter {
             fill(1, second);
             fill(2, third);
         };
-        at_once(self.room.threads > 1, || fill(0, first), others);
+        both(self.room.threads > 1, || fill(0, first), others);
         let mut sections = [Section { offset: 0, bytes: 0, crc: 0 }; PLANES];
         for (section, (plane, _)) in sections.iter_mut().zip(&planes) {
             *section = self.section(plane.bytes())?;
@@ -241,7 +251,7 @@ impl SegmentWriter {
     }
 
     /// Writes bytes of the file at `offset`, and advises the device to begin with them.
-    pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+    fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
         let written = self.file.write_at(bytes, offset);
         written.map_err(|e| io_error(cannot_write(&*self.storage, self.id, &e), e))?;
         self.file.start_writeback(offset, bytes.len() as u64);

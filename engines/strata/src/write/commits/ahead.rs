@@ -1,0 +1,84 @@
+//! Preparation for later commits: the next WAL file, the next memtable, and the writeback of the present WAL.
+//!
+//! Owns: when and how the next file and memtable are made. Must not: decide when a memtable is full. A commit asks under
+//! the writer lock; `strata-flush` does the work, even in the middle of a flush.
+//!
+//! A commit that begins the next WAL file first flushes the present one, because recovery takes a batch of the next
+//! file as proof that every batch of this one is durable. That flush is short: most of the bytes are already with the
+//! device, and the next file and memtable exist.
+
+use std::sync::Arc;
+
+use engine_api::{ErrorKind, Result};
+use engine_kit::is_final;
+
+use crate::format::wal::Wal;
+use crate::memtable::Mem;
+use crate::write::commits::{Commits, Writer};
+use crate::write::mailbox::{Ready, WriteOut};
+
+/// Number of WAL bytes after which the device is asked to write them. The rest then takes the flush at the end of a
+/// file a few milliseconds, and one request a megabyte costs nothing compared with the records.
+const WRITE_OUT_BYTES: u64 = 1 << 20;
+
+impl Commits {
+    /// Requests the next WAL file and memtable once half of a memtable or of a WAL file is used, and the writeback of
+    /// the WAL after each [`WRITE_OUT_BYTES`].
+    pub(super) fn look_ahead(&self, writer: &mut Writer, length: usize, capacity: usize) {
+        let written = writer.wal.bytes();
+        let half_used = length >= capacity / 2 || written >= self.common.sizes.wal_bytes / 2;
+        let prepares = half_used && !writer.prepares;
+        let writes_out = written >= writer.written_out + WRITE_OUT_BYTES;
+        if !prepares && !writes_out {
+            return;
+        }
+        let mut requests = self.common.mailbox.lock();
+        if prepares {
+            (writer.prepares, requests.ahead.wanted) = (true, true);
+        }
+        if writes_out {
+            // Extend an earlier request that was not begun, so that its bytes are written too.
+            let from = requests.ahead.write_out.take().map_or(writer.written_out, |before| before.from);
+            requests.ahead.write_out = Some(WriteOut { file: writer.wal.file(), from, to: written });
+            writer.written_out = written;
+        }
+        drop(requests);
+        self.common.mailbox.wake_flush.notify_one();
+    }
+
+    /// Works on the requests to prepare for later commits.
+    pub(crate) fn work_ahead(&self) {
+        let (write_out, wanted) = {
+            let mut requests = self.common.mailbox.lock();
+            let wanted = requests.ahead.wanted && requests.ahead.ready.is_none();
+            // If this fails, the commit makes its own file and memtable, and deals with a shortage of descriptors
+            // there.
+            requests.ahead.wanted = false;
+            (requests.ahead.write_out.take(), wanted)
+        };
+        if let Some(WriteOut { file, from, to }) = write_out {
+            file.start_writeback(from, to - from);
+        }
+        if wanted && let Ok(ready) = self.prepare() {
+            self.common.mailbox.lock().ahead.ready = Some(ready);
+        }
+    }
+
+    fn prepare(&self) -> Result<Ready> {
+        let mem = Arc::new(Mem::new(self.common.sizes.mem_records)?);
+        let _share = self.memory.reads.budget.take_for_work(mem.bytes(0));
+        let id = self.runs.new_id();
+        let spare = self.common.mailbox.lock().spare.pop();
+        // `begin_behind` sets the last durable batch when the file is begun.
+        match Wal::create(&*self.common.storage, &self.wal_key, id, spare.as_deref(), 0) {
+            Ok(wal) => Ok(Ready { wal, mem, _share }),
+            // The name may or may not be durable, and a flush of the directory is not tried again.
+            Err(failed) if is_final(&failed) => Err(self.common.poison(failed)),
+            Err(failed) => {
+                // The spare file was not touched, unless somebody has removed it.
+                self.common.mailbox.lock().spare.extend(spare.filter(|_| failed.kind() != ErrorKind::FixInput));
+                Err(failed)
+            }
+        }
+    }
+}
