@@ -37,9 +37,20 @@ CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(e
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .DEFAULT_GOAL := help
 
-help: ## Lists the targets.
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## Lists the targets, and the topics of test, torture and bench.
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F': ' '/^## [a-z]+ [a-z-]+: /{split($$1, name, " "); sub(/^[^:]*: /, ""); \
+		printf "  make %-7s TOPIC=%-12s %s\n", name[2], name[3], $$0}' $(MAKEFILE_LIST)
 	@echo "  ENGINE=rocksdb|lmdb|redb|strata PAIRS=$(PAIRS) EVENTS=$(EVENTS) BLOOM=$(BLOOM) SEED=$(SEED) set the demo"
+
+# A target with topics runs the variable TARGET_TOPIC; a line `## TARGET TOPIC: text` is what `make help` says of it. A topic
+# that needs the built programs begins with $(BUILT). $(call topic,TARGET,DEFAULT): the command of TOPIC.
+TOPIC ?=
+topics = $(patsubst $1_%,%,$(filter $1_%,$(.VARIABLES)))
+topic = $(or $($1_$(or $(TOPIC),$2)),$(error no such topic: $(TOPIC): choose from $(sort $(call topics,$1))))
+BUILT = $(MAKE) --no-print-directory build && export BIN="$(BIN)" &&
+# PAIRS and SEED count when they are given on the command line: elsewhere they are the demo's.
+given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
 
 setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's bindings).
 	@ENGINES="$(ENGINES)" .ci/setup
@@ -60,20 +71,34 @@ demo-archive: ## Loads a snapshot archive made here, follows its stream, looks u
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo-archive.sh
 
 test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, without compiling RocksDB).
-	$(CARGO) build --locked --release $(WORKSPACE) --bins
-	$(CARGO) test --locked --release $(WORKSPACE)
-	@$(MAKE) --no-print-directory loom
-	@$(MAKE) --no-print-directory torture SECONDS=40
+	@$(call topic,test,all)
 
-loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
-	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
-		cargo test --locked --release -p solkv-engine-strata --lib loom
-
-miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src).
-	@cargo +nightly miri --version >/dev/null 2>&1 || \
-		{ echo "needs: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
-	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
-		cargo +nightly miri test --locked -p solkv-engine-strata --lib -- mem resident
+test_all = set -x && $(CARGO) build --locked --release $(WORKSPACE) --bins && $(CARGO) test --locked --release $(WORKSPACE) && \
+	$(test_loom) && $(MAKE) --no-print-directory torture TOPIC=engines SECONDS=40
+## test loom: strata's lock-free parts, through the orders that threads can take (part of all)
+test_loom = CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+	cargo test --locked --release -p solkv-engine-strata --lib loom
+## test miri: strata's unsafe code (needs nightly with miri and rust-src)
+test_miri = CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
+	cargo +nightly miri test --locked -p solkv-engine-strata --lib -- mem resident
+DEPTHS ?= 1 64 1024
+## test depths: a stream into each of ENGINES at --ingest-depth DEPTHS="1 64 1024"; all digests must be equal (EVENTS=10000000 CAP=96MiB)
+test_depths = $(BUILT) DEPTHS="$(DEPTHS)" CAP="$(CAP)" $(if $(filter command,$(firstword $(origin EVENTS))),EVENTS=$(EVENTS)) \
+	$(if $(filter command,$(firstword $(origin PAIRS))),PAIRS=$(PAIRS)) deploy/test/depths.sh $(ENGINES)
+## test prometheus: a real Prometheus (Debian package) scrapes a live service: every query and rule has data
+test_prometheus = $(BUILT) deploy/test/prometheus.sh
+## test clients: public gRPC tools against a live service: Python's, and grpcurl where Go is
+test_clients = $(BUILT) CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh
+## test readiness: a provider misbehaves for SECONDS (1200); the readiness that the service reports is checked each second
+test_readiness = $(BUILT) DURATION="$(if $(filter file,$(origin SECONDS)),1200,$(SECONDS))" deploy/test/readiness.sh
+## test package: installs, runs, upgrades, removes and purges the package on a clean Debian (root, mmdebstrap, nspawn)
+test_package = rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb && \
+	DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
+## test systemd: the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn)
+test_systemd = $(BUILT) deploy/test/systemd.sh
+CASES ?= setup demo strata all
+## test fresh: both commands of README on clean Debian roots, and setup on machines with every clang (root, nspawn; hours)
+test_fresh = CACHE="$(SOLKV_CACHE)" deploy/test/fresh.sh $(CASES)
 
 SEEDS ?= 100000
 simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation, and a tenth with heals (2000 and 200 are part of test).
@@ -100,36 +125,26 @@ fuzz-locks:
 		cargo metadata --locked --format-version 1 --manifest-path $$crate/fuzz/Cargo.toml >/dev/null || \
 			{ echo "the lock file is old: cd $$crate/fuzz && cargo update --workspace" >&2; exit 1; }; \
 	done
-	@cargo metadata --locked --format-version 1 --manifest-path engines/trials/Cargo.toml >/dev/null || \
-		{ echo "the lock file is old: cd engines/trials && cargo update --workspace" >&2; exit 1; }
 	@echo "fuzz-locks: the fuzz crates' lock files are as their manifests say"
 
-# ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
 torture: ## Kills, power losses, disk faults and flipped bits against every engine, for SECONDS=60.
-	@$(CARGO) build --locked --release -p solkv-torture $(call with,torture)
-	@"$(RELEASE)/torture" $(if $(ARGS),$(ARGS),--seconds $(SECONDS))
+	@$(call topic,torture,engines)
 
+# ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
+torture_engines = $(CARGO) build --locked --release -p solkv-torture $(call with,torture) && \
+	"$(RELEASE)/torture" $(if $(ARGS),$(ARGS),--seconds $(SECONDS))
 LIVES ?= 1000
 # SEED=1 is the demo's: only one that was given on the command line runs a single life again.
-torture-load: setup ## Loads under kills, damaged spills, replaced sources, full disks and small caps: LIVES=1000 (24 are part of test).
-	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
-		$(CARGO) test --locked --release -p solkv-bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
-
-# PAIRS and SEED count when they are given on the command line: elsewhere they are the demo's.
-given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
-torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (PAIRS=20000000).
-	@loadgen/scripts/torture-archive.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
-
-torture-create: build ## `service --create` from an archive and a stream on each of ENGINES: 20 kills each, digests (PAIRS=4000000).
-	@loadgen/scripts/torture-create.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
-
-torture-heal: build ## `service --heal-from` after an outage, on each of ENGINES: 20 kills each, digests, a subscriber (PAIRS=1000000).
-	@loadgen/scripts/torture-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
-
-DEPTHS ?= 1 64 1024
-test-depths: build ## Plays a stream into each of ENGINES at --ingest-depth DEPTHS="1 64 1024"; all digests must be equal (EVENTS=10000000).
-	@BIN="$(BIN)" DEPTHS="$(DEPTHS)" CAP="$(CAP)" $(if $(filter command,$(firstword $(origin EVENTS))),EVENTS=$(EVENTS)) \
-		$(if $(filter command,$(firstword $(origin PAIRS))),PAIRS=$(PAIRS)) deploy/test/depths.sh $(ENGINES)
+## torture load: loads under kills, damaged spills, replaced sources, full disks and small caps: LIVES=1000 (24 are part of test)
+torture_load = TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
+	$(CARGO) test --locked --release -p solkv-bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
+run_torture = $(BUILT) loadgen/scripts/torture-$1.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+## torture archive: snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (PAIRS=20000000)
+torture_archive = $(call run_torture,archive)
+## torture create: `service --create` from an archive and a stream on each of ENGINES: 20 kills each, digests (PAIRS=4000000)
+torture_create = $(call run_torture,create)
+## torture heal: `service --heal-from` after an outage, on each of ENGINES: 20 kills each, digests, a subscriber (PAIRS=1000000)
+torture_heal = $(call run_torture,heal)
 
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: a test must catch each (an hour; ARGS for some of them).
 	@.ci/mutations $(ARGS)
@@ -137,11 +152,18 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: a test
 check: setup fmt fuzz-locks clippy doc edges circles prose units catalogue tree prometheus architecture targets ## Format, lints, docs, edges, circles, architecture, prose, units, metric documents, rules, tables, the place of each mutation.
 	@.ci/mutations --check
 
+# Known vulnerabilities need the network; `make check` does the rest wherever cargo-deny is installed.
+DENY = cargo deny --locked check
 deny: ## Licences, sources, duplicates and known vulnerabilities of the dependencies (needs cargo-deny and the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
-	cargo deny --locked check licenses bans sources
-	cargo deny --locked check advisories || \
+	$(DENY) licenses bans sources
+	$(DENY) advisories || \
 		{ echo "advisories: known vulnerabilities, or a database that could not be fetched: see above" >&2; exit 1; }
+
+check: licences
+licences:
+	@if cargo deny --version >/dev/null 2>&1; then $(DENY) licenses bans sources; \
+	else echo "licences: not judged: no cargo-deny here"; fi
 
 fmt:
 	cargo fmt --all --check
@@ -152,20 +174,11 @@ clippy:
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps
 
-prose:
-	@.ci/prose
+prose edges circles architecture targets:
+	@.ci/$@
 
-edges:
-	@.ci/edges
-
-circles:
-	@.ci/circles
-
-architecture:
-	@.ci/architecture
-
-targets:
-	@.ci/targets
+size: ## Counts lines of product, tools, tests and scripts, KB of documents, settings, metrics, alerts, targets, mutations.
+	@.ci/size
 
 # What is made from the metric catalogue is committed: this says when it is old, `make metrics` makes it anew. Built as
 # `make test` builds it, so that nothing is compiled twice.
@@ -183,9 +196,6 @@ metrics: ## Makes METRICS.md and the Grafana dashboard from the metric catalogue
 prometheus:
 	@deploy/prometheus/check.sh
 
-test-prometheus: build ## A real Prometheus (Debian package) scrapes a live service: every query and rule has data.
-	@BIN="$(BIN)" deploy/test/prometheus.sh
-
 units:
 	@.ci/units
 	@.ci/links
@@ -194,72 +204,54 @@ units:
 	@deploy/test/demo.sh
 
 # Results go into a folder of the day, with the folders and names of loadgen/results, which keeps the newest of each kind. Runs that
-# are in their file already are not repeated.
+# are in their file already are not repeated. PIECES names parts of a topic, PAIRS another size, ARGS further options.
 RESULTS ?= results/$(shell date +%F)
-SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
 
-bench: build ## Measures every engine at a small size (ten minutes) and writes the report.
-	@BIN="$(BIN)" OUT="$(RESULTS)/small" loadgen/scripts/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
+bench: ## Measures every engine at a small size (ten minutes) and writes the report.
+	@$(call topic,bench,small)
 
-bench-full: build ## Measures every engine at the scenarios' own sizes (hours) and writes the report.
-	@BIN="$(BIN)" OUT="$(RESULTS)/full" loadgen/scripts/bench.sh
-
-bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live one-by-one large").
-	@BIN="$(BIN)" OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
-
-bench-strata: build ## Measures strata in the states that users get, and says which targets are met (some five hours, 60 GB; PIECES="memory cold ...").
-	@BIN="$(BIN)" OUT="$(RESULTS)/strata" loadgen/scripts/bench-strata.sh $(PIECES)
-
-bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (an hour, 25 GB).
-	@BIN="$(BIN)" OUT="$(RESULTS)/live" loadgen/scripts/bench-targets.sh live
-
-bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (four to five hours, 30 GB).
-	@mkdir -p "$(RESULTS)/settings"
-	@for scenario in loadgen/scenarios/settings/*.toml; do \
-		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
-	done
-	@loadgen/scripts/bench-environments.py --bin "$(BIN)" --out "$(RESULTS)/settings" loadgen/scenarios/environments/allocators.toml \
-		allocators-glibc , allocators-huge GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-	@BOOTSTRAP="$(BIN)/bootstrap" engines/trials/run.sh "$(RESULTS)/settings/trials" | tee "$(RESULTS)/settings/trials.md"
-	@rm -rf "$(RESULTS)/settings/trials"
-
-bench-codecs: setup ## Measures RocksDB with LZ4 and zstd, of which no other build has any (compiles RocksDB anew; then 20 minutes, 8 GB).
-	@OUT="$(RESULTS)/settings" loadgen/scripts/bench-codecs.sh
-
-bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
-	@loadgen/scripts/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
-
-# CAP_BYTES=201326592 puts the service into a cgroup of that size.
-bench-warm-up: build ## Measures how long each of ENGINES needs from a cold start to its full rate in memory (three minutes an engine, 15 GB).
-	@loadgen/scripts/fill-memory.py loadgen/scripts/bench-warm-up.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
-		--out "$(RESULTS)/warm-up/warm-up.jsonl" $(ENGINES)
-
-bench-outage: build ## Measures how long each of ENGINES needs to catch up after an outage of 60 s at 10k events/s (5 minutes an engine).
-	@loadgen/scripts/bench-outage.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(if $(CAP_BYTES),--cap $(CAP_BYTES)) \
-		--out "$(RESULTS)/outage/outage.jsonl" $(ENGINES)
-
-bench-compression: build ## Measures each of ENGINES behind a server that compresses, catching up and live (10 minutes an engine).
-	@loadgen/scripts/bench-compression.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
-		--out "$(RESULTS)/compression/compression.jsonl" $(ENGINES)
-
+bench_small = $(BUILT) OUT="$(RESULTS)/small" loadgen/scripts/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
+## bench full: every engine at the scenarios' own sizes (hours), and the report
+bench_full = $(BUILT) OUT="$(RESULTS)/full" loadgen/scripts/bench.sh
+## bench targets: strata against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live one-by-one large")
+bench_targets = $(BUILT) OUT="$(RESULTS)/targets" loadgen/scripts/bench-targets.sh $(PIECES)
+## bench strata: strata in the states that users get, and which targets are met (five hours, 60 GB; PIECES="memory cold ...")
+bench_strata = $(BUILT) OUT="$(RESULTS)/strata" loadgen/scripts/bench-strata.sh $(PIECES)
+## bench settings: settings of the engines by turns (four to five hours, 30 GB)
+bench_settings = $(BUILT) mkdir -p "$(RESULTS)/settings" && for scenario in loadgen/scenarios/settings/*.toml; do \
+	"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; done
+## bench before: this tree and COMMIT by turns, on the scenarios that PIECES names (PIECES=loadgen/scenarios/strata/cold.toml)
+bench_before = loadgen/scripts/bench-before.py --commit "$(COMMIT)" --out "$(RESULTS)/before" $(PIECES) $(if $(ARGS),-- $(ARGS))
+# $(call run_bench,NAME,ENGINES,BEFORE): runs a script, behind another command if BEFORE names one.
+run_bench = $(BUILT) $3 loadgen/scripts/bench-$1.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/$1/$1.jsonl" $2 $(ARGS)
+## bench warm-up: from a cold start to the full rate in memory (three minutes an engine, 15 GB)
+bench_warm-up = $(call run_bench,warm-up,$(ENGINES),loadgen/scripts/fill-memory.py)
+## bench outage: catching up after an outage of 60 s at 10k events/s (5 minutes an engine; ARGS="--cap 201326592")
+bench_outage = $(call run_bench,outage,$(ENGINES))
+## bench compression: behind a server that compresses, catching up and live (10 minutes an engine)
+bench_compression = $(call run_bench,compression,$(ENGINES))
+## bench takeover: five takeovers from a silent provider: its time-out to the next applied slot (a minute)
+bench_takeover = $(call run_bench,takeover)
+## bench heal: a heal of a million changes from an incremental and a full archive (PAIRS=50000000)
+bench_heal = $(call run_bench,heal,$(ENGINES))
+## bench large: 700M pairs loaded under 4 GiB, then a stream at once (52 GB; strata, or ARGS='"rocksdb --bloom 20 --order shuffled"')
+bench_large = $(BUILT) loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large/large.jsonl" \
+	$(or $(ARGS),strata)
+## bench verify: `bootstrap verify` beside a scan and the sort of its source (minutes)
+bench_verify = $(BUILT) loadgen/scripts/bench-verify.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --limit 2 $(ENGINES)
 ARCHIVE_GB ?= 10
-bench-takeover: build ## Measures five takeovers from a silent provider: its time-out to the next applied slot (a minute).
-	@loadgen/scripts/bench-takeover.py --bin "$(BIN)" --out "$(RESULTS)/takeover/takeover.jsonl"
-
-bench-heal: build ## Measures a heal of a million changes from an incremental and a full archive, on each of ENGINES (PAIRS=50000000).
-	@loadgen/scripts/bench-heal.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/heal/heal.jsonl" $(ENGINES)
-
-bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
-	cargo build --locked --release -p solkv-solana --example append_vec --example read
-	@mkdir -p "$(RESULTS)/archive"
-	@loadgen/scripts/bench-archive.py --bin "$(RELEASE)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
-
-bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
-	@mkdir -p "$(RESULTS)/transports"
-	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
-		"$(BIN)/bootstrap" --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 >/dev/null && \
-		"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
-			--out "$(RESULTS)/transports/transports.jsonl"
+## bench archive: reading and loading archives beside zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked)
+bench_archive = $(BUILT) cargo build --locked --release -p solkv-solana --example append_vec --example read && \
+	mkdir -p "$(RESULTS)/archive" && \
+	loadgen/scripts/bench-archive.py --bin "$(RELEASE)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
+## bench transports: lookups over shared memory, Unix socket and TCP (a minute)
+bench_transports = $(BUILT) mkdir -p "$(RESULTS)/transports" && work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
+	"$(BIN)/bootstrap" --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 >/dev/null && \
+	"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
+		--out "$(RESULTS)/transports/transports.jsonl"
+## bench instrument: loadgen's figures beside those of minimal programs, one for each engine
+bench_instrument = $(BUILT) $(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument && \
+	"$(RELEASE)/examples/instrument" "$(RELEASE)"
 
 SOAK_SECONDS ?= 3600
 # The target of mainnet's rate: make soak SOAK_SECONDS=1200 PAIRS=100000000 CAP=1GiB RATE=20000
@@ -267,17 +259,6 @@ soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap s
 	@mkdir -p "$(RESULTS)/soak"
 	@BIN="$(BIN)" OUT="$(RESULTS)/soak/$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
 		loadgen/scripts/soak.sh
-
-# RocksDB with a filter, in the order of the seed: ARGS='"rocksdb --bloom 20 --order shuffled"'.
-bench-large: build ## Loads 700M pairs under 4 GiB, then follows a stream at once (strata, 52 GB; ARGS for other engines).
-	@loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large/large.jsonl" $(if $(ARGS),$(ARGS),strata)
-
-bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
-	$(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument
-	"$(RELEASE)/examples/instrument" "$(RELEASE)"
-
-clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.
-	@BIN="$(BIN)" CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh
 
 # What is installed: programs, units, configuration, manuals, completions.
 PACKAGES := results/packages
@@ -291,17 +272,3 @@ tree: catalogue
 
 tarball: build ## Makes a tarball of the same programs for systems without dpkg.
 	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"
-
-test-package: ## Installs, runs, upgrades, removes and purges the package on a clean Debian (root, mmdebstrap, nspawn).
-	@rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb
-	@DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
-
-test-readiness: build ## A provider misbehaves for SECONDS (1200); the readiness that the service reports is checked each second.
-	@BIN="$(BIN)" DURATION="$(if $(filter file,$(origin SECONDS)),1200,$(SECONDS))" deploy/test/readiness.sh
-
-test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).
-	@BIN="$(BIN)" deploy/test/systemd.sh
-
-CASES ?= setup demo strata all
-test-fresh: ## Both commands of README on clean Debian roots, and setup on machines with every clang (root, nspawn; hours).
-	@CACHE="$(SOLKV_CACHE)" deploy/test/fresh.sh $(CASES)

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Tests common clients: grpcurl and a Python client generated from the proto files list, call and follow a live service.
-# `make clients` runs it. Python packages go into a virtual environment, grpcurl into a directory, both under CACHE.
+# `make test TOPIC=clients` runs it. Python packages go into a virtual environment, grpcurl into a directory, both under CACHE.
 set -eu
-: "${BIN:?folder of the built binaries; run this through make clients}" "${CACHE:?folder that is kept between runs}"
+: "${BIN:?folder of the built binaries; run this through make test TOPIC=clients}" "${CACHE:?folder that is kept between runs}"
 here=$(cd "$(dirname "$0")" && pwd)
 proto="$here/../../proto/proto"
 work=$(mktemp -d "${TMPDIR:-/tmp}/solkv-clients.XXXXXX")

@@ -7,7 +7,7 @@
 # With CAP the service runs in a cgroup of that size, where nearly every lookup waits for the device and the threads
 # that read for the ingest are used. Exit code 1: a digest differs, or a program failed.
 set -euo pipefail
-: "${BIN:?folder of the built binaries; run this through make test-depths}"
+: "${BIN:?folder of the built binaries; run this through make test TOPIC=depths}"
 pairs=${PAIRS:-1000000} events=${EVENTS:-10000000} depths=${DEPTHS:-1 64 1024} seed=${SEED:-1}
 [ $# -gt 0 ] || { echo "name at least one engine" >&2; exit 2; }
 work=$(mktemp -d "${TMPDIR:-/tmp}/solkv-depths.XXXXXX")

@@ -3,7 +3,7 @@
 # result of each step; package-inside.sh runs there. Needs root, systemd-nspawn, mmdebstrap and a Debian mirror.
 # DEB is the package, SUITE the Debian release (bookworm). CACHE keeps the clean root between runs; OUT keeps the logs.
 set -euo pipefail
-: "${DEB:?the package; run this through make test-package}"
+: "${DEB:?the package; run this through make test TOPIC=package}"
 DEB=$(realpath "$DEB")
 cd "$(dirname "$0")/../.."
 # shellcheck source=deploy/test/container.sh

@@ -6,7 +6,7 @@
 # As root with systemd-nspawn, the packaged unit runs under a real systemd, and its status line is judged as well.
 # Otherwise, or with PLAIN=1, the service is a plain process.
 set -euo pipefail
-: "${BIN:?folder of the built programs; run this through make test-readiness}"
+: "${BIN:?folder of the built programs; run this through make test TOPIC=readiness}"
 cd "$(dirname "$0")/../.."
 DURATION=${DURATION:-1200} ENGINE=${ENGINE:-strata}
 # The full script does not fit into a short run, which gets a shorter script with shorter limits.

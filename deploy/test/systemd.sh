@@ -4,7 +4,7 @@
 # BIN is the directory of the built programs. ENGINE, PAIRS, CAP (MemoryMax) and EVENTS size the test: the store must be
 # larger than the cap. RocksDB without further settings needs 192M; LMDB and strata run in 128M. OUT keeps the logs.
 set -euo pipefail
-: "${BIN:?folder of the built programs; run this through make test-systemd}"
+: "${BIN:?folder of the built programs; run this through make test TOPIC=systemd}"
 cd "$(dirname "$0")/../.."
 # shellcheck source=deploy/test/container.sh
 . deploy/test/container.sh

@@ -1,17 +1,15 @@
 #!/bin/sh
-# Measures strata in the states that users get, and says which of its targets are met. `make bench-strata` runs it; a second run completes the
-# missing parts. With names of pieces it runs only these (the time of zipfian is an estimate):
+# Measures strata in the states that users get, and says which of its targets are met. `make bench TOPIC=strata` runs it; a second run
+# completes the missing parts. With names of pieces it runs only these (the time of zipfian is an estimate):
 #   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 8 minutes
-#   before    the same, beside an earlier commit of strata, which is built for it     5 GB, 5 minutes
 #   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 3 minutes
 #   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
 #   loads     loads of 50M pairs until they have settled, all engines                 15 GB, 35 minutes
 #   inserts   300M pairs in shuffled order with lookups in between, 1 and 4 GiB       30 GB, 11 minutes
-#   load-300m the default load of 300M pairs under 1 GiB, then a live stream          40 GB, 5 minutes
 #   updates   reads of 100M pairs beside 10,000 updates a second                      15 GB, half an hour
 #   zipfian   popular keys after ten minutes of them, all engines                     20 GB, three hours
 set -eu
-: "${BIN:?folder of the built binaries; run this through make bench-strata}" "${OUT:?folder of the results}"
+: "${BIN:?folder of the built binaries; run this through make bench TOPIC=strata}" "${OUT:?folder of the results}"
 scripts=$(cd "$(dirname "$0")" && pwd)
 work="$OUT/work"
 mkdir -p "$OUT"
@@ -20,14 +18,10 @@ bench() { # FILE SCENARIO OPTION...
     shift 2
     "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep "$@"
 }
-[ $# -gt 0 ] || set -- memory before cold fresh loads inserts load-300m updates zipfian
+[ $# -gt 0 ] || set -- memory cold fresh loads inserts updates zipfian
 for piece in "$@"; do
     case $piece in
         memory | cold | inserts | updates | zipfian) bench "$piece" "$piece" ;;
-        before)
-            [ -s "$OUT/before.jsonl" ] || "$scripts/bench-before.py" --work "$work-before" --out "$OUT/before.jsonl"
-            rm -rf "$work-before"
-            ;;
         fresh)
             # The two by turns, because the machine changes within minutes.
             for repeats in 1 2 3 4 5; do
@@ -42,10 +36,6 @@ for piece in "$@"; do
                 bench loads loads-shuffled --repeats "$repeats"
             done
             bench loads loads-sorted
-            ;;
-        load-300m)
-            [ -s "$OUT/load-300m.jsonl" ] || "$scripts/bench-large.py" --bin "$BIN" --work "$work-300m" --pairs 300000000 \
-                --cap 1073741824 --settle --sorted-input --out "$OUT/load-300m.jsonl" strata
             ;;
         *) echo "no such piece: $piece: see the beginning of $0" >&2; exit 2 ;;
     esac

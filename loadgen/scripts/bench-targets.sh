@@ -1,6 +1,6 @@
 #!/bin/sh
 # Measures strata's targets against the best of the other engines in every cell, and writes one result file a scenario
-# and the table. `make bench-targets` runs it; a second run completes the missing parts. With names of pieces it runs
+# and the table. `make bench TOPIC=targets` runs it; a second run completes the missing parts. With names of pieces it runs
 # only these:
 #   caps     reads of 50M pairs under caps                       30 GB
 #   memory   reads of 20M pairs in memory, scans, recovery       12 GB
@@ -10,7 +10,7 @@
 #   one-by-one  the same with one lookup after another           20 GB; runs only if named
 #   large    100M pairs under caps, once, and loads of 50M       75 GB; runs only if named
 set -eu
-: "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
+: "${BIN:?folder of the built binaries; run this through make bench TOPIC=targets}" "${OUT:?folder of the results}"
 scenarios="$(cd "$(dirname "$0")" && pwd)/../scenarios/targets"
 work="$OUT/work"
 mkdir -p "$OUT"

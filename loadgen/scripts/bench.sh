@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs every scenario on every engine and lookups against a running service, and writes the report. `make bench` and
-# `make bench-full` run it; arguments go to `loadgen bench`.
+# Runs every scenario on every engine and lookups against a running service, and writes the report. `make bench` and `make bench
+# TOPIC=full` run it; arguments go to `loadgen bench`.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench}"
 : "${OUT:?folder for the results}"

@@ -4,7 +4,7 @@
 //! A load either ends right, with the digest of the source that it was last given, or it reports the problem. Then its
 //! exit code is not zero, and its message names a file or directory. The spill is given back only as far as the store
 //! goes, so no load misses a part of its spill unless its store was removed. Every life follows from a seed, and in
-//! each life half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation
+//! each life half of the disturbances are switched off. `make torture TOPIC=load LIVES=1000` runs more lives. A violation
 //! prints the command that repeats it.
 
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ fn loads_end_right_or_name_what_is_wrong() {
         let seed = if one.is_some() { seed } else { seed / 8 * 8 + wanted };
         let mut life = Life::new(seed, fuse.is_ok());
         if let Err(violation) = life.run(&mut totals) {
-            panic!("VIOLATION: {violation}\nagain: make torture-load SEED={seed}\n{}", life.log.join("\n"));
+            panic!("VIOLATION: {violation}\nagain: make torture TOPIC=load SEED={seed}\n{}", life.log.join("\n"));
         }
     }
     println!("{lives} lives, no violation: {totals:?}");

@@ -1,5 +1,5 @@
 //! Checks the measurements of `loadgen bench`. By turns, a stand-alone program without our code and `loadgen bench`
-//! time each engine's operations, on copies of the same store. `make bench-instrument` runs it. The exit code is 1 if
+//! time each engine's operations, on copies of the same store. `make bench TOPIC=instrument` runs it. The exit code is 1 if
 //! the two differ by more than 10%, and by more than the clock's error.
 //!
 //! Owns: the turns, the comparison. Must not: publish a figure. Runs on the main thread; strata's merges have their own.
