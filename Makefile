@@ -174,8 +174,20 @@ clippy:
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps
 
-prose edges circles architecture targets:
+prose edges circles architecture:
 	@.ci/$@
+
+# The tables below loadgen/results that `loadgen best` makes of the results beside them; TABLES=write makes them anew.
+TABLES ?= check
+targets:
+	@$(CARGO) build --locked --release -q $(WORKSPACE) --bins
+	@cd loadgen/results && for table in targets/best.md live/best.md "strata/targets.md --targets ../targets.toml"; do \
+		set -- $$table && file=$$1 && shift && "$(RELEASE)/loadgen" best "$${file%/*}"/*.jsonl.zst "$$@" >"$$file.new" && \
+		if [ $(TABLES) = write ] || cmp -s "$$file" "$$file.new"; then mv "$$file.new" "$$file"; else \
+			diff -u "$$file" "$$file.new" >&2; rm "$$file.new"; echo "$$file is old: make targets TABLES=write" >&2; exit 1; \
+		fi || exit 1; \
+	done
+	@echo "targets: the tables of loadgen best are those of the results"
 
 size: ## Counts lines of product, tools, tests and scripts, KB of documents, settings, metrics, alerts, targets, mutations.
 	@.ci/size

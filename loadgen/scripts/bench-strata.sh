@@ -42,4 +42,4 @@ for piece in "$@"; do
     # The next piece cannot use the stores of this one.
     rm -rf "$work"
 done
-"$scripts/strata-targets.py" "$OUT" | tee "$OUT/targets.md"
+"$BIN/loadgen" best "$OUT"/*.jsonl --targets "$scripts/../targets.toml" | tee "$OUT/targets.md"

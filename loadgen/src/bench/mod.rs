@@ -9,7 +9,7 @@
 //! measure the device, makes a cgroup, and starts the run's process in it. The result names the state that was seen:
 //! `partly cached` if more than a hundredth of a cold store is in the page cache. Only runs without a cap can be warm.
 //! A cell with `floor` makes the least that a get could cost after each get, and its time and reads are taken out of
-//! the figures. `make bench-instrument` compares all of this with short programs without our code.
+//! the figures. `make bench TOPIC=instrument` compares all of this with short programs without our code.
 
 pub mod age;
 pub mod child;

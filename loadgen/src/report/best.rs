@@ -14,7 +14,7 @@ use super::figures::{
 };
 use super::judge::{self, Family, Judged, RULE, Test, Verdict};
 use super::notes::mixed;
-use super::{format, input};
+use super::{format, input, targets};
 use crate::result::{Quantiles, Record};
 
 /// Text after the options in `loadgen best --help`.
@@ -31,7 +31,8 @@ be apart there as well. A cell without a \
 figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
 
 Examples:
-  solkv-loadgen best results.jsonl --engine strata > best.md";
+  solkv-loadgen best results.jsonl --engine strata > best.md
+  solkv-loadgen best results.jsonl --targets loadgen/targets.toml";
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct BestArgs {
@@ -41,12 +42,15 @@ pub struct BestArgs {
     /// The engine, as the report names it: by its label, or, if several share the label, by all its options
     #[arg(long, value_name = "ENGINE", default_value = "strata")]
     pub engine: String,
+    /// Judge the targets of this file instead: bounds of figures, of multiples of the device's own, and of ratios
+    #[arg(long, value_name = "FILE")]
+    pub targets: Option<PathBuf>,
 }
 
 /// Runs `loadgen best`.
 ///
 /// # Errors
-/// A file that is not a result file; an engine without a run.
+/// A file that is not a result file, or is no file of targets; an engine without a run.
 pub fn run(args: &BestArgs) -> Result<()> {
     let records = input::read_all(&args.files)?;
     let known = distinct(records.iter().map(|record| record.engine.as_str()));
@@ -56,7 +60,11 @@ pub fn run(args: &BestArgs) -> Result<()> {
         args.engine,
         known.join(",")
     );
-    program::print(format_args!("{}", table(&records, &args.engine)));
+    let text = match &args.targets {
+        Some(file) => targets::table(file, &records, &args.engine)?,
+        None => table(&records, &args.engine),
+    };
+    program::print(format_args!("{text}"));
     Ok(())
 }
 
@@ -344,7 +352,7 @@ impl Row {
         let (Some(better), Ok(own), false) = (self.better, &self.own, self.others.is_empty()) else { return None };
         let mut row = judge::Row::of(own);
         for (_, other) in &self.others {
-            let test = Test::by_turns(own, other, better);
+            let test = Test::of(own, other, better);
             let (one, two) = (own.spread().median, other.spread().median);
             if test.is_none() && if better == Better::Higher { two > one } else { two < one } {
                 // Too few repeats to say that it is better, but enough not to claim that it is worse.

@@ -1,10 +1,8 @@
 //! Sorts records into comparable groups: scenario, workload, cap, engine, and the repeats of that cell.
 //!
-//! Owns: which runs are repeats of each other, which of them were made by turns, and the median with its spread. Must not:
-//! format.
+//! Owns: which runs are repeats of each other, and the median with its spread. Must not: format.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::Serialize;
 
@@ -54,53 +52,30 @@ pub struct Spread {
 /// Largest step of a processor's clock: AMD's counter moves every 10 ns.
 const CLOCK_STEP_NS: f64 = 10.0;
 
-/// Repeat and session of a run. Runs of several engines in one turn were made one after the other, so that a disturbance met
-/// them alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
-    repeat: u32,
-    /// Hash of the program and of the device's baseline, which each session measures anew.
-    session: u64,
-}
-
 /// A figure of each repeat of a cell that has it, at least one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    pub(crate) values: Vec<(Turn, f64)>,
+    /// Number of the repeat, and the figure.
+    pub(crate) values: Vec<(u32, f64)>,
     /// Number of the cell's runs, with or without the figure.
     runs: usize,
     /// Smallest difference between two values; 0 if they have no steps.
     pub(crate) step: f64,
 }
 
-impl Turn {
-    pub(crate) fn of(run: &Record) -> Self {
-        let mut session = DefaultHasher::new();
-        run.program.hash(&mut session);
-        // A baseline consists of numbers, so it can always be written.
-        serde_json::to_string(&run.baseline).unwrap_or_default().hash(&mut session);
-        Self { repeat: run.repeat, session: session.finish() }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of_test(repeat: u32, session: u64) -> Self {
-        Self { repeat, session }
-    }
-}
-
 impl Sample {
-    pub(crate) fn new(values: Vec<(Turn, f64)>, runs: usize) -> Self {
+    pub(crate) fn new(values: Vec<(u32, f64)>, runs: usize) -> Self {
         Self { values, runs, step: 0.0 }
     }
 
-    /// Returns the figure of one turn; `None` if it has none.
-    pub(crate) fn of_turn(&self, turn: Turn) -> Option<f64> {
-        self.values.iter().find(|(known, _)| *known == turn).map(|(_, value)| *value)
+    /// Returns the figure of one repeat; `None` if it has none.
+    pub(crate) fn of_repeat(&self, repeat: u32) -> Option<f64> {
+        self.values.iter().find(|(known, _)| *known == repeat).map(|(_, value)| *value)
     }
 
-    /// Whether each value has a turn of its own.
-    pub(crate) fn has_distinct_turns(&self) -> bool {
-        distinct(self.values.iter().map(|(turn, _)| *turn)).len() == self.values.len()
+    /// Whether each value has a number of its own.
+    pub(crate) fn has_numbers(&self) -> bool {
+        distinct(self.values.iter().map(|(repeat, _)| *repeat)).len() == self.values.len()
     }
 
     /// Counts repeats that the other cells have as some that lack the figure.
@@ -139,9 +114,9 @@ fn spread(mut values: Vec<f64>) -> Spread {
 impl<'a> Cell<'a> {
     /// Collects a figure from each repeat; `None` if no repeat has it.
     pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
-        let figure = |run: &&Record| Some((Turn::of(run), of(run).filter(|value| value.is_finite())?));
+        let figure = |run: &&Record| Some((run.repeat, of(run).filter(|value| value.is_finite())?));
         let as_asked = self.runs.iter().filter(|run| run.workload.state == self.state);
-        let values: Vec<(Turn, f64)> = as_asked.filter_map(figure).collect();
+        let values: Vec<(u32, f64)> = as_asked.filter_map(figure).collect();
         (!values.is_empty()).then(|| Sample::new(values, self.runs.len()))
     }
 

@@ -20,8 +20,8 @@ pub const EXAMPLES: &str = "\
 Compares cells with the same scenario, workload (with its seed and size), engine and memory cap.
 
 The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
-repeats a side find smaller differences than three. Engines of one file are compared repeat by repeat, because their runs \
-took turns. Two files are compared as a whole, because their runs were made at different times.
+repeats a side find smaller differences than three. Repeats of one number are compared with each other, so let the runs of \
+the two sides take turns.
 
 Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, has too few repeats to deny it, lacks a cell or a figure of \
 A or had more runs killed; or an error.
@@ -171,11 +171,9 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
     };
     let (mut rows, mut unmatched, mut killed) = (Vec::new(), Vec::new(), Vec::new());
     let mut family = Family::default();
-    // The runs of two engines in one file were made in turns.
-    let test = if std::ptr::eq(a, b) { Test::by_turns } else { Test::as_a_whole };
     let mut add = |a: &Sample, b: &Sample, better| {
         let mut row = Row::of(b);
-        row.add(test(b, a, better));
+        row.add(Test::of(b, a, better));
         family.add(row);
     };
     for one in &first {

@@ -197,9 +197,7 @@ impl Compared {
             let own = sample.as_ref()?;
             let mut row = judge::Row::of(own);
             let others = self.samples.iter().enumerate().filter(|(other, _)| *other != at);
-            others
-                .filter_map(|(_, other)| other.as_ref())
-                .for_each(|other| row.add(Test::by_turns(own, other, better)));
+            others.filter_map(|(_, other)| other.as_ref()).for_each(|other| row.add(Test::of(own, other, better)));
             row.leads().then_some((at, row))
         })
     }

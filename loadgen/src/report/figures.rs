@@ -190,7 +190,7 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
         of: |run| peak(run, |at| at.page_cache_bytes),
         text: format::bytes,
     },
-    Figure { name: "Peak charged", better: None, of: |run| peak(run, |at| at.charged_bytes), text: format::bytes },
+    PEAK_CHARGED,
     WRITE_AMPLIFICATION,
 ];
 
@@ -205,6 +205,10 @@ pub(crate) const LOAD_TIME: Figure = Figure {
 /// Largest resident set of the process, which includes files mapped into it.
 pub(crate) const PEAK_RSS: Figure =
     Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
+
+/// Largest memory that was charged to the run's cgroup.
+pub(crate) const PEAK_CHARGED: Figure =
+    Figure { name: "Peak charged", better: None, of: |run| peak(run, |at| at.charged_bytes), text: format::bytes };
 
 /// Returns the largest value of one kind of memory in the run's samples.
 pub(crate) fn peak(run: &Record, of: fn(&Memory) -> Option<u64>) -> Option<f64> {

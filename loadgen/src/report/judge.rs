@@ -2,10 +2,9 @@
 //!
 //! Owns: the rule. Must not: know more about a figure than whether higher or lower is better. Runs on the main thread.
 //!
-//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. Two cells that were measured in turns
-//! are compared turn by turn, because a disturbance slows both. Other cells are compared as a whole. Both give a
-//! t-test (the second is Welch's, with its degrees of freedom rounded down), and an interval for how many times better
-//! one side is.
+//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. Two cells are compared repeat by repeat, because a
+//! disturbance slows both where they took turns. A t-test of the logarithms of these ratios gives a probability, and an interval
+//! for how many times better one side is.
 //!
 //! A row compares one side with several others, and claims one thing. That it is ahead of all of them is as likely by
 //! chance as the least certain of the comparisons. That it is behind one of them is as likely as the most certain of the
@@ -18,9 +17,8 @@
 //! by the procedure of Benjamini and Hochberg (1995). Among the rows of a table that claim a difference, at most one in
 //! twenty is chance. If nothing differs at all, at most one table in twenty claims any difference.
 
-use std::f64::consts::FRAC_2_PI;
-
 use serde::Serialize;
+use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
 use super::cells::Sample;
 use super::figures::Better;
@@ -57,9 +55,8 @@ pub enum Verdict {
 
 /// The rule in words, as reports print it.
 pub(crate) const RULE: &str = "\
-Ahead of all or behind one: at least 3 repeats a side, a t-test of the logarithms, compared repeat by repeat where the runs \
-were made by turns, with an allowance for the number of better others and of rows (Benjamini and Hochberg, 5 %), and 1 % or more \
-apart. Level: the 95 % interval of the ratio is within 10 %. Else not decided. A side that lacks a figure in one of its \
+Ahead of all or behind one: at least 3 repeats a side, a t-test of the logarithms of their ratios, repeat by repeat, with \
+an allowance for the number of better others and of rows (Benjamini and Hochberg, 5 %), and 1 % or more apart. Level: the 95 % interval of the ratio is within 10 %. Else not decided. A side that lacks a figure in one of its \
 repeats, as one lacks it that was killed, is neither ahead nor level.";
 
 /// One side beside several others, by one figure.
@@ -99,7 +96,8 @@ pub(crate) struct Family {
 pub(crate) struct Test {
     mean: f64,
     error: f64,
-    freedom: u32,
+    /// Repeats less one.
+    freedom: f64,
     /// Least mean of sides that are told apart.
     apart: f64,
 }
@@ -208,41 +206,32 @@ impl Family {
 }
 
 impl Test {
-    /// Compares `one` with `other`, whose runs were made by turns; `None` with too few repeats. Where too few turns have both,
-    /// or runs cannot be told apart by their turns, the two are compared as a whole.
-    pub(crate) fn by_turns(one: &Sample, other: &Sample, better: Better) -> Option<Self> {
-        let pairs = one.values.iter().filter_map(|(turn, value)| Some((*value, other.of_turn(*turn)?)));
-        let times: Vec<f64> = pairs.map(|(value, other)| ln(value, better) - ln(other, better)).collect();
-        if times.len() < RUNS_MIN || !one.has_distinct_turns() || !other.has_distinct_turns() {
-            return Self::as_a_whole(one, other, better);
-        }
-        let (mean, variance) = moments(&times);
-        let error = (variance / times.len() as f64).sqrt();
-        Some(Self { mean, error, freedom: times.len() as u32 - 1, apart: apart(one, other) })
-    }
-
-    /// Compares `one` with `other`, whose runs are independent; `None` with too few repeats.
-    pub(crate) fn as_a_whole(one: &Sample, other: &Sample, better: Better) -> Option<Self> {
-        let logs = |sample: &Sample| sample.values.iter().map(|(_, value)| ln(*value, better)).collect::<Vec<_>>();
-        let (first, second) = (logs(one), logs(other));
-        if first.len().min(second.len()) < RUNS_MIN {
+    /// Compares `one` with `other`; `None` with too few repeats.
+    pub(crate) fn of(one: &Sample, other: &Sample, better: Better) -> Option<Self> {
+        let pairs = pairs(one, other);
+        let times: Vec<f64> = pairs.iter().map(|(value, other)| ln(*value, better) - ln(*other, better)).collect();
+        if times.len() < RUNS_MIN {
             return None;
         }
-        let ((m1, v1), (m2, v2)) = (moments(&first), moments(&second));
-        let (n1, n2) = (first.len() as f64, second.len() as f64);
-        let (s1, s2) = (v1 / n1, v2 / n2);
-        let freedom = (s1 + s2).powi(2) / (s1.powi(2) / (n1 - 1.0) + s2.powi(2) / (n2 - 1.0));
-        Some(Self { mean: m1 - m2, error: (s1 + s2).sqrt(), freedom: freedom as u32, apart: apart(one, other) })
+        let count = times.len() as f64;
+        let mean = times.iter().sum::<f64>() / count;
+        let variance = times.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        let error = (variance.max(ROUNDING.powi(2)) / count).sqrt();
+        Some(Self { mean, error, freedom: count - 1.0, apart: apart(one, other) })
+    }
+
+    fn student(&self) -> StudentsT {
+        StudentsT::new(0.0, 1.0, self.freedom).expect("at least three repeats are two degrees of freedom")
     }
 
     /// Returns the probability that equal sides come out at least so far apart.
     fn chance(&self) -> f64 {
-        1.0 - inside((self.mean / self.error).abs(), self.freedom)
+        2.0 * self.student().sf((self.mean / self.error).abs())
     }
 
     /// Returns the ends of the 95 % interval.
     fn reach(&self) -> (f64, f64) {
-        let reach = self.error * beyond(self.freedom);
+        let reach = self.error * self.student().inverse_cdf(f64::midpoint(1.0, CONFIDENCE));
         (self.mean - reach, self.mean + reach)
     }
 
@@ -268,56 +257,32 @@ fn apart(one: &Sample, other: &Sample) -> f64 {
     APART_MIN.max(1.0 + share(one).max(share(other)) + f64::EPSILON.sqrt()).ln()
 }
 
-/// Returns mean and variance of at least two values.
-fn moments(values: &[f64]) -> (f64, f64) {
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    (mean, variance.max(ROUNDING.powi(2)))
-}
-
-/// Returns the probability that Student's t is within `t` of zero: Abramowitz and Stegun, Handbook of Mathematical
-/// Functions, 26.7.3 and 26.7.4.
-fn inside(t: f64, freedom: u32) -> f64 {
-    let angle = (t / f64::from(freedom).sqrt()).atan();
-    let (sine, cosine) = (angle.sin(), angle.cos());
-    // 1, then each term from the one before: odd over even numbers, or even over odd ones.
-    let is_odd = freedom % 2 == 1;
-    let (mut term, mut sum) = (if is_odd { cosine } else { 1.0 }, 0.0);
-    let first = if is_odd { 3 } else { 2 };
-    for divisor in (first..=freedom).step_by(2) {
-        sum += term;
-        term *= f64::from(divisor - 1) / f64::from(divisor) * cosine.powi(2);
+/// Pairs the repeats of one number. If fewer than a verdict needs have one, as of two sessions, the repeats are paired in their order.
+fn pairs(one: &Sample, other: &Sample) -> Vec<(f64, f64)> {
+    let by_number: Vec<_> =
+        one.values.iter().filter_map(|(repeat, value)| Some((*value, other.of_repeat(*repeat)?))).collect();
+    if by_number.len() >= RUNS_MIN && one.has_numbers() && other.has_numbers() {
+        return by_number;
     }
-    if is_odd { FRAC_2_PI * (angle + sine * sum) } else { sine * sum }
-}
-
-/// Returns the distance from zero within which Student's t lies with [`CONFIDENCE`].
-fn beyond(freedom: u32) -> f64 {
-    let (mut low, mut high) = (0.0, 1000.0);
-    for _ in 0..60 {
-        let middle = f64::midpoint(low, high);
-        if inside(middle, freedom) < CONFIDENCE { low = middle } else { high = middle }
-    }
-    high
+    let values = |sample: &Sample| sample.values.iter().map(|(_, value)| *value).collect::<Vec<_>>();
+    values(one).into_iter().zip(values(other)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use workload::Rng;
 
-    use super::super::cells::Turn;
     use super::*;
 
     /// Makes the figures of a cell of `runs` runs, of one session.
     fn sample(values: Vec<(u32, f64)>, runs: usize) -> Sample {
-        Sample::new(values.into_iter().map(|(repeat, value)| (Turn::of_test(repeat, 0), value)).collect(), runs)
+        Sample::new(values, runs)
     }
 
     /// Judges one side beside each of the others, as a table of one row.
     fn alone(one: &Sample, others: &[&Sample], better: Better) -> Judged {
         let mut row = Row::of(one);
-        others.iter().for_each(|other| row.add(Test::by_turns(one, other, better)));
+        others.iter().for_each(|other| row.add(Test::of(one, other, better)));
         let mut family = Family::default();
         family.add(row);
         family.judge().remove(0)
@@ -341,7 +306,7 @@ mod tests {
             };
             let one = engine(500.0);
             let mut row = Row::of(&one);
-            times.iter().for_each(|times| row.add(Test::by_turns(&one, &engine(500.0 * times), Better::Lower)));
+            times.iter().for_each(|times| row.add(Test::of(&one, &engine(500.0 * times), Better::Lower)));
             family.add(row);
         }
         family.judge().into_iter().map(|judged| judged.verdict).collect()
@@ -393,18 +358,15 @@ mod tests {
 
     #[test]
     fn weather_that_both_had_is_no_noise_and_that_of_one_is() {
-        let of = |factor: f64, session| {
-            let value = |at| (Turn::of_test(at, session), factor * 1.5f64.powi(at as i32));
-            Sample::new((0..5).map(value).collect(), 5)
-        };
-        let (one, other) = (of(100.0, 0), of(120.0, 0));
+        let of = |factor: f64| sample((0..5).map(|at| (at, factor * 1.5f64.powi(at as i32))).collect(), 5);
+        let (one, other) = (of(100.0), of(120.0));
         let ahead = alone(&one, &[&other], Better::Lower);
         assert_eq!((ahead.verdict, alone(&one, &[&other], Better::Higher).verdict), (Verdict::Ahead, Verdict::Behind));
         let (low, high) = ahead.beside[0].unwrap().interval;
         assert!(low > 1.19 && high < 1.21, "{low} {high}");
-        // Runs of another session had other weather, whatever their number is.
-        assert_eq!(alone(&one, &[&of(120.0, 1)], Better::Lower).verdict, Verdict::NotDecided);
-        assert!(Test::as_a_whole(&one, &other, Better::Lower).unwrap().chance() > 0.1);
+        // Repeats of other numbers are paired in their order.
+        let later = sample((0..5).map(|at| (at + 5, 120.0 * 1.5f64.powi(4 - at as i32))).collect(), 5);
+        assert_eq!(alone(&one, &[&later], Better::Lower).verdict, Verdict::NotDecided);
     }
 
     #[test]
@@ -429,8 +391,8 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_turn_are_not_repeats_that_took_turns() {
-        let of = |values: [f64; 5]| Sample::new(values.map(|value| (Turn::of_test(0, 0), value)).to_vec(), 5);
+    fn runs_of_one_number_are_paired_in_their_order() {
+        let of = |values: [f64; 5]| sample(values.map(|value| (0, value)).to_vec(), 5);
         let (one, other) = (of([100.0, 101.0, 99.0, 100.5, 99.5]), of([120.0, 40.0, 300.0, 60.0, 200.0]));
         // Each of the one's would be compared with the first of the other's.
         assert_eq!(alone(&one, &[&other], Better::Lower).verdict, Verdict::NotDecided);
@@ -469,13 +431,5 @@ mod tests {
         ] {
             assert_eq!(alone(&own, others, Better::Lower).verdict, verdict, "{others:?}");
         }
-    }
-
-    #[test]
-    fn students_t_is_that_of_the_tables() {
-        for (freedom, t) in [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (8, 2.306), (30, 2.042)] {
-            assert!((beyond(freedom) - t).abs() < 0.001, "{freedom}: {}", beyond(freedom));
-        }
-        assert!((1.0 - inside(8.610, 4) - 0.001).abs() < 1e-5);
     }
 }

@@ -23,6 +23,7 @@ mod notes;
 mod scenario;
 mod summary;
 mod tables;
+mod targets;
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@
 
 mod record;
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub use record::{
     Baseline, Curve, Io, Machine, Memory, Opening, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload,
 };
 
-/// Reads a result file.
+/// Reads a result file, which may be compressed with zstd.
 ///
 /// # Errors
 /// I/O errors, naming the file; a line that is not a record, or is of a newer format.
@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
     struct Version {
         schema: u32,
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
+    let text = text_of(path).with_context(|| format!("cannot read file={}", path.display()))?;
     let mut records = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let at = || format!("not a record: file={} line={}", path.display(), number + 1);
@@ -40,6 +40,14 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         records.push(serde_json::from_str(line).with_context(at)?);
     }
     Ok(records)
+}
+
+fn text_of(path: &Path) -> std::io::Result<String> {
+    if path.extension().is_some_and(|ending| ending == "zst") {
+        std::io::read_to_string(zstd::Decoder::new(File::open(path)?)?)
+    } else {
+        std::fs::read_to_string(path)
+    }
 }
 
 /// Refuses a file that could not be written at the end of the work: its folder is missing.

@@ -16,3 +16,4 @@ mod protocol;
 mod report;
 mod snapshot;
 mod synthetic;
+mod targets;

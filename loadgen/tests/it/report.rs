@@ -193,7 +193,7 @@ fn text_of_a_record_is_never_markup() {
 fn a_planted_regression_is_found_and_noise_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let before = write(directory.path(), "before.jsonl", &repeats("redb", 10_000.0, 0.03));
-    let noise = write(directory.path(), "noise.jsonl", &repeats("redb", 10_300.0, 0.03));
+    let noise = write(directory.path(), "noise.jsonl", &repeats("redb", 10_300.0, -0.03));
     let worse = write(directory.path(), "worse.jsonl", &repeats("redb", 12_000.0, 0.03));
 
     let same = loadgen(&["compare", &before, &noise, "--fail-above", "1"]);
