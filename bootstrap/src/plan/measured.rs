@@ -93,7 +93,7 @@ const FACTS: [Facts; 4] = [
         load_pairs_a_second: 4_400_000,
         load_order: "50M pairs, sorted on the way, no limit",
         load_least_bytes: |_| 64 << 20,
-        source: "targets, 2026-11-21; curve; strata, loads",
+        source: "other figures, 2026-11-21; strata, loads",
     },
     Facts {
         engine: Redb,
@@ -110,7 +110,7 @@ const FACTS: [Facts; 4] = [
         load_pairs_a_second: 2_800_000,
         load_order: "50M pairs, sorted on the way, no limit",
         load_least_bytes: |_| 80 << 20,
-        source: "targets, 2026-11-21; curve; strata, loads",
+        source: "other figures, 2026-11-21; strata, loads",
     },
 ];
 

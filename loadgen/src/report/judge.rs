@@ -96,7 +96,7 @@ pub(crate) struct Family {
 pub(crate) struct Test {
     mean: f64,
     error: f64,
-    /// Repeats less one.
+    /// Degrees of freedom: the number of repeats less one.
     freedom: f64,
     /// Least mean of sides that are told apart.
     apart: f64,

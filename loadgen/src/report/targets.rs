@@ -21,7 +21,7 @@ use crate::result::{Quantiles, Record};
 /// The name of the best other engine in a target.
 const OTHERS: &str = "others";
 
-/// A file of targets.
+/// A file with a list of targets, in TOML.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Targets {
@@ -31,7 +31,7 @@ struct Targets {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Target {
-    /// What is measured, as the table says it.
+    /// The measured thing in words, for the first column of the table.
     row: String,
     scenario: String,
     workload: String,
@@ -49,7 +49,7 @@ struct Target {
     least: Option<f64>,
 }
 
-/// What a figure is a multiple of, measured in the same run.
+/// Unit of a figure that is shown as a multiple: a measurement of the same run, or its cap.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Per {
@@ -257,7 +257,7 @@ fn ratio(one: &Sample, other: &Sample) -> Option<Sample> {
     (!values.is_empty()).then(|| Sample::new(values, one.values.len()))
 }
 
-/// Says what was measured and by which builds, and names runs that were killed.
+/// Lists the dates and builds of a scenario's runs, and those that were killed.
 fn about(scenario: &Scenario<'_>) -> String {
     let runs = || scenario.groups.iter().flat_map(|group| group.runs());
     let (first, last) = (runs().map(|run| run.start_unix_ms).min(), runs().map(|run| run.start_unix_ms).max());
