@@ -80,7 +80,7 @@ test_loom = CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" L
 	cargo test --locked --release -p solkv-engine-strata --lib loom
 ## test miri: strata's unsafe code (needs nightly with miri and rust-src)
 test_miri = CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
-	cargo +nightly miri test --locked -p solkv-engine-strata --lib -- mem resident
+	cargo +nightly miri test --locked -p solkv-engine-strata --lib -- huge mem resident
 DEPTHS ?= 1 64 1024
 ## test depths: a stream into each of ENGINES at --ingest-depth DEPTHS="1 64 1024"; all digests must be equal (EVENTS=10000000 CAP=96MiB)
 test_depths = $(BUILT) DEPTHS="$(DEPTHS)" CAP="$(CAP)" $(if $(filter command,$(firstword $(origin EVENTS))),EVENTS=$(EVENTS)) \
