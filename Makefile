@@ -104,7 +104,8 @@ SEEDS ?= 100000
 simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation, and a tenth with heals (2000 and 200 are part of test).
 	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p solkv-service $(call with,service) --lib simulation -- --nocapture
 
-# Long inputs from the start: a sequence of operations does nothing of interest while it is short.
+# Long inputs from the start: a sequence of operations does nothing of interest while it is short. No search for leaks: it
+# takes what a thread frees while it ends for one.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(addprefix engines/strata/,page manifest wal footer ops) \
 	$(addprefix service/,stream feed config rpc shm spool) \
@@ -115,7 +116,7 @@ fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-f
 	@for target in $(FUZZ_TARGETS); do \
 		CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" \
 			cargo +nightly fuzz run --fuzz-dir "$$(dirname $$target)/fuzz" "$$(basename $$target)" -- \
-			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
+			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -detect_leaks=0 -print_final_stats=1 || exit 1; \
 	done
 
 # The fuzz crates are workspaces of their own, which no other build looks at.
