@@ -4,18 +4,21 @@
 //! one task for each listener and, until it is passed on, one for each connection.
 
 use std::io::{self, ErrorKind};
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::budget::{Budget, Peer};
+use super::local::Local;
 use super::socket::{Socket, Transport};
 use crate::figure::count;
+use crate::net::discard::Discard;
 use crate::net::figures::Ending;
 use crate::net::limit::{Admission, Limit};
 use crate::net::source::Source;
@@ -28,14 +31,16 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// once.
 const READY_QUEUE: usize = 16;
 
-/// Pause after a failed accept that is not the client's fault, for example because no descriptor is left. An immediate
-/// retry would only burn CPU.
+/// Pause after a failed accept that is not the client's fault, for example because no descriptor is left, and while too
+/// many sockets wait to be closed. An immediate retry would only burn CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listener, and for TCP the rules of access.
+/// A listener, with the rules of access to TCP, or the thread that closes connections of the Unix socket.
 pub(super) enum Listening {
     Tcp(TcpListener, Arc<Access>),
-    Uds(UnixListener),
+    /// Closed only by the end of the process, which waits for nothing: a connection that nobody has accepted may hold
+    /// descriptors.
+    Uds(ManuallyDrop<UnixListener>, Discard),
 }
 
 /// Limits that apply to every connection of a listener.
@@ -48,7 +53,7 @@ pub(super) struct Terms {
     pub(super) idle_timeout: Duration,
 }
 
-/// Returns a stream of accepted connections. When the stream is dropped, the listener is closed and handshakes are
+/// Returns a stream of accepted connections. When the stream is dropped, nobody else is accepted and handshakes are
 /// abandoned.
 pub(super) fn connections(listening: Listening, terms: Terms) -> ReceiverStream<io::Result<Socket>> {
     let (ready, sockets) = mpsc::channel(READY_QUEUE);
@@ -59,11 +64,13 @@ pub(super) fn connections(listening: Listening, terms: Terms) -> ReceiverStream<
 async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Result<Socket>>) {
     let mut opening = JoinSet::new();
     loop {
+        let has_room = listening.has_room();
         let accepted = tokio::select! {
             () = ready.closed() => return,
             // The outcome of a finished handshake concerns only its own connection.
             Some(_) = opening.join_next() => continue,
-            accepted = listening.accept() => accepted,
+            accepted = listening.accept(), if has_room => accepted,
+            () = tokio::time::sleep(ACCEPT_PAUSE), if !has_room => continue,
         };
         match accepted {
             Ok(accepted) => {
@@ -87,15 +94,15 @@ async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Resu
 }
 
 enum Accepted {
-    Uds(UnixStream),
+    Uds(Local),
     Tcp(TcpStream, SocketAddr, Arc<Access>),
 }
 
 impl Accepted {
     fn source(&self) -> Source {
         match self {
-            // An error means that the socket is gone. Until that is noticed, it counts as a user that no process has.
-            Self::Uds(stream) => Source::User(stream.peer_cred().map_or(u32::MAX, |peer| peer.uid())),
+            // A socket that is gone counts as a user that no process has, until that is noticed.
+            Self::Uds(local) => Source::User(local.user().unwrap_or(u32::MAX)),
             Self::Tcp(_, from, _) => Source::of(from.ip()),
         }
     }
@@ -108,7 +115,18 @@ impl Listening {
                 let (stream, from) = listener.accept().await?;
                 Ok(Accepted::Tcp(stream, from, Arc::clone(access)))
             }
-            Self::Uds(listener) => Ok(Accepted::Uds(listener.accept().await?.0)),
+            Self::Uds(listener, discard) => {
+                let (stream, _) = listener.accept().await?;
+                Ok(Accepted::Uds(Local::new(stream, discard.clone())))
+            }
+        }
+    }
+
+    /// Whether another connection may be accepted.
+    fn has_room(&self) -> bool {
+        match self {
+            Self::Tcp(..) => true,
+            Self::Uds(_, discard) => discard.has_room(),
         }
     }
 }
@@ -120,7 +138,7 @@ fn of_the_client(error: &io::Error) -> bool {
 /// Prepares a connection for HTTP/2, including TLS. Returns `None` if the handshake fails.
 async fn open(accepted: Accepted, terms: &Terms, admission: Admission) -> Option<Socket> {
     let (transport, from) = match accepted {
-        Accepted::Uds(stream) => (Box::new(stream) as Box<dyn Transport>, None),
+        Accepted::Uds(local) => (Box::new(local) as Box<dyn Transport>, None),
         Accepted::Tcp(stream, from, access) => {
             // An error means that the socket is gone, which the first read reports.
             stream.set_nodelay(true).ok();

@@ -11,6 +11,7 @@ mod feed;
 mod guard;
 mod health;
 mod kv;
+mod local;
 mod maps;
 mod places;
 mod socket;
@@ -19,10 +20,12 @@ pub(crate) mod uds;
 mod wait;
 
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
+use anyhow::Context as _;
+use futures::{FutureExt as _, TryFutureExt as _};
 use proto::v1::feed_server::FeedServer;
 use proto::v1::kv_server::KvServer;
 use tokio::net::TcpListener;
@@ -34,6 +37,7 @@ use tower::layer::util::{Identity, Stack};
 
 use crate::lookups::Lookups;
 use crate::net::Access;
+use crate::net::discard::Discard;
 use crate::net::figures::Figures;
 use crate::net::limit::{ConnectionLimits, Limit};
 use crate::overlay::Overlay;
@@ -157,12 +161,13 @@ where
     let guard = GuardLayer::new(Arc::clone(&access), limits.request_timeout);
     let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_connection_timeout };
     let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));
-    let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone());
+    let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone()).err_into();
     let on_uds = async {
-        let Some(uds) = uds else { return Ok(()) };
+        let Some(uds) = uds else { return anyhow::Ok(()) };
         let (listener, _file) = uds.into_parts();
-        let incoming = connections(Listening::Uds(listener), terms(uds_limit));
-        router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await
+        let discard = Discard::start("uds-close").context("cannot start the thread that closes connections")?;
+        let incoming = connections(Listening::Uds(ManuallyDrop::new(listener), discard), terms(uds_limit));
+        Ok(router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await?)
     };
     let overdue = async {
         ended.clone().await;

@@ -13,7 +13,6 @@
 //! goes without end gets no more than its turn.
 
 mod bells;
-mod discard;
 mod room;
 mod session;
 mod state;
@@ -35,12 +34,12 @@ use shm_layout::{hello, sleep_fence};
 
 use crate::chain::Commitment;
 use crate::lookups::IDLE_REFRESH;
+use crate::net::discard::{Discard, deafen};
 use crate::pulse::{Pulse, Pulses};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use crate::stop;
 use bells::Bells;
-use discard::Discard;
 use room::{Full, full};
 use session::{Scratch, Served, Session, Taken};
 
@@ -100,7 +99,8 @@ impl ShmServer {
         let (listener, file) = uds::bind(path, access)?;
         let doorbell = Arc::new(bells::bell().context("cannot make an eventfd")?);
         let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
-        let discard = Discard::start().context("cannot start the thread that closes shared-memory sockets")?;
+        let discard =
+            Discard::start("shm-close").context("cannot start the thread that closes shared-memory sockets")?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let pulse = pulses.add("shm-lookup");
@@ -108,6 +108,7 @@ impl ShmServer {
             let _file: SocketFile = file;
             let mut server = Server::new(listener, bells, discard, &engine, &state, feed);
             server.run(&stopped, &pulse);
+            server.end();
         };
         let thread = std::thread::Builder::new()
             .name("shm-lookup".to_owned())
@@ -214,6 +215,11 @@ impl<'e> Server<'e> {
             }
         }
         self.count_sessions(0);
+    }
+
+    /// Ends all sessions. The listener is closed elsewhere: a client that nobody has accepted may have sent data.
+    fn end(self) {
+        self.discard.put(self.listener);
     }
 
     /// Runs one turn: answers the gets that are waiting now, and reads a piece of a batch. Returns whether there was
@@ -370,13 +376,16 @@ impl<'e> Server<'e> {
     }
 
     fn welcome(&mut self, socket: UnixStream) {
-        match session::deafen(&socket) {
+        match deafen(&socket) {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!("a shared-memory client is refused: it sent data, which no correct client does");
                 return self.discard.put(socket);
             }
-            Err(error) => return tracing::debug!(%error, "a shared-memory client is gone already"),
+            Err(error) => {
+                tracing::debug!(%error, "a shared-memory client is gone already");
+                return self.discard.put(socket);
+            }
         }
         let user = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
         if let Some(Full { whose, max }) = full(self.sessions.iter().map(Session::user), user) {

@@ -11,7 +11,6 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
@@ -79,7 +78,7 @@ pub(super) struct Scratch {
 }
 
 impl Session {
-    /// Creates the segment and the bell and hands them to the client. `socket` must have passed [`deafen`].
+    /// Creates the segment and the bell and hands them to the client. `socket` must have passed [`deafen`](crate::net::discard::deafen).
     pub(super) fn start(id: u64, user: u32, socket: UnixStream, feed: Option<&OwnedFd>) -> io::Result<Self> {
         match Self::make() {
             Ok((memory, segment, bell, memfd)) => {
@@ -355,15 +354,4 @@ fn greet(socket: BorrowedFd<'_>, status: u32, fds: &[BorrowedFd<'_>]) -> io::Res
     // The empty buffer of a new socket takes a whole greeting.
     let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a greeting was cut")) }
-}
-
-/// Shuts down reading from the client, because the service never reads from it. Returns true if nothing waits in the
-/// socket, and then nothing ever will.
-///
-/// A client might send descriptors, of which dropping the socket would drop the last copy. Closing some of them blocks
-/// the thread that does it, for example a TCP socket that lingers.
-pub(super) fn deafen(socket: &UnixStream) -> io::Result<bool> {
-    socket.set_nonblocking(true)?;
-    socket.shutdown(Shutdown::Read)?;
-    Ok(rustix::io::ioctl_fionread(socket)? == 0)
 }

@@ -9,13 +9,14 @@ use engine_latency::Op;
 use memmap2::MmapRaw;
 use prost::Message as _;
 use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
 
 use super::room::SESSIONS_PER_USER;
 use super::*;
 use crate::handles::Handles;
 use crate::lookups::tests::{Pool, commit, later};
+use crate::net::discard::tests::pass_lingering;
 
 struct Raw {
     segment: Segment,
@@ -99,7 +100,7 @@ fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) ->
     let own = bells::bell().unwrap();
     let bells = Bells::new(&own, &listener).unwrap();
     let state = state(&pool);
-    let mut server = Server::new(listener, bells, Discard::start().unwrap(), &pool.engine, &state, None);
+    let mut server = Server::new(listener, bells, Discard::start("shm-close").unwrap(), &pool.engine, &state, None);
     let join = |server: &mut Server<'_>| {
         let socket = UnixStream::connect(&path).unwrap();
         server.look_around(Some(Duration::ZERO));
@@ -315,4 +316,26 @@ fn clients_that_send_delay_nobody_who_comes_after_them() {
         server.look_around(Some(Duration::ZERO));
         assert!(greeted(polite).1.is_some(), "let in at its turn");
     });
+}
+
+#[test]
+fn the_end_waits_for_no_descriptor_of_a_client_that_nobody_accepted() {
+    const LINGER: Duration = Duration::from_secs(20);
+    let pool = Pool::start();
+    let path = pool.dir.path().join("shm.sock");
+    let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
+    let bells = Bells::new(&bells::bell().unwrap(), &listener).unwrap();
+    let (state, discard) = (state(&pool), Discard::start("shm-close").unwrap());
+    let server = Server::new(listener, bells, discard, &pool.engine, &state, None);
+    let mut client = UnixStream::connect(&path).unwrap();
+    let _unread = pass_lingering(&client, LINGER, SendFlags::empty());
+    let begun = Instant::now();
+    server.end();
+    assert!(begun.elapsed() < LINGER / 2, "{:?}", begun.elapsed());
+    client.set_read_timeout(Some(LINGER * 5)).unwrap();
+    let read = client.read(&mut [0]);
+    assert!(
+        read.as_ref().map_or_else(|error| error.kind() == io::ErrorKind::ConnectionReset, |read| *read == 0),
+        "{read:?}"
+    );
 }

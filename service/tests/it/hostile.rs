@@ -1,9 +1,11 @@
-//! Clients on shared memory that misuse every descriptor they get. Meanwhile others are served, the watchdog is fed,
-//! and the service ends when told to. The last test checks which users may connect at all.
+//! Clients on shared memory that misuse every descriptor they get, and clients of both Unix sockets that pass descriptors
+//! which block. Meanwhile others are served, the watchdog is fed, and the service ends when told to. The last tests check
+//! which users may connect at all.
 
 use std::fs::Permissions;
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
@@ -17,7 +19,10 @@ use std::time::Duration;
 
 use client::{Builder, blocking};
 use memmap2::MmapRaw;
+use proto::v1::GetRequest;
+use proto::v1::kv_client::KvClient;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -28,7 +33,7 @@ use shm_layout::{Hello, Request, Segment, VERSION, Waits, op};
 use tempfile::TempDir;
 use workload::Pairs;
 
-use crate::support::{Service, columns, free_address, load, stream, wait_for};
+use crate::support::{Service, Signal, client_runtime, columns, free_address, load, stream, uds_channel, wait_for};
 use crate::systemd::Systemd;
 
 const PAIRS: u64 = 5000;
@@ -55,7 +60,8 @@ impl Setup {
         // Nothing listens at the stream's address, and lookups work anyway.
         let dir = temp.path().join("store");
         let service = Service::start_at(&dir, &options, "http://127.0.0.1:1", listen, metrics, |command| {
-            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").arg("--shm").arg(&shm).args(more)
+            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").arg("--shm").arg(&shm);
+            command.arg("--uds").arg(temp.path().join("kv.sock")).args(more)
         });
         systemd.until("READY=1");
         Self { temp, systemd, service, seed: workload.seed }
@@ -157,9 +163,26 @@ impl Rude {
     }
 }
 
-/// Connects and disconnects, keeps the received descriptors, and sends descriptors of its own.
+/// Sends a byte, and with it the last copy of a TCP socket that lingers for an hour: closing it blocks for as long. Returns
+/// the other end of the TCP connection, which must stay open and unread; `None` if nobody took the byte.
+fn pass_lingering(socket: &UnixStream, flags: SendFlags) -> Option<TcpStream> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut lingers = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (unread, _) = listener.accept().unwrap();
+    set_socket_linger(&lingers, Some(Duration::from_secs(3600))).unwrap();
+    set_socket_send_buffer_size(&lingers, 4096).unwrap();
+    lingers.set_nonblocking(true).unwrap();
+    while lingers.write(&[0; 4096]).is_ok() {}
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [lingers.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(socket, &[IoSlice::new(b"x")], &mut control, flags | SendFlags::NOSIGNAL).is_ok().then_some(unread)
+}
+
+/// Connects and disconnects, keeps the received descriptors, and sends descriptors that block whoever closes them.
 fn comes_and_goes(path: &Path, stop: &AtomicBool) {
-    let mut kept = Vec::new();
+    let (mut kept, mut unread) = (Vec::new(), Vec::new());
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
             return;
@@ -167,12 +190,8 @@ fn comes_and_goes(path: &Path, stop: &AtomicBool) {
         match n % 50 {
             0 => {
                 let Ok(socket) = UnixStream::connect(path) else { continue };
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut control = SendAncillaryBuffer::new(&mut space);
-                let own = [socket.as_fd()];
-                assert!(control.push(SendAncillaryMessage::ScmRights(&own)));
                 // The socket may be closed already.
-                let _gone = sendmsg(&socket, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL);
+                unread.extend(pass_lingering(&socket, SendFlags::empty()));
             }
             1 => {
                 let Some(rude) = Rude::connect(path) else { continue };
@@ -232,6 +251,48 @@ fn no_client_stops_the_service_or_another_client() {
     // ORDERING: Relaxed: a flag.
     stop.store(true, Ordering::Relaxed);
     abusers.into_iter().for_each(|abuser| abuser.join().unwrap());
+}
+
+/// Each of these clients would stop one of the two network threads for an hour, and with both of them everything.
+#[test]
+fn no_descriptor_that_blocks_stops_the_clients_of_the_unix_socket() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let setup = Setup::start(&[]);
+    let path = setup.temp.path().join("kv.sock");
+    let (runtime, pairs) = (client_runtime(), Pairs::new(setup.seed));
+    let mut victim = KvClient::new(runtime.block_on(uds_channel(&path)).unwrap());
+    let mut is_served = || {
+        for index in 0..20 {
+            let request = GetRequest { key: pairs.key(index).to_vec().into(), ..Default::default() };
+            let answer = runtime.block_on(async { tokio::time::timeout(LONG, victim.get(request)).await });
+            let value = answer.expect("not served").unwrap().into_inner().value;
+            assert_eq!(value.as_deref(), Some(&pairs.value(index, 0)[..]));
+        }
+    };
+    let (mut unread, mut open) = (Vec::new(), Vec::new());
+    let mut attack = |before: &[u8], flags| {
+        for stays in [true, false, true] {
+            let mut socket = UnixStream::connect(&path).unwrap();
+            socket.write_all(before).unwrap();
+            unread.extend(pass_lingering(&socket, flags));
+            // The service may have cut it.
+            socket.write_all(b"more").ok();
+            open.extend(stays.then_some(socket));
+        }
+    };
+    for flags in [SendFlags::empty(), SendFlags::OOB] {
+        for before in [&b""[..], &PREFACE[..9], PREFACE] {
+            attack(before, flags);
+            is_served();
+            setup.systemd.until("WATCHDOG=1");
+        }
+    }
+    // Clients that connect while nobody accepts, and the end.
+    setup.service.freeze();
+    attack(b"", SendFlags::empty());
+    setup.service.signal(Signal::TERM);
+    setup.service.signal(Signal::CONT);
+    assert!(setup.service.terminate().success());
 }
 
 /// Runs `does` as another user, who is a member of this group.
