@@ -107,6 +107,9 @@ fn in_place(args: &AuditArgs, archived: &Archived, place: &Workplace, stop: &Sto
     }
     let dir = copy.as_deref().unwrap_or(&args.dir);
     let engine = audit::open(dir, args.memory).map_err(Failed::by_remedy)?;
+    if copy.is_none() {
+        store::refuse_lost(dir, &engine.checkpoint()?)?;
+    }
     let compared = at_rest(args, archived, place, (dir, &*engine), stop)?;
     engine.close()?;
     Ok(compared)

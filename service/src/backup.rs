@@ -12,12 +12,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{Digest, open_existing};
+use engines::{Digest, open_existing, open_existing_accepted};
 use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
 use crate::admin;
+use crate::store;
 
 /// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
 const RECORD: &str = "snapshot.toml";
@@ -35,7 +36,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(long)]
     digest: bool,
     /// Memory for this program's engine, which opens the copy
-    #[arg(long, value_name = "BYTES", default_value_t = ByteSize::b(engines::MEMORY_MIN))]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size, default_value_t = ByteSize::b(engines::MEMORY_MIN))]
     memory: ByteSize,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct RestoreArgs {
     #[arg(long)]
     verify: bool,
     /// Memory for the engine meanwhile
-    #[arg(long, value_name = "BYTES", default_value_t = ByteSize::b(engines::MEMORY_MIN))]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size, default_value_t = ByteSize::b(engines::MEMORY_MIN))]
     memory: ByteSize,
 }
 
@@ -223,7 +224,7 @@ fn words(status: &Status) -> String {
 
 /// Opens a store that is to be copied, and runs the checks that copying it would not make.
 fn open_whole(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
-    let mut store = open_existing(dir, Some(memory))?;
+    let mut store = open_existing_accepted(dir, Some(memory), &|checkpoint| store::refuse_lost(dir, checkpoint))?;
     if let Some(known) = engines::inspect(dir)? {
         engines::check_before_copy(known.engine, &mut *store)
             .with_context(|| format!("the store to copy is damaged: dir={}", dir.display()))?;

@@ -130,8 +130,8 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             run(&config).map(|()| 0)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)).map(|()| 0),
-        Command::Snapshot(args) => backup::snapshot(&args).map(|()| 0).map_err(Failed::from),
-        Command::Restore(args) => backup::restore(&args).map(|()| 0).map_err(Failed::from),
+        Command::Snapshot(args) => backup::snapshot(&args).map(|()| 0).map_err(Failed::by_remedy),
+        Command::Restore(args) => backup::restore(&args).map(|()| 0).map_err(Failed::by_remedy),
         Command::Audit(args) => audit::run(&args),
         Command::Metrics { format } => {
             let document = match format {

@@ -86,7 +86,10 @@ pub(crate) fn look(opening: Opening<'_>) -> Result<bool, Failed> {
 
 /// Refuses a store that lacks commits which its feed's log holds. Whether the feed is kept does not matter: the log of an
 /// earlier run proves the same.
-fn refuse_lost(dir: &Path, checkpoint: &Checkpoint) -> engine_api::Result<()> {
+///
+/// # Errors
+/// [`ErrorKind::FixInput`] with both sequence numbers; I/O errors of reading the log.
+pub(crate) fn refuse_lost(dir: &Path, checkpoint: &Checkpoint) -> engine_api::Result<()> {
     feed::refuse_lost(&dir.join(FEED_DIR), checkpoint.seq)
 }
 

@@ -59,7 +59,7 @@ pub use read_only::open_read_only;
 pub use regular::read_small;
 pub use repair::{lost, repair};
 pub use store::{
-    OpenMode, check, default_engine, inspect, mark_load, open, open_accepted, open_existing, open_held, open_on,
-    options_for, refuse_unless_compiled,
+    OpenMode, check, default_engine, inspect, mark_load, open, open_accepted, open_existing, open_existing_accepted,
+    open_held, open_on, options_for, refuse_unless_compiled,
 };
 pub use terms::{LoadTerm, Terms};

@@ -83,9 +83,17 @@ pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<d
 /// # Errors
 /// The same as [`open_on`]; `FixInput` if there is no store.
 pub fn open_existing(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    open_existing_accepted(dir, memory, &|_| Ok(()))
+}
+
+/// Opens the store in `dir` as [`open_existing`] does, unless `accept` refuses its checkpoint: see [`open_accepted`].
+///
+/// # Errors
+/// The same as [`open_existing`]; the error of `accept`.
+pub fn open_existing_accepted(dir: &Path, memory: Option<ByteSize>, accept: Accept<'_>) -> Result<Box<dyn Engine>> {
     let Some(identity) = marker::read(dir)? else { return Err(no_store(dir)) };
     let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
-    open(dir, &options, OpenMode::Existing)
+    open_accepted(dir, &options, OpenMode::Existing, &Terms::default(), accept)
 }
 
 /// Checks whether [`open_on`] would refuse the directory, the options or the terms. Creates, locks and changes nothing.

@@ -37,7 +37,7 @@ impl Workplace {
     /// Makes `dir`, or takes over one that an earlier audit has left.
     ///
     /// # Errors
-    /// [`Failed::wrong`] if another audit uses the directory, or it holds other files; I/O errors.
+    /// [`Failed::wrong`] if the directory holds other files; another audit uses it; I/O errors.
     pub(super) fn open(dir: &Path) -> Result<Self, Failed> {
         let dir = std::path::absolute(dir).with_context(|| format!("cannot name dir={}", dir.display()))?;
         let failed =
@@ -55,17 +55,16 @@ impl Workplace {
         }
         let mut lock =
             File::options().create(true).truncate(false).read(true).write(true).open(&path).with_context(failed)?;
-        let in_use =
-            || Failed::wrong(anyhow!("another audit is running: work_dir={}: wait for its end", dir.display()));
+        let in_use = || anyhow!("another audit is running: work_dir={}: wait for its end", dir.display());
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(in_use()),
+            Err(TryLockError::WouldBlock) => return Err(in_use().into()),
             Err(TryLockError::Error(error)) => return Err(anyhow!(error).context(failed()).into()),
         }
         // The audit that held the lock a moment ago may have removed the file.
         let same = fs::metadata(&path).ok().zip(lock.metadata().ok()).is_some_and(|(a, b)| a.ino() == b.ino());
         if !same {
-            return Err(in_use());
+            return Err(in_use().into());
         }
         lock.set_len(0).and_then(|()| lock.write_all(MARK.as_bytes())).with_context(failed)?;
         Ok(Self { dir, _lock: lock })

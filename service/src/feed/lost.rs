@@ -1,10 +1,11 @@
 //! The proof, by the feed's log, that a store has lost commits.
 //!
-//! Owns: this comparison and its refusal. Must not: write, or judge a log that was written without flushes. Runs on the
-//! main thread, before the feed is opened.
+//! Owns: this comparison and its refusal. Must not: write, or judge a log that was written without flushes in an earlier
+//! boot of the machine. Runs on the main thread, before the feed is opened.
 //!
 //! A frame is flushed before the engine commits it, and the engine's commit is flushed before the next frame is appended.
-//! So a store has every flushed frame that another frame follows. The store's own check of its last seq, in the marker,
+//! So a store has every flushed frame that another frame follows. Without flushes the same holds until the machine stops,
+//! because a process that ends, in whatever way, takes nothing from either file. The store's own check of its last seq, in the marker,
 //! knows only where the store stood when it was last closed.
 
 use std::fs::File;
@@ -14,7 +15,7 @@ use engine_api::{Error, ErrorKind, Result};
 
 use super::record::{Beginning, SEGMENT_HEADER_BYTES};
 use super::segment::{Found, Segment, find, frame_at, header};
-use super::writer::segment_paths;
+use super::writer::{boot_id, segment_paths};
 
 /// Refuses a store that stands at `store_seq` and lacks commits that the log in `dir` holds. A log that is damaged, or of
 /// two feeds, proves nothing.
@@ -34,8 +35,8 @@ pub(crate) fn refuse_lost(dir: &Path, store_seq: u64) -> Result<()> {
     ))
 }
 
-/// Returns the sequence number that a flushed commit after `store_seq` has reached; `None` if the log has no such
-/// commit.
+/// Returns the sequence number that a commit after `store_seq` has reached, which was flushed or is of this boot of the
+/// machine; `None` if the log has no such commit.
 fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
     let paths = if dir.is_dir() { segment_paths(dir)? } else { Vec::new() };
     // A name is the segment's first seq. Any other name is looked at.
@@ -44,8 +45,9 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
         name.is_some_and(|first_seq| first_seq > store_seq)
     };
     let from = paths.iter().rposition(|path| !begins_later(path)).unwrap_or(0);
-    // The last seq of a flushed frame that the store lacks, until another frame follows it.
+    // The last seq of such a commit's frame that the store lacks, until another frame follows it.
     let (mut lacked, mut feed_id) = (None, None);
+    let certain = [0, boot_id()?];
     for path in &paths[from..] {
         let file = File::open(path)
             .map_err(|e| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), e))?;
@@ -69,7 +71,7 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
             if lacked.is_some() {
                 return Ok(lacked);
             }
-            lacked = Some(frame.last_seq()).filter(|_| identity.boot == 0);
+            lacked = Some(frame.last_seq()).filter(|_| certain.contains(&identity.boot));
             (at, seq) = (after, frame.last_seq() + 1);
         }
     }
@@ -78,11 +80,13 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
     use std::time::Duration;
 
     use engine_api::Durability;
 
     use super::super::Retention;
+    use super::super::record::{Identity, segment_header};
     use super::super::tests::{Rig, at};
     use super::*;
 
@@ -141,14 +145,25 @@ mod tests {
     }
 
     #[test]
-    fn a_log_without_flushes_proves_nothing_and_one_with_them_does_whatever_follows() {
+    fn a_log_without_flushes_proves_as_much_in_its_own_boot_and_nothing_in_a_later_one() {
         let dir = tempfile::tempdir().unwrap();
         let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, Retention { bytes: 1 << 30, time: YEAR });
         (0..4).for_each(|_| rig.commit(5));
-        assert_eq!((lost(dir.path(), 0), lost(dir.path(), 10)), (None, None));
+        let found = [0, 10, 15, 20].map(|store_seq| lost(dir.path(), store_seq));
+        assert_eq!(found, [Some(5), Some(15), None, None]);
+        of_earlier_boot(&segment_paths(dir.path()).unwrap()[0]);
+        assert_eq!([0, 10].map(|store_seq| lost(dir.path(), store_seq)), [None; 2]);
+    }
+
+    #[test]
+    fn a_log_with_flushes_proves_what_precedes_it_whatever_follows() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, Retention { bytes: 1 << 30, time: YEAR });
+        (0..4).for_each(|_| rig.commit(5));
         // From here on each commit is flushed, with all those before it.
         rig.durability = Durability::Synced;
         rig = rig.reopen();
+        of_earlier_boot(&segment_paths(dir.path()).unwrap()[0]);
         rig.commit(5);
         assert_eq!(lost(dir.path(), 10), None, "the first of them may be cut short");
         rig.commit(5);
@@ -157,7 +172,17 @@ mod tests {
         rig = rig.reopen();
         rig.commit(5);
         rig.commit(5);
+        of_earlier_boot(segment_paths(dir.path()).unwrap().last().unwrap());
         assert_eq!((lost(dir.path(), 25), lost(dir.path(), 30), lost(dir.path(), 35)), (Some(30), None, None));
+    }
+
+    /// Has a segment say that it was written before the machine last started.
+    fn of_earlier_boot(path: &Path) {
+        let (identity, beginning) = header(&File::open(path).unwrap(), path).unwrap();
+        let earlier = Identity { boot: identity.boot ^ 1, ..identity };
+        assert!(identity.boot != 0 && earlier.boot != 0, "written without flushes");
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(&segment_header(earlier, beginning), 0).unwrap();
     }
 
     #[test]

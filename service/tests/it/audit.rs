@@ -306,7 +306,7 @@ fn trip_over_other_audits(options: EngineOptions) {
     let mut service = loaded.follow(&server, &[]);
     service.wait_for_slot(SLOT + 4);
     let mut killed = loaded.waiting_audit();
-    let said = loaded.audit_with(2, &["--archive", str(&archive(FULL))]);
+    let said = loaded.audit_with(1, &["--archive", str(&archive(FULL))]);
     assert!(said.contains("another audit is running"), "{said}");
     killed.kill().unwrap();
     killed.wait().unwrap();

@@ -37,8 +37,19 @@ fn ok(args: &[&str]) -> String {
 
 #[track_caller]
 fn fails(args: &[&str]) -> String {
+    ends_with(1, args)
+}
+
+/// Runs a command that will fail again, until somebody changes something.
+#[track_caller]
+fn is_refused(args: &[&str]) -> String {
+    ends_with(2, args)
+}
+
+#[track_caller]
+fn ends_with(code: i32, args: &[&str]) -> String {
     let output = service(args);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output));
     text(&output)
 }
 
@@ -183,15 +194,19 @@ fn stored(dir: &Path) -> EngineOptions {
 fn what_would_be_overwritten_or_is_damaged_is_refused() {
     let temp = tempfile::tempdir().unwrap();
     let [dir, copy, again] = ["store", "copy", "again"].map(|name| temp.path().join(name));
-    let snapshot = |to: &Path| service(&["snapshot", "--dir", str(&dir), "--to", str(to), "--digest"]);
-    assert!(text(&snapshot(&copy)).contains("there is no store"));
+    let snapshot = ["snapshot", "--dir", str(&dir), "--to", str(&copy), "--digest"];
+    let restore = ["restore", "--from", str(&copy), "--dir", str(&dir)];
+    for args in [&snapshot[..], &restore] {
+        assert!(is_refused(args).contains("there is no store"));
+        assert!(is_refused(&[args, &["--memory", "much"]].concat()).contains("not a size"));
+    }
     stored(&dir);
-    let offline = snapshot(&copy);
-    assert!(offline.status.success() && text(&offline).contains("made_by=\"this program\""), "{}", text(&offline));
-    let taken = snapshot(&copy);
-    assert!(!taken.status.success() && text(&taken).contains("missing or empty directory"), "{}", text(&taken));
-    let taken = fails(&["restore", "--from", str(&copy), "--dir", str(&dir)]);
-    assert!(taken.contains("missing or empty directory"), "{taken}");
+    let offline = ok(&snapshot);
+    assert!(offline.contains("made_by=\"this program\""), "{offline}");
+    for args in [&snapshot[..], &restore] {
+        let taken = is_refused(args);
+        assert!(taken.contains("missing or empty directory"), "{taken}");
+    }
 
     let record = copy.join("snapshot.toml");
     let kept = fs::read_to_string(&record).unwrap();
@@ -326,7 +341,7 @@ fn a_damaged_redb_store_is_not_copied_as_a_sound_one() {
         ("snapshot", ["--dir", str(&dir), "--to", str(&copy)]),
         ("restore", ["--from", str(&dir), "--dir", str(&copy)]),
     ] {
-        let said = fails(&[&[command][..], &from].concat());
+        let said = is_refused(&[&[command][..], &from].concat());
         assert!(said.contains("the store to copy is damaged: dir=") && !copy.exists(), "{said}");
     }
 }

@@ -11,6 +11,7 @@ use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
+use crate::audit;
 use crate::support::{
     BASE_SLOT, Service, columns, digest, end, free_address, load, name_extract, secret, stream, wait_for,
 };
@@ -131,6 +132,14 @@ fn a_store_that_has_lost_commits_is_refused_until_its_feed_is_given_up() {
     for part in ["the store has lost changes: store_seq=2000 committed_seq=", dir.join("feed").to_str().unwrap()] {
         assert!(said.contains(part), "{said}");
     }
+    let (copy, archive) = (temp.path().join("copy"), audit::archive(audit::FULL));
+    for args in [["snapshot", "--to", audit::str(&copy)], ["audit", "--archive", audit::str(&archive)]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
+        let output = command.args(args).arg("--dir").arg(&dir).output().unwrap();
+        let said = audit::text(&output);
+        assert!(output.status.code() == Some(2) && said.contains("the store has lost changes: "), "{args:?}: {said}");
+    }
+    assert!(!copy.exists());
     assert_eq!(contents(&dir.join("data")), before, "the missing file can still be put back");
     fs::remove_dir_all(dir.join("feed")).unwrap();
     let mut running = Service::start(&dir, &options, &geyser, &[]);
