@@ -6,6 +6,7 @@ use std::fmt;
 
 use bootstrap::Wrong;
 use engine_api::ErrorKind;
+use rustix::io::Errno;
 
 /// Exit code for an error that may pass.
 const ERROR: u8 = 1;
@@ -27,7 +28,14 @@ impl Failed {
         Self { code: WRONG, error }
     }
 
-    /// Gives an error of the loader the exit code of its kind.
+    /// Marks an error as [`Failed::wrong`], unless its cause is a file system that became read-only: a start after it was
+    /// mounted again succeeds.
+    pub(crate) fn wrong_unless_read_only(error: anyhow::Error) -> Self {
+        let is_read_only = error.chain().any(|cause| cause.downcast_ref() == Some(&Errno::ROFS));
+        if is_read_only { error.into() } else { Self::wrong(error) }
+    }
+
+    /// Gives an error of the loader, of a copy or of an audit the exit code of its kind.
     pub(crate) fn by_remedy(error: anyhow::Error) -> Self {
         let kind = error.downcast_ref::<engine_api::Error>().map(engine_api::Error::kind);
         let lasts = error.is::<Wrong>() || matches!(kind, Some(ErrorKind::FixInput | ErrorKind::DataDamaged));

@@ -62,7 +62,7 @@ impl Checked {
     /// The first resource that cannot be used. The error's exit code says whether starting again could help.
     pub(crate) fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
         let edge = Edge::open(config.net())?;
-        config.check_sockets(at).map_err(Failed::wrong)?;
+        config.check_sockets(at).map_err(Failed::wrong_unless_read_only)?;
         if at == Moment::Start {
             // Limits belong to the process: they may differ from those of a process that checks the configuration
             // ahead.

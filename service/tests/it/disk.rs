@@ -48,6 +48,26 @@ impl Drop for Disk {
 }
 
 #[test]
+fn a_socket_on_a_file_system_that_turned_read_only_is_an_error_that_may_pass() {
+    let temp = tempfile::tempdir().unwrap();
+    let Some(disk) = Disk::mount(temp.path().join("disk")) else { return };
+    let remounted = Command::new("mount").args(["-o", "remount,ro"]).arg(&disk.0).status().unwrap();
+    assert!(remounted.success());
+    for setting in ["--uds", "--shm"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
+        command.args(["--create-empty", "--extract", "token-mint", "--geyser", "http://127.0.0.1:1", "--dir"]);
+        command.arg(temp.path().join("store")).arg(setting).arg(disk.0.join("kv.sock"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(1) && said.contains("Read-only file system"),
+            "{:?} {said}",
+            output.status
+        );
+    }
+}
+
+#[test]
 fn a_full_disk_is_reported_lookups_continue_and_space_mends_it() {
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
