@@ -6,7 +6,7 @@
 //!
 //! A connection and a source that have used up their own share are refused. If the network or all connections together
 //! have used up theirs, the connection that has held any bytes for the longest time gives way, and is cut. So several
-//! sources that never read cannot keep the others out. A source that holds little gives way to nobody.
+//! sources that never read cannot keep the others out. A source that holds little gives way only if none holds much.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -49,8 +49,8 @@ pub(super) const FREE_BYTES: usize = 1024;
 /// client that reads its answers is not cut for others.
 const HELD_MIN: Duration = Duration::from_secs(1);
 
-/// A source that holds less than this gives way to nobody: two of the largest answers. So sources that take and return
-/// their bytes in turn have no client cut that reads slowly.
+/// A source that holds less than this gives way only if no source holds more: two of the largest answers. So sources that
+/// take and return their bytes in turn have no client cut that reads slowly, and many that hold little keep nobody out.
 const SOURCE_KEPT_BYTES: u64 = BYTES_MAX / 64;
 
 /// The budget of all connections. The count itself is `figures.bytes_held`, where the metrics read it.
@@ -107,13 +107,14 @@ impl Held {
         }
     }
 
-    /// Cuts the connection whose bytes have been held for the longest time; for the network's sake only one of the
-    /// network. Returns false if none has held any for [`HELD_MIN`].
+    /// Cuts the connection whose bytes have been held for the longest time, of a source that holds much if there is one;
+    /// for the network's sake only one of the network. Returns false if none has held any for [`HELD_MIN`].
     fn make_room(&mut self, is_network: bool, now: Instant) -> bool {
         // ORDERING: Relaxed: changed only under this lock.
         let holds_much = |peer: &Peer| peer.account.bytes.load(Ordering::Relaxed) >= SOURCE_KEPT_BYTES;
-        let may_go = |Holding { peer, .. }: &&Holding| (!is_network || peer.source().is_network()) && holds_much(peer);
-        let oldest = self.charges.values().find(may_go).filter(|oldest| now - oldest.since >= HELD_MIN);
+        let of_listener = || self.charges.values().filter(|held| !is_network || held.peer.source().is_network());
+        let oldest = of_listener().find(|held| holds_much(&held.peer)).or_else(|| of_listener().next());
+        let oldest = oldest.filter(|oldest| now - oldest.since >= HELD_MIN);
         let Some(peer) = oldest.map(|oldest| Arc::clone(&oldest.peer)) else { return false };
         let of_peer = |_: &u64, holding: &mut Holding| Arc::ptr_eq(&holding.peer, &peer);
         let bytes = self.charges.extract_if(.., of_peer).map(|(_, holding)| holding.bytes).sum();
@@ -434,6 +435,31 @@ mod tests {
         tokio::time::advance(HELD_MIN).await;
         assert!(request.grow(1) && Charge::new(&newcomer).grow(part));
         assert_eq!([&early, &slow, &holders[0]].map(|peer| is_cut(peer)), [false, false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_that_hold_little_keep_nobody_out() {
+        let budget = Budget::new(Arc::default());
+        let little = SOURCE_KEPT_BYTES as usize - 1;
+        let local = Charge::new(&Peer::of_test(&budget, Source::User(7)));
+        assert!(local.grow(little));
+        let mut charges = Vec::new();
+        loop {
+            let peer = Peer::of_test(&budget, source(charges.len() as u8));
+            let charge = Charge::new(&peer);
+            if !charge.grow(little) {
+                break;
+            }
+            charges.push((peer, charge));
+            tokio::time::advance(HELD_MIN / 100).await;
+        }
+        assert!(charges.len() as u64 >= NETWORK_BYTES_MAX / SOURCE_KEPT_BYTES, "their sources fill the house");
+        tokio::time::advance(HELD_MIN).await;
+        let newcomer = Charge::new(&Peer::of_test(&budget, source(u8::MAX)));
+        assert!(newcomer.grow(little));
+        let cut: Vec<_> = charges.iter().map(|(peer, _)| is_cut(peer)).collect();
+        assert_eq!(cut.iter().position(|cut| *cut), Some(0), "the one that has held its bytes the longest");
+        assert_eq!((cut.iter().filter(|cut| **cut).count(), is_cut(&local.peer)), (1, false));
     }
 
     #[test]
