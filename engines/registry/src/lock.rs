@@ -41,7 +41,7 @@ impl DirLock {
         let opened = open_dir(dir).map_err(|e| cannot_open_dir(dir, e))?;
         // Some network file systems cannot lock a directory. There the file's lock has to do.
         if let Err(TryLockError::WouldBlock) = opened.try_lock() {
-            return Err(held_itself(dir));
+            return Err(is_read(&opened, dir).unwrap_or_else(|| held_itself(dir)));
         }
         if !is_named(dir, &opened) {
             // The previous holder has just removed the directory.
@@ -55,7 +55,8 @@ impl DirLock {
         match file.try_lock() {
             Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
             // The previous holder has just removed the file.
-            Ok(()) | Err(TryLockError::WouldBlock) => return Err(held(dir)),
+            Ok(()) => return Err(held(dir)),
+            Err(TryLockError::WouldBlock) => return Err(is_read(&file, dir).unwrap_or_else(|| held(dir))),
             Err(TryLockError::Error(e)) => {
                 return Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e));
             }
@@ -181,12 +182,16 @@ fn is_named(path: &Path, opened: &File) -> bool {
     matches!((std::fs::metadata(path), opened.metadata()), (Ok(named), Ok(held)) if Id::of(&named) == Id::of(&held))
 }
 
-/// Returns the pid in the lock file of `dir`, or `unknown` if there is none.
+/// Returns the pid in the lock file of `dir`, or `unknown` if there is none or nobody has the file's lock for writing: the
+/// pid is then the one of an earlier writer.
 fn pid(dir: &Path) -> String {
     let mut pid = String::new();
     // If the pid cannot be read, the message names only the directory.
-    let opened = regular::open(&dir.join(LOCK), OpenOptions::new().read(true));
-    let _ = opened.and_then(|mut file| file.read_to_string(&mut pid));
+    if let Ok(mut file) = regular::open(&dir.join(LOCK), OpenOptions::new().read(true))
+        && let Err(TryLockError::WouldBlock) = file.try_lock_shared()
+    {
+        let _ = file.read_to_string(&mut pid);
+    }
     match pid.trim_matches(['\0', '\n']) {
         "" => "unknown".to_owned(),
         pid => pid.to_owned(),
@@ -196,6 +201,16 @@ fn pid(dir: &Path) -> String {
 /// Returns the error of a directory that is locked itself. Any program that may read the directory can have locked it.
 fn held_itself(dir: &Path) -> Error {
     Error::new(ErrorKind::Retry, format!("{}; `fuser {}` shows who has locked the directory", held(dir), dir.display()))
+}
+
+/// Returns the error of a lock that only readers hold; `None` if a writer does. This process may not hold a lock on
+/// `locked`.
+fn is_read(locked: &File, dir: &Path) -> Option<Error> {
+    locked.try_lock_shared().ok()?;
+    let shown = dir.display();
+    let message =
+        format!("a program is reading the store: dir={shown}: wait for its end; `fuser {shown}` shows which one it is");
+    Some(Error::new(ErrorKind::Retry, message))
 }
 
 fn held(dir: &Path) -> Error {
