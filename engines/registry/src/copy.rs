@@ -18,7 +18,8 @@ use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, Identity, MARKER_TEMPORARY};
 
 /// Entries, beside the lock, of a copy that was cut short; RocksDB has `data.tmp` while it copies. The marker is not among
-/// them: a directory with one is a whole store.
+/// them: a directory with one is a whole store. The lock is the first file that a copy makes, and the last one that is
+/// removed.
 const CUT_SHORT: [&str; 5] = [DATA, "data.tmp", CONTRADICTION, "contradiction.tmp", MARKER_TEMPORARY];
 
 /// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
@@ -47,7 +48,7 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
     });
     if made.is_err() {
         // A partial copy is of no use. The first error is the one to report.
-        let _ = fs::remove_dir_all(&partial);
+        let _ = remove(&partial);
     }
     made.and_then(|()| sync_parent(dir))
 }
@@ -66,8 +67,9 @@ pub fn remove_cut_short(dir: &Path) -> Result<Option<PathBuf>> {
         return Err(under_way(&partial));
     }
     // Looked at before the lock is taken, because that would make a file in a directory of somebody else.
-    let is_ours = |name: &str| CUT_SHORT.contains(&name) || name == LOCK && lock::is_ours(&partial);
-    if let Some(name) = names(&partial)?.iter().find(|name| !is_ours(name)) {
+    let found = names(&partial)?;
+    let is_locked = found.contains(LOCK) && lock::is_ours(&partial);
+    if let Some(name) = found.iter().find(|name| !is_locked || *name != LOCK && !CUT_SHORT.contains(&name.as_str())) {
         let message = format!(
             "no copy that was cut short has left this: dir={} entry={name}: move it away, or name another place",
             partial.display()
@@ -75,11 +77,26 @@ pub fn remove_cut_short(dir: &Path) -> Result<Option<PathBuf>> {
         return Err(Error::new(ErrorKind::FixInput, message));
     }
     let lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;
-    fs::remove_dir_all(&partial).map_err(|e| {
+    remove(&partial).map_err(|e| {
         Error::io(format!("cannot remove a copy that was cut short: dir={} reason={e}", partial.display()), e)
     })?;
     drop(lock);
     Ok(Some(partial))
+}
+
+/// Removes the directory of a copy whose lock is held. The lock file goes last, so that the rest of a removal which is
+/// killed is recognised.
+fn remove(partial: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(partial)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false if entry.file_name() == LOCK => {}
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::remove_file(partial.join(LOCK))?;
+    fs::remove_dir(partial)
 }
 
 /// Builds the error for a copy that another process makes.

@@ -246,15 +246,21 @@ fn what_a_killed_copy_has_left_is_begun_anew_and_nothing_else_is_touched() {
     other.try_lock().unwrap();
     assert!(refusal(ErrorKind::Retry).contains("is under way"));
     other.unlock().unwrap();
+    // A directory without a copy's lock, which may be anybody's.
+    assert!(refusal(ErrorKind::FixInput).contains("entry=data"));
+    assert_eq!(fs::read_dir(&partial).unwrap().count(), 1, "nothing is made there");
+    fs::write(partial.join("LOCK"), "mine").unwrap();
+    refusal(ErrorKind::FixInput);
     // A whole store, and files that no copy makes.
+    fs::write(partial.join("LOCK"), "1\n").unwrap();
     for name in ["SOLKV", "mine"] {
         fs::write(partial.join(name), "").unwrap();
         assert!(refusal(ErrorKind::FixInput).contains(&format!("entry={name}")));
-        assert_eq!(fs::read_dir(&partial).unwrap().count(), 2, "nothing is made there");
+        assert_eq!(fs::read_dir(&partial).unwrap().count(), 3, "nothing is made there");
         fs::remove_file(partial.join(name)).unwrap();
     }
     // A copy that was killed, at any time before it had its marker.
-    for left in [&["data"][..], &["data", "LOCK"], &["data", "LOCK", "contradiction.toml", "SOLKV.tmp"], &[]] {
+    for left in [&["LOCK"][..], &["data", "LOCK"], &["data", "LOCK", "contradiction.toml", "SOLKV.tmp"], &[]] {
         fs::remove_dir_all(&partial).ok();
         fs::create_dir(&partial).unwrap();
         for name in left {
