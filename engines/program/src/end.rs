@@ -21,16 +21,19 @@ use crate::{out, stderr, tell};
 /// Exit code of an error.
 const ERROR: u8 = 1;
 
-/// Parses the arguments. Wrong ones end the program with exit code 2, and `--help` with 0.
+/// Parses the arguments. Wrong ones end the program with exit code 2, and `--help` with 0 unless it cannot be written.
 pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> A {
     A::try_parse_from(args).unwrap_or_else(|error| {
-        if !error.use_stderr() {
-            error.exit();
-        }
+        let to_stderr = error.use_stderr();
+        let is_terminal = if to_stderr { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
         let said = error.render();
-        let said = if io::stderr().is_terminal() { said.ansi().to_string() } else { said.to_string() };
-        tell!("{}", said.trim_end());
-        process::exit(error.exit_code())
+        let said = if is_terminal { said.ansi().to_string() } else { said.to_string() };
+        if to_stderr {
+            tell!("{}", said.trim_end());
+            process::exit(error.exit_code())
+        }
+        out::print(format_args!("{said}"));
+        process::exit(last_code(A::command().get_name(), 0).into())
     })
 }
 
@@ -38,12 +41,17 @@ pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> A {
 /// could not be written to standard output, which is an error.
 pub fn end(name: &str, code: u8) -> ExitCode {
     LIMITER.tell_left_out();
-    let failure = out::failure();
-    if let Some(error) = &failure {
-        tell!("{name}: cannot write to standard output: reason={error}");
-    }
+    let code = last_code(name, code);
     stderr::wait();
-    ExitCode::from(if failure.is_some() { code.max(ERROR) } else { code })
+    ExitCode::from(code)
+}
+
+/// Reports text that could not be written to standard output. Returns the exit code of a program that would end with
+/// `code` otherwise.
+fn last_code(name: &str, code: u8) -> u8 {
+    let Some(error) = out::failure() else { return code };
+    tell!("{name}: cannot write to standard output: reason={error}");
+    code.max(ERROR)
 }
 
 /// Has a panic of any thread end the program `name` with exit code 1, except where `is_caught` says that its thread

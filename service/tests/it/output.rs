@@ -177,11 +177,15 @@ fn a_program_ends_with_its_code_whatever_becomes_of_its_last_line() {
     load.args(["--engine", engine, "--dir", store, "--pairs", "1000", "--seed", "1"]);
     assert!(load.output().unwrap().status.success());
     let again = ["--engine", engine, "--dir", store, "--pairs", "1000", "--seed", "1", "--resume"];
-    let commands: [(&str, &[&str], i32); 10] = [
+    let commands: [(&str, &[&str], i32); 14] = [
         ("bootstrap", &again, 0),
         ("bootstrap", &["info", "--dir", store], 0),
         ("bootstrap", &["info", "--dir", nowhere], 1),
         ("bootstrap", &["info", "--nothing"], 2),
+        ("bootstrap", &["--help"], 0),
+        ("service", &["--version"], 0),
+        ("service", &["run", "--help"], 0),
+        ("loadgen", &["--help"], 0),
         ("service", &["completions", "bash"], 0),
         ("service", &["run", "--dir", nowhere, "--geyser", "http://127.0.0.1:1"], 2),
         ("service", &["run", "--nothing"], 2),
