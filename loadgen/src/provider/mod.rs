@@ -76,15 +76,15 @@ pub struct ProviderArgs {
     #[arg(
         long,
         value_name = "URL",
-        conflicts_with_all = ["start_slot", "slot_ms", "http", "grpc", "unit", "max_lag", "log"]
+        conflicts_with_all = ["start_slot", "slot_time", "http", "grpc", "unit", "max_lag", "log"]
     )]
     pub of: Option<String>,
     /// Slot with which the chain begins
     #[arg(long, value_name = "SLOT", default_value_t = 1000)]
     pub start_slot: u64,
-    /// Time from one slot to the next, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 400)]
-    pub slot_ms: u64,
+    /// Time from one slot to the next
+    #[arg(long, value_name = "DURATION", value_parser = slot_time, default_value = "400ms")]
+    pub slot_time: Duration,
     /// Address of the service's HTTP pages
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
     pub http: String,
@@ -106,6 +106,13 @@ pub struct ProviderArgs {
     /// Write a JSON line a second: the server's act, the service's answers, and whether they were right
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
+}
+
+/// Parses the time between two slots, which the chain counts in milliseconds.
+fn slot_time(text: &str) -> Result<Duration> {
+    let time = humantime::parse_duration(text)?;
+    ensure!(time.as_millis() > 0, "a slot takes 1ms at least");
+    Ok(time)
 }
 
 /// Judges the service's answers, one second after the other.
@@ -154,7 +161,7 @@ pub fn run(args: &ProviderArgs) -> Result<()> {
         (0..args.seconds).all(|second| play.second(&provider, second));
         return provider.stop();
     }
-    let provider = Provider::start(&args.listen, args.start_slot, args.slot_ms)?;
+    let provider = Provider::start(&args.listen, args.start_slot, args.slot_time.as_millis() as u64)?;
     say!("listening={}", provider.address());
     play.judged(&provider)?;
     provider.stop()
@@ -227,6 +234,12 @@ mod tests {
         let one = Some(ready);
         let (readyz, health, status, status_json, dashboard, metric) = (one, one, one, one, one, one);
         Said { readyz, health, status, status_json, dashboard, metric, lag_s: Some(lag_s), ..Said::default() }
+    }
+
+    #[test]
+    fn a_slot_takes_a_time() {
+        assert_eq!(slot_time("400ms").unwrap(), Duration::from_millis(400));
+        assert!(slot_time("400").is_err() && slot_time("999us").is_err());
     }
 
     #[test]
