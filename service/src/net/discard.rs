@@ -1,6 +1,6 @@
 //! Closing Unix sockets that hold unread data, without waiting for anything in the data.
 //!
-//! Owns: the threads `shm-close` and `uds-close`, one for each socket that clients connect to. Must not: close such a
+//! Owns: the threads `local-close`, one for each socket that clients connect to. Must not: close such a
 //! socket on a thread that serves others. It may hold descriptors, and closing the last copy of one may block, for
 //! example a TCP socket that lingers. A listener may hold connections with such data, which nobody has accepted.
 //! Threads: `shm-lookup` and the network edge hand sockets over.
@@ -35,15 +35,15 @@ pub(crate) struct Discard {
 }
 
 impl Discard {
-    /// Starts the thread, with this name.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The system refuses another thread.
-    pub(crate) fn start(name: &'static str) -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         let (sockets, received) = channel();
         let waiting = Arc::<AtomicUsize>::default();
         let left = Arc::clone(&waiting);
-        Builder::new().name(name.to_owned()).spawn(move || close_all(name, &received, &left))?;
+        Builder::new().name("local-close".to_owned()).spawn(move || close_all(&received, &left))?;
         Ok(Self { sockets, waiting })
     }
 
@@ -71,7 +71,7 @@ pub(crate) fn deafen(socket: &UnixStream) -> io::Result<bool> {
     Ok(rustix::io::ioctl_fionread(socket)? == 0)
 }
 
-fn close_all(name: &str, received: &Receiver<OwnedFd>, waiting: &AtomicUsize) {
+fn close_all(received: &Receiver<OwnedFd>, waiting: &AtomicUsize) {
     while let Ok(first) = received.recv() {
         let batch: Vec<_> = std::iter::once(first).chain(received.try_iter()).collect();
         let (count, last) = (batch.len(), batch.iter().map(|socket| socket.as_raw_fd().cast_unsigned()).max());
@@ -83,7 +83,7 @@ fn close_all(name: &str, received: &Receiver<OwnedFd>, waiting: &AtomicUsize) {
             // An error of either call means that `close_all` has ended.
             let _ended = copied.send(has_own).map(|()| is_closed.recv());
         };
-        let started = Builder::new().name(name.to_owned()).spawn(keep_until_closed).is_ok();
+        let started = Builder::new().name("local-close".to_owned()).spawn(keep_until_closed).is_ok();
         if !(started && has_copy.recv().is_ok_and(|has_own| has_own)) {
             tracing::debug!("sockets that hold data are closed without a copy: this may take long");
         }
@@ -139,7 +139,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_descriptor_that_lingers_delays_no_other_socket() {
-        let discard = Discard::start("close").unwrap();
+        let discard = Discard::start().unwrap();
         let mut kept = Vec::new();
         for _ in 0..3 {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -165,7 +165,7 @@ pub(crate) mod tests {
         assert!(!discard.has_room());
         let left = Arc::clone(&discard.waiting);
         drop(discard);
-        close_all("close", &received, &left);
+        close_all(&received, &left);
         assert_eq!(left.load(Ordering::Relaxed), 0);
     }
 

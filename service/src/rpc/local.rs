@@ -1,8 +1,8 @@
 //! Connections of the Unix socket, whose clients may pass descriptors along with their bytes.
 //!
 //! Owns: such a connection from its acceptance to its closing. Must not: receive a descriptor, or drop one. Closing the
-//! last copy of some blocks, for example of a TCP socket that lingers. Threads: the network edge; `uds-close` closes
-//! what holds anything.
+//! last copy of some blocks, for example of a TCP socket that lingers. Threads: the network edge; `local-close` closes
+//! sockets that hold anything.
 //!
 //! Bytes are looked at before they are read. The kernel says then whether descriptors came with them, and keeps these
 //! in the socket. Such a connection ends, and its socket is closed elsewhere, with all that it holds. So are the sockets
@@ -130,7 +130,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_passes_bytes_in_both_directions_to_its_end() {
-        let (mut ours, mut theirs) = pair(&Discard::start("close").unwrap());
+        let (mut ours, mut theirs) = pair(&Discard::start().unwrap());
         let sent: Vec<u8> = (0..200_000u32).map(|n| n as u8).collect();
         let expected = sent.clone();
         let client = std::thread::spawn(move || {
@@ -148,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_passes_descriptors_is_cut_and_nobody_waits_for_them() {
-        let (discard, begun) = (Discard::start("close").unwrap(), Instant::now());
+        let (discard, begun) = (Discard::start().unwrap(), Instant::now());
         let mut kept = Vec::new();
         for flags in [SendFlags::empty(), SendFlags::OOB] {
             for (before, is_read) in [("", true), ("PRI", true), ("PRI", false), ("", false)] {

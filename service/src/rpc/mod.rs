@@ -165,7 +165,7 @@ where
     let on_uds = async {
         let Some(uds) = uds else { return anyhow::Ok(()) };
         let (listener, _file) = uds.into_parts();
-        let discard = Discard::start("uds-close").context("cannot start the thread that closes connections")?;
+        let discard = Discard::start().context("cannot start the thread that closes connections")?;
         let incoming = connections(Listening::Uds(ManuallyDrop::new(listener), discard), terms(uds_limit));
         Ok(router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await?)
     };

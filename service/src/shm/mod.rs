@@ -99,8 +99,7 @@ impl ShmServer {
         let (listener, file) = uds::bind(path, access)?;
         let doorbell = Arc::new(bells::bell().context("cannot make an eventfd")?);
         let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
-        let discard =
-            Discard::start("shm-close").context("cannot start the thread that closes shared-memory sockets")?;
+        let discard = Discard::start().context("cannot start the thread that closes shared-memory sockets")?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let pulse = pulses.add("shm-lookup");

@@ -100,7 +100,7 @@ fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) ->
     let own = bells::bell().unwrap();
     let bells = Bells::new(&own, &listener).unwrap();
     let state = state(&pool);
-    let mut server = Server::new(listener, bells, Discard::start("shm-close").unwrap(), &pool.engine, &state, None);
+    let mut server = Server::new(listener, bells, Discard::start().unwrap(), &pool.engine, &state, None);
     let join = |server: &mut Server<'_>| {
         let socket = UnixStream::connect(&path).unwrap();
         server.look_around(Some(Duration::ZERO));
@@ -325,7 +325,7 @@ fn the_end_waits_for_no_descriptor_of_a_client_that_nobody_accepted() {
     let path = pool.dir.path().join("shm.sock");
     let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
     let bells = Bells::new(&bells::bell().unwrap(), &listener).unwrap();
-    let (state, discard) = (state(&pool), Discard::start("shm-close").unwrap());
+    let (state, discard) = (state(&pool), Discard::start().unwrap());
     let server = Server::new(listener, bells, discard, &pool.engine, &state, None);
     let mut client = UnixStream::connect(&path).unwrap();
     let _unread = pass_lingering(&client, LINGER, SendFlags::empty());
