@@ -69,6 +69,11 @@ pub(crate) struct AuditArgs {
 /// to stop.
 pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
     let stop = Stop::install()?;
+    // Also where it waits for an archive, before there is anything to keep.
+    run_until(args, &stop).or_else(|failed| stop.asked().ok_or(failed))
+}
+
+fn run_until(args: &AuditArgs, stop: &Stop) -> Result<u8, Failed> {
     let extract = extract(args)?;
     let archived =
         Archived::open(&args.archive, args.incremental.as_deref(), extract, args.slot).map_err(Failed::by_remedy)?;
@@ -80,7 +85,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
         history(args, &archived, &ChainCheckpoint { seq, slot, ..ChainCheckpoint::default() })?;
     }
     let place = Workplace::open(&work_dir)?;
-    let outcome = in_place(args, &archived, &place, &stop);
+    let outcome = in_place(args, &archived, &place, stop);
     let sort_dir = place.sort_dir();
     place.clean();
     if let Some(code) = stop.asked() {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
@@ -325,6 +326,14 @@ fn trip_over_other_audits(options: EngineOptions) {
         assert!(!left.join("copy-1").exists(), "the copy is gone");
         assert!(loaded.audit(0, &[]).contains("equal: "));
     }
+    // One that waits for the first byte of a server has no work directory yet.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/{}", silent.local_addr().unwrap(), archive(FULL).file_name().unwrap().display());
+    let mut stopped = loaded.command(&["--archive", &url]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let connection = silent.accept().unwrap();
+    signal(&stopped, Signal::TERM);
+    assert_eq!(stopped.wait().unwrap().code(), Some(143));
+    drop(connection);
     // Files that no audit has made stay.
     let mine = loaded.temp.path().join("mine");
     fs::create_dir(&mine).unwrap();
