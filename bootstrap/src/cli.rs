@@ -34,7 +34,7 @@ Examples:
   solkv-bootstrap scrub --dir /data/solkv
   solkv-bootstrap repair --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest
-  solkv-bootstrap get --dir /data/solkv So11111111111111111111111111111111111111112
+  solkv-bootstrap get --dir /data/solkv TOKEN_ACCOUNT
 
 'load --help' explains the options of a load. The word load may be left out, and so may
 migrate if --from-store is given. 'solkv-service snapshot' makes copies, and

@@ -23,9 +23,9 @@ type Cell = fn(&ReportSeries) -> String;
 
 const ROWS: [(&str, Cell); 6] = [
     ("avg", |series| micros(series.mean_ns)),
-    ("p90", |series| micros(series.p90_ns as f64)),
-    ("p99", |series| micros(series.p99_ns as f64)),
-    ("p99.9", |series| micros(series.p999_ns as f64)),
+    ("p90", |series| known(series, 10, series.p90_ns)),
+    ("p99", |series| known(series, 100, series.p99_ns)),
+    ("p99.9", |series| known(series, 1_000, series.p999_ns)),
     ("max", |series| micros(series.max_ns as f64)),
     ("count", |series| grouped(series.count)),
 ];
@@ -35,8 +35,8 @@ const ITEM_NOTE: &str = "Commit / item: the time of a commit divided by the even
 
 /// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
 /// p99.9 and max of negative reads, positive reads, writes, commits, commits per item and calls of get_many, each with
-/// the number of recorded values. A cell is `-` if nothing was recorded, and a group that no column has is left out. A
-/// sentence after the table explains commits per item, if there are any.
+/// the number of recorded values. A cell is `-` if nothing was recorded, or too few values for a percentile. A group that
+/// no column has is left out. A sentence after the table explains commits per item, if there are any.
 pub fn live_table(columns: &[(String, &Report)]) -> String {
     let mut rows: Vec<Vec<String>> =
         vec![std::iter::once(String::new()).chain(columns.iter().map(|(name, _)| name.clone())).collect()];
@@ -98,6 +98,11 @@ pub fn grouped(count: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// Formats a percentile that one in `one_in` values exceeds. With fewer values it would only be their maximum again.
+fn known(series: &ReportSeries, one_in: u64, nanos: u64) -> String {
+    if series.count < one_in { "-".to_owned() } else { micros(nanos as f64) }
 }
 
 fn series_of(report: &Report, op: Op) -> Option<&ReportSeries> {

@@ -35,9 +35,11 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
     remove_cut_short(dir)?;
     let partial = partial(dir)?;
     let shown = partial.display();
-    new_dir(&partial).map_err(|e| match e.kind() {
-        Io::AlreadyExists => under_way(&partial),
-        _ => Error::io(format!("cannot make the copy's directory: dir={shown} reason={e}"), e),
+    partial.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| new_dir(&partial)).map_err(|e| {
+        match e.kind() {
+            Io::AlreadyExists => under_way(&partial),
+            _ => Error::io(format!("cannot make the copy's directory: dir={shown} reason={e}"), e),
+        }
     })?;
     // Held until the copy has its name: whoever finds the directory unlocked knows that nobody will finish it.
     let _lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;

@@ -95,7 +95,10 @@ impl<'de> Deserialize<'de> for Key {
         if KEYS.contains(&key.as_str()) {
             return Ok(Self(key));
         }
+        // A setting that lost the unit at the end of its name is nearer than one with as many letters.
+        let of_old = KEYS.iter().find(|known| key.strip_prefix(**known).is_some_and(|unit| unit.starts_with('_')));
         let near = KEYS.iter().min_by_key(|known| edits(&key, known)).filter(|known| edits(&key, known) <= EDITS_MAX);
+        let near = of_old.or(near);
         let meant =
             near.map_or_else(|| "`service run --help` lists all".to_owned(), |near| format!("did you mean {near}?"));
         Err(D::Error::custom(format_args!("unknown setting {key}: {meant}")))

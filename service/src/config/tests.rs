@@ -92,6 +92,7 @@ fn unknown_keys_and_missing_values_are_named() {
         ("comit_every", "did you mean commit_every?"),
         ("listne", "did you mean listen?"),
         ("max_lag_ms", "did you mean max_lag?"),
+        ("max_lag_seconds", "did you mean max_lag?"),
         ("nothing_of_the_kind", "--help"),
     ] {
         let error = format!("{key} = 1").parse::<Settings>().unwrap_err().to_string();
