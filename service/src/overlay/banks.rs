@@ -290,7 +290,8 @@ impl Banks {
     }
 
     /// Starts a new connection. Whole banks stay, without their ids: another server, or the same one restarted, uses
-    /// other ids.
+    /// other ids. Banks that were dropped for their number do not matter any more: only one whose start is seen counts.
+    /// Returns whether the view may have changed.
     fn connected(&mut self) -> bool {
         for held in self.slots.values_mut() {
             held.begun = false;
@@ -305,7 +306,7 @@ impl Banks {
             });
         }
         self.slots.retain(|_, held| !held.banks.is_empty());
-        false
+        self.overflow_through.take().is_some()
     }
 
     /// Notes the first shred of a slot, or the creation of a bank by a server without bank ids.

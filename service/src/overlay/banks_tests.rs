@@ -226,3 +226,18 @@ fn too_much_is_dropped_and_refused_until_the_engine_has_it() {
         assert_eq!(path(&banks), [slot + 1]);
     }
 }
+
+#[test]
+fn what_was_dropped_is_forgotten_with_its_connection() {
+    let mut banks = Banks::new(Some(base(10)), Limits { banks_max: 2, bytes_max: usize::MAX });
+    // A false slot far ahead, which the engine reaches late or never.
+    feed(&mut banks, [11, 12, 5000].map(|slot| account(slot, None, A, 1, 1)));
+    assert!(banks.view().overflowed);
+    assert!(banks.push(Seen::Connected), "the view changes");
+    assert!(!banks.view().overflowed);
+    feed(&mut banks, whole(base(11), base(10), 2).into_iter().skip(1));
+    assert_eq!(path(&banks), [] as [u64; 0], "its start was seen on neither connection");
+    banks.push(Seen::Connected);
+    feed(&mut banks, whole(base(11), base(10), 3));
+    assert_eq!((path(&banks), tip_value(&banks, A)), (vec![11], Some(3)));
+}

@@ -206,5 +206,5 @@ fn too_many_banks_are_refused_and_never_answered_wrong() {
     let met = play(11, 4000, Limits { banks_max: 7, bytes_max: usize::MAX }, false);
     assert!(met.overflowed > 100 && met.ahead > 50 && met.finalized > 100, "{met:?}");
     let met = play(13, 4000, Limits { banks_max: 100, bytes_max: 4000 }, false);
-    assert!(met.overflowed > 100 && met.ahead > 50, "{met:?}");
+    assert!(met.overflowed > 50 && met.ahead > 50, "{met:?}");
 }
