@@ -13,7 +13,8 @@ use crate::chain::{Gap, SLOT_END};
 /// How servers say that they no longer have the slot that a replay begins with: the code, a part of the text, and whether
 /// a server says the same of a slot that it does not have yet.
 const LOST: [(Code, &str, bool); 5] = [
-    (Code::OutOfRange, "broadcast from", false),
+    // Only a stock server says "broadcast from".
+    (Code::OutOfRange, "", false),
     // Yellowstone before 2025.
     (Code::Internal, "broadcast from", false),
     // richat, and providers that run it.
@@ -23,6 +24,9 @@ const LOST: [(Code, &str, bool); 5] = [
     // LaserStream, without a text that is always the same.
     (Code::DataLoss, "", false),
 ];
+
+/// The client's words for a message above its limit.
+const TOO_LARGE: &str = "message length too large";
 
 /// The question to a server, which decides the meaning of its refusal.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,7 +102,7 @@ pub(super) fn status_ended(status: &Status, terms: &Terms) -> Ended {
         Code::Unimplemented => Ended::Refused(format!(
             "the server does not serve this request: {said}; geyser has to name a Yellowstone gRPC server"
         )),
-        // The same code is also given for a message that was too large, which is no gap.
+        // A message that was too large is no gap.
         Code::OutOfRange => Ended::Refused(format!("the stream cannot be read: message={message:?}")),
         // The client gives the same code for a message that is too large once it is decompressed.
         Code::ResourceExhausted if !message.contains("decompressing") => Ended::Retry(format!(
@@ -141,7 +145,8 @@ fn not_yet(said: &str, terms: &Terms) -> Ended {
 
 /// Returns the meaning of a server's words where they say that it no longer has the slot that it was asked for.
 fn lost_ended(code: Code, message: &str, terms: &Terms) -> Option<Ended> {
-    let from_slot = terms.from_slot?;
+    // The client gives the code of a lost slot for a message that is too large.
+    let from_slot = terms.from_slot.filter(|_| !message.contains(TOO_LARGE))?;
     let is_said = |(of, text, _): &&(Code, &str, bool)| *of == code && message.contains(text);
     let (.., or_not_yet) = LOST.iter().find(is_said)?;
     let (applied, said) = (terms.applied.unwrap_or(from_slot), format!("code={code:?} message={message:?}"));
@@ -300,6 +305,8 @@ mod tests {
             (Status::invalid_argument(format!("{richat} 100; first available: 120")), 119),
             (Status::invalid_argument("first available slot: 120"), 119),
             (Status::data_loss("the slot is not there any more"), 101),
+            (Status::out_of_range("from_slot is too old"), 101),
+            (Status::out_of_range(""), 101),
         ] {
             let ended = status_ended(&status, &at(Some(100)));
             let Ended::Gap(gap) = ended else { panic!("{status}: {ended:?}") };
