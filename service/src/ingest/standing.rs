@@ -18,6 +18,7 @@ use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::State;
+use super::assemble::DEFAULT_SLOTS_MAX;
 use crate::chain::{Gap, Phase};
 use crate::figure::unix_ms;
 use crate::readiness::Age;
@@ -135,10 +136,13 @@ impl Standing {
     /// false where the provider is distrusted instead, because it contradicts the chain.
     pub(super) fn gap(&mut self, mut gap: Gap) -> bool {
         self.give_up();
-        // A message may name any slot. With this bound the gap is over once slots are applied that were known when the
-        // gap was found. If the known slot is old, the gap only ends earlier.
-        let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
-        gap.first_slot = gap.first_slot.min(newest.saturating_add(1));
+        // A message may name any slot. With these bounds the gap is over once slots are applied that were known when the
+        // gap was found. If the known slot is old, the gap only ends earlier. One block meta that nothing has confirmed
+        // may be the newest known slot; so the gap begins no further ahead than slots may wait for a parent.
+        let (newest, applied) = (self.state.readiness.newest_slot(), self.state.resume.slot());
+        let known = newest.max(applied).map_or(0, |slot| slot.saturating_add(1));
+        let near = applied.map_or(0, |slot| slot.saturating_add(1 + DEFAULT_SLOTS_MAX as u64));
+        gap.first_slot = gap.first_slot.min(known).min(near);
         if gap.contradicts {
             if self.role != Role::Spool {
                 // The newest slot may be committed later than this, which decides nothing.
@@ -261,6 +265,17 @@ mod tests {
         standing.gap(gap(1 << 39));
         standing.committed(14, 0);
         assert!(state.readiness.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
+        state.resume.set_slot(14);
+        state.readiness.set_newest_slot(5000);
+        standing.gap(gap(4000));
+        standing.committed(314, 0);
+        assert!(state.readiness.verdict().gap.is_some(), "as many slots may wait for a parent");
+        standing.committed(315, 0);
+        assert_eq!(
+            state.readiness.verdict().gap,
+            None,
+            "nothing has confirmed the block that is said to be the newest"
+        );
     }
 
     #[test]
