@@ -73,9 +73,10 @@ fn drain(assembler: &mut Assembler, state: &State) {
     while let Some(slot) = assembler.next() {
         let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, .. } = slot;
         assert!(slot < SLOT_END, "slot={slot}");
+        // Also of the first one, where there is no base.
+        assert!(slot - parent_slot <= reach(Some(Duration::MAX)), "slot={slot} parent_slot={parent_slot}");
         if let Some(last) = last {
             assert!(slot > last.slot && parent_slot == last.slot);
-            assert!(slot - last.slot <= reach(Some(Duration::MAX)), "slot={slot} last={last:?}");
             assert!(last.blockhash == [0; 32] || parent_blockhash == last.blockhash, "slot={slot} of another chain");
         }
         let keys: HashSet<_> = events.iter().map(|event| event.key).collect();

@@ -87,7 +87,7 @@ impl<'a> Intake<'a> {
     fn check(&self, input: &Input) -> Result<(), Gap> {
         let Input::BlockMeta { slot, parent_slot, .. } = *input else { return Ok(()) };
         // What is applied already may come again.
-        let is_later = self.state.resume.slot().is_some_and(|applied| slot > applied);
+        let is_later = self.state.resume.slot().is_none_or(|applied| slot > applied);
         let (above, reach) = (slot.saturating_sub(parent_slot), self.state.readiness.reach());
         if !is_later || above <= reach || self.state.providers.is_claimed_by_another(slot, self.at) {
             return Ok(());
@@ -241,6 +241,18 @@ mod tests {
         assert!(intake.take(finalized(1000)).is_ok());
         state.overlay.settle();
         assert_eq!(state.overlay.slot(crate::chain::Commitment::Finalized), Some(1000));
+    }
+
+    #[test]
+    fn the_first_slot_of_a_store_or_a_spool_without_a_base_is_no_further_above_its_parent_either() {
+        let state = State::at(ChainCheckpoint::default()).with_providers(["a", "b"].map(str::to_owned));
+        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        assert!(take(1000, 999).is_ok() && take(6000, 1000).is_ok());
+        let gap = take(1 << 39, 1000).unwrap_err();
+        assert_eq!((gap.first_slot, gap.last_slot), (0, 0));
+        assert!(gap.detail.contains("more than reach=5000"), "{}", gap.detail);
+        state.providers.claim(1, 1 << 39);
+        assert!(take(1 << 39, 1000).is_ok(), "another provider has it");
     }
 
     #[test]

@@ -58,6 +58,25 @@ fn one_provider_with_an_absurd_slot_is_a_gap_and_goes_on_once_it_is_right() {
 }
 
 #[test]
+fn an_empty_store_does_not_begin_with_an_absurd_slot() {
+    let temp = tempfile::tempdir().unwrap();
+    let only = provider(BASE_SLOT + 1);
+    only.set(Act::Leaps);
+    let geyser = format!("http://{}", only.address());
+    let mut service = Service::start(&temp.path().join("store"), &columns().remove(0), &geyser, &[]);
+    let status = wait_for("a gap", || Some(service.status()).filter(|status| status["gap"] != Value::Null));
+    let gap = &status["gap"];
+    assert!(gap["detail"].as_str().unwrap().contains("more than reach="), "{gap}");
+    assert!(gap["first_slot"].as_u64().unwrap() < FAR_SLOT, "{gap}");
+    only.set(Act::Serves);
+    let slot = wait_for("a slot", || service.slot());
+    assert!(slot < FAR_SLOT, "slot={slot}");
+    service.wait_for_slot(slot + 10);
+    assert!(service.terminate().success());
+    only.stop().unwrap();
+}
+
+#[test]
 fn of_two_providers_the_right_one_goes_on_and_stays_trusted() {
     for at_once in ["1", "2"] {
         for act in [Act::Leaps, Act::Overflows] {
