@@ -25,6 +25,15 @@ pub enum Malformed {
     Data([u8; 32], usize),
 }
 
+/// How much of the data of a token account has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Nothing,
+    /// The value's slice, and too few of the other slices for any account that the token programs make, except a mint.
+    Cut,
+    Data,
+}
+
 impl Selection {
     /// Extracts the event of one update, whose data must be sliced as [`data_slices`](Self::data_slices) asks.
     ///
@@ -55,12 +64,21 @@ impl Selection {
         }
     }
 
-    /// Whether an open account of a token program came with data, under a token extraction. `None` for any other account.
-    pub(super) fn token_has_data(self, account: &SubscribeUpdateAccountInfo) -> Option<bool> {
+    /// Returns how much of the data of an open account of a token program has come, under a token extraction. `None` for a
+    /// mint, whose data end early, and for any other account.
+    pub(super) fn token_data(self, account: &SubscribeUpdateAccountInfo) -> Option<Sent> {
         let is_token = self.extract != Extract::AccountOwner
             && account.lamports > 0
             && bytes_32(&account.owner).is_some_and(|owner| TokenProgram::of(&owner).is_some());
-        is_token.then_some(!account.data.is_empty())
+        let (offset, _) = self.extract.value_slice();
+        match &account.data[..] {
+            _ if !is_token => None,
+            [] => Some(Sent::Nothing),
+            data if self.follow == Follow::Exact && token::is_short(data) => {
+                (!token::is_mint(offset, data)).then_some(Sent::Cut)
+            }
+            _ => Some(Sent::Data),
+        }
     }
 
     /// Returns offset and length, in bytes, of the parts of an account's data to subscribe to, ascending. They are the

@@ -14,7 +14,7 @@
 //! | `slot` of other statuses and accounts | far ahead: held within the limits of the assembler, and applied only with a block meta |
 //! | `status` | an unknown number is ignored |
 //! | `blockhash`, `parent_blockhash`, `pubkey`, `owner` | not 32 bytes: malformed |
-//! | `data` | no length that honest slices give: malformed; none at all: see [`Tokens`] |
+//! | `data` | no length that honest slices give: malformed; none at all, or the first slice alone: see [`Tokens`] |
 //! | `lamports` | only 0 has a meaning: the account is closed |
 //! | `write_version` | compared within one slot, never computed with |
 //! | `created_at` | out of range: the nearest time; an impossible time is an unknown lag, and not ready |
@@ -31,6 +31,7 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 use super::State;
 use super::assemble::Input;
 use super::convert::{Converted, MalformedUpdate, convert};
+use super::extract::Sent;
 use super::follow::Selection;
 use super::subscribe::Commitment;
 use crate::chain::{Gap, SLOT_END};
@@ -39,8 +40,8 @@ use crate::figure::count;
 /// Minimum number of updates of token accounts by which [`Tokens`] judges a server. A mainnet slot has more.
 const TOKENS_MIN: u64 = 32;
 
-/// Of [`TOKENS_SHARE`] updates of token accounts, all but one may come without data from a server that sends data. Accounts
-/// of the token programs without data are rare, because the programs make none.
+/// Of [`TOKENS_SHARE`] updates of token accounts, all but one may come without data, or with the first slice alone, from a
+/// server that honours the request. Such accounts of the token programs are rare, because the programs make none.
 const TOKENS_SHARE: u64 = 10;
 
 /// The check of one connection's messages.
@@ -113,36 +114,50 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// The updates of one connection about accounts of the token programs with lamports, by whether they have data.
+/// The updates of one connection about accounts of the token programs with lamports, by whether they have their data.
+/// Mints are left out.
 ///
 /// A server that leaves data out would take each token account out of the map as it is written. It is judged before the end
-/// of each slot.
+/// of each slot, by the updates since it was judged last.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     all: u64,
     without_data: u64,
+    /// Number of updates with the first slice of the data alone.
+    cut: u64,
 }
 
 impl Tokens {
     /// Counts a message if it is about a token account with lamports.
     pub(crate) fn note(&mut self, selection: Selection, update: &SubscribeUpdate) {
         let Some(UpdateOneof::Account(update)) = &update.update_oneof else { return };
-        if let Some(has_data) = update.account.as_ref().and_then(|account| selection.token_has_data(account)) {
+        if let Some(sent) = update.account.as_ref().and_then(|account| selection.token_data(account)) {
             self.all += 1;
-            self.without_data += u64::from(!has_data);
+            self.without_data += u64::from(sent == Sent::Nothing);
+            self.cut += u64::from(sent == Sent::Cut);
         }
     }
 
-    /// Judges the server. The error says that it leaves data out.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let Self { all, without_data } = *self;
-        if all < TOKENS_MIN || (all - without_data).saturating_mul(TOKENS_SHARE) >= all {
+    /// Judges the server, once it has sent enough. The error says that it leaves data out.
+    pub(crate) fn check(&mut self) -> Result<(), String> {
+        if self.all < TOKENS_MIN {
             return Ok(());
         }
-        Err(format!(
-            "the server leaves out the data of accounts: {without_data} of {all} updates of token accounts came without \
-             any; have it send accounts_data_slice, or follow another server"
-        ))
+        let Self { all, without_data, cut } = std::mem::take(self);
+        if (all - without_data - cut).saturating_mul(TOKENS_SHARE) >= all {
+            return Ok(());
+        }
+        let what = if without_data >= cut {
+            format!(
+                "{without_data} of {all} updates of token accounts came without any; have it send accounts_data_slice"
+            )
+        } else {
+            format!(
+                "{cut} of {all} updates of token accounts came with the first slice alone; have it send every slice of \
+                 accounts_data_slice"
+            )
+        };
+        Err(format!("the server leaves out the data of accounts: {what}, or follow another server"))
     }
 }
 
@@ -222,6 +237,18 @@ mod tests {
     }
 
     #[test]
+    fn the_first_slot_of_a_store_or_a_spool_without_a_base_is_no_further_above_its_parent_either() {
+        let state = State::at(ChainCheckpoint::default()).with_providers(["a", "b"].map(str::to_owned));
+        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        assert!(take(1000, 999).is_ok() && take(6000, 1000).is_ok());
+        let gap = take(1 << 39, 1000).unwrap_err();
+        assert_eq!((gap.first_slot, gap.last_slot), (0, 0));
+        assert!(gap.detail.contains("more than reach=5000"), "{}", gap.detail);
+        state.providers.claim(1, 1 << 39);
+        assert!(take(1 << 39, 1000).is_ok(), "another provider has it");
+    }
+
+    #[test]
     fn a_false_slot_is_in_the_words_of_its_gap_alone_and_is_never_final() {
         let state = state();
         state.overlay.begin(Base { slot: 1000, blockhash: [1; 32] });
@@ -244,18 +271,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_slot_of_a_store_or_a_spool_without_a_base_is_no_further_above_its_parent_either() {
-        let state = State::at(ChainCheckpoint::default()).with_providers(["a", "b"].map(str::to_owned));
-        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
-        assert!(take(1000, 999).is_ok() && take(6000, 1000).is_ok());
-        let gap = take(1 << 39, 1000).unwrap_err();
-        assert_eq!((gap.first_slot, gap.last_slot), (0, 0));
-        assert!(gap.detail.contains("more than reach=5000"), "{}", gap.detail);
-        state.providers.claim(1, 1 << 39);
-        assert!(take(1 << 39, 1000).is_ok(), "another provider has it");
-    }
-
-    #[test]
     fn a_server_without_data_is_told_from_one_with_a_few_empty_accounts() {
         let state = state();
         let whole = [vec![9; 32], vec![1, 0]].concat();
@@ -270,6 +285,42 @@ mod tests {
         let mut intake = Intake::new(ALL, Commitment::Confirmed, 0, &state);
         (0..1000).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
         assert!(intake.take(meta(1001, 1000)).is_ok(), "an extraction that asks for no data");
+    }
+
+    #[test]
+    fn a_server_that_sends_the_first_slice_alone_is_told_from_one_that_sends_mints() {
+        let state = state();
+        let mint = || [vec![9; 14], vec![1, 0, 0, 0], vec![9; 14]].concat();
+        for (data, words) in [
+            (vec![9; 32], Some("1000 of 1000 updates of token accounts came with the first slice alone")),
+            (vec![9; 33], Some("have it send every slice of accounts_data_slice")),
+            (mint(), None),
+            (vec![9; 34], None),
+        ] {
+            let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+            (0..1000).for_each(|_| assert!(intake.take(token(data.clone())).is_ok()));
+            let ended = intake.take(meta(1001, 1000)).err().map(|gap| gap.detail);
+            assert_eq!(ended.is_some(), words.is_some(), "{data:?}: {ended:?}");
+            assert!(ended.zip(words).is_none_or(|(detail, words)| detail.contains(words)), "{data:?}");
+        }
+        let follow = Selection { follow: Follow::Wallets, ..TOKENS };
+        let mut intake = Intake::new(follow, Commitment::Confirmed, 0, &state);
+        (0..1000).for_each(|_| assert!(intake.take(token(vec![9; 32])).is_ok()));
+        assert!(intake.take(meta(1001, 1000)).is_ok(), "one slice is all that is asked for");
+    }
+
+    #[test]
+    fn updates_with_data_do_not_hide_later_ones_without() {
+        let state = state();
+        let whole = [vec![9; 32], vec![1, 0]].concat();
+        let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+        (0..10_000).for_each(|_| assert!(intake.take(token(whole.clone())).is_ok()));
+        assert!(intake.take(meta(1001, 1000)).is_ok());
+        for slot in 1002..1004 {
+            (0..16).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
+            // Too few in one slot to judge by.
+            assert_eq!(intake.take(meta(slot, slot - 1)).is_err(), slot == 1003);
+        }
     }
 
     /// Numbers near each bound, and a few of the chain.
