@@ -180,11 +180,33 @@ fn a_slot_that_comes_again_and_again_takes_no_more_memory_and_the_newest_copy_co
     let next = feed(&mut assembler, &[meta(12, 11), confirmed(12)]);
     assert_eq!(updates(&next[0])[0], [(1, 1), (2, 4)]);
     // Late updates that fill the memory leave it to the next connection.
-    for key in 0..=u8::MAX {
-        feed(&mut assembler, &[account(12, key, 1, 1)]);
+    for key in 0..=1_u64 << 16 {
+        let event = Event { key: hash(key), value: Some([1; 32]), write_version: 1 };
+        feed(&mut assembler, &[Input::Account { slot: 12, event }]);
     }
     assembler.restart(assembler.last());
     assert_eq!(assembler.late.updates(), 0);
+}
+
+#[test]
+fn a_late_update_of_the_last_slot_stays_where_the_next_connection_begins_after_that_slot() {
+    let late = [account(11, 1, 1, 1), meta(11, 10), confirmed(11), account(11, 2, 7, 2)];
+    let mut assembler = from(10);
+    feed(&mut assembler, &late);
+    // Another provider takes over, and is asked for the next slot.
+    assembler.restart(assembler.last());
+    feed(&mut assembler, &[Input::Reconnected]);
+    let next = feed(&mut assembler, &[account(12, 3, 8, 1), meta(12, 11), confirmed(12)]);
+    assert_eq!(updates(&next[0]), [vec![(2, 7)], vec![(3, 8)]]);
+    let mut assembler = from(10);
+    feed(&mut assembler, &late);
+    assembler.restart(assembler.last());
+    feed(
+        &mut assembler,
+        &[Input::Reconnected, account(11, 1, 1, 1), account(11, 2, 9, 2), meta(11, 10), confirmed(11)],
+    );
+    let next = feed(&mut assembler, &[meta(12, 11), confirmed(12)]);
+    assert_eq!(updates(&next[0])[0], [(1, 1), (2, 9)], "the slot has come again");
 }
 
 #[test]

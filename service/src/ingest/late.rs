@@ -147,10 +147,11 @@ impl Late {
         self.passed = None;
     }
 
-    /// Notes that slots are assembled anew after `newest`, which the next connection sends again. Updates of older slots
-    /// stay, unless they are very many.
+    /// Notes that slots are assembled anew after `newest`. Updates of slots up to there stay, unless they are very many:
+    /// those of `newest` too, because the next connection may begin right after it. If it sends `newest` again, that copy
+    /// replaces them.
     pub(super) fn restarted(&mut self, newest: Option<u64>) {
-        self.updates.retain(|(slot, _)| Some(*slot) < newest);
+        self.updates.retain(|(slot, _)| Some(*slot) <= newest);
         if self.updates.len() > KEPT_MAX {
             self.updates = Vec::new();
         }
