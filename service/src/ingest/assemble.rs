@@ -212,6 +212,12 @@ impl Assembler {
         Some(slot)
     }
 
+    /// Removes and returns the updates that came after their slot was handed out, each with that slot. They would go out with
+    /// the next one.
+    pub fn take_late(&mut self) -> Vec<(u64, Event)> {
+        self.late.drain()
+    }
+
     /// Returns a gap when the held slots show that slots are missing, or when they exceed the limits.
     pub fn check_gap(&self) -> Option<Gap> {
         let last = self.last?;

@@ -12,8 +12,8 @@
 //! of that slot goes out once more, with the next slot, and replaces its earlier updates. Values that the map has
 //! already change nothing.
 //!
-//! Of two streams at once, late updates go out with the copy of the slot that is passed on. Those of the other copy are
-//! dropped, and the merging reports that the two copies of the earlier slot differ.
+//! Of two streams at once, the late updates of both go out with the next slot that is passed on, whichever stream it is of.
+//! The merging drops those that the slots passed on have overwritten.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
@@ -85,6 +85,16 @@ impl Late {
     /// taken.
     pub(super) fn pass(&mut self, slot: u64) {
         self.passed = Some(slot);
+    }
+
+    /// Removes and returns the updates, each with its own slot.
+    pub(super) fn drain(&mut self) -> Vec<(u64, Event)> {
+        std::mem::take(&mut self.updates)
+    }
+
+    /// Has an update of a slot that was handed out go out with the next one.
+    pub(super) fn keep(&mut self, slot: u64, event: Event) {
+        self.updates.push((slot, event));
     }
 
     /// Number of updates that go out with the next slot.

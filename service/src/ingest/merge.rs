@@ -11,7 +11,8 @@
 //! other lane contradicts the applied chain, as a provider that takes over may, and the same rule distrusts it.
 //!
 //! Two lanes may also send different accounts of one block. A blockhash does not cover the accounts that a server
-//! sends, so nothing in the stream shows which of them is right: the difference is reported, and an audit decides.
+//! sends, so nothing in the stream shows which of them is right: the difference is reported, and an audit decides. An
+//! update that comes after its slot is no difference: it goes out with the next slot that is passed on, of either lane.
 
 mod differing;
 mod lane;
@@ -23,17 +24,22 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use tracing::error;
 
 use self::differing::{Difference, Differing};
 pub(super) use self::lane::Lane;
 use self::passed::{Passed, Place};
 use super::State;
 use super::assemble::Input;
+use super::late::Late;
 use super::receive::{Message, Wholes};
 use crate::chain::{Base, Gap, WholeSlot};
 
 /// How often the lanes' state is looked at while nothing arrives.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Maximum number of late updates that wait for the next slot. More of them come from a server that errs.
+const LATE_MAX: usize = 1 << 18;
 
 /// The end of the merging, because ingest-apply has ended.
 struct Closed;
@@ -51,6 +57,8 @@ pub(super) struct Merge {
     /// The newest gap of a lane and its provider, until it is over or ingest-apply is told.
     gap: Option<(usize, Gap)>,
     differing: Differing,
+    /// The late updates of all lanes, until the next slot is passed on.
+    late: Late,
 }
 
 impl Merge {
@@ -58,9 +66,9 @@ impl Merge {
     pub(super) fn new(mut lanes: Vec<Lane>, out: mpsc::Sender<Message>, state: State) -> Self {
         let base = applied(&state);
         lanes.iter_mut().for_each(|lane| lane.restart(base));
-        let differing = Differing::default();
+        let (differing, late) = (Differing::default(), Late::default());
         let out = Wholes::new(out);
-        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing }
+        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing, late }
     }
 
     /// Takes the messages of the lanes' receivers until one of them or ingest-apply ends.
@@ -114,7 +122,9 @@ impl Merge {
         }
         let ends_slot = matches!(&message, Message::Batch(inputs)
             if !matches!(inputs.last(), Some(Input::Account { .. })));
-        if let Some(gap) = self.lanes[at].take(message) {
+        let gap = self.lanes[at].take(message);
+        self.gather_late(at);
+        if let Some(gap) = gap {
             self.lack(at, gap);
         }
         let mut has_passed = self.hand_out().await?;
@@ -130,6 +140,23 @@ impl Merge {
             self.out.queue().try_send(Message::Beat).ok();
         }
         Ok(())
+    }
+
+    /// Keeps the late updates of a lane, except those that the slots passed on have overwritten.
+    fn gather_late(&mut self, at: usize) {
+        let provider = self.lanes[at].provider();
+        for (slot, event) in self.lanes[at].take_late() {
+            match self.passed.lacks(slot, provider, &event.key) {
+                Some(true) if self.late.updates() < LATE_MAX => self.late.keep(slot, event),
+                Some(false) => {}
+                _ => error!(
+                    slot,
+                    provider = self.state.providers.name(provider),
+                    "an update came too late to compare it with the slots after its own: it is not applied, and the store may \
+                     hold an older value; check it with `service audit`"
+                ),
+            }
+        }
     }
 
     /// Places the next whole slots of all lanes. Returns whether one was passed on.
@@ -170,8 +197,9 @@ impl Merge {
         Ok(false)
     }
 
-    async fn pass(&mut self, provider: usize, slot: WholeSlot) -> Result<(), Closed> {
+    async fn pass(&mut self, provider: usize, mut slot: WholeSlot) -> Result<(), Closed> {
         self.follow(provider).await?;
+        slot.late += self.late.put_before(&mut slot.events);
         self.passed.push(&slot, provider);
         self.lanes.iter_mut().for_each(|lane| lane.passed(slot.slot, provider));
         self.state.providers.was_first(provider);
@@ -245,6 +273,7 @@ impl Merge {
         }
         self.told = None;
         let base = self.passed.rewind(applied(&self.state));
+        self.late.restarted(base.map(|base| base.slot));
         self.lanes.iter_mut().for_each(|lane| lane.give_up(base));
     }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::chain::{Base, Event, Gap, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, Input, Limits};
 use crate::ingest::late::Lines;
@@ -110,6 +110,12 @@ impl Lane {
             // A lane gets its messages from a receiver alone, which sends none of these.
             Message::Slot(_) | Message::Heal(_) | Message::Beat => None,
         }
+    }
+
+    /// Removes and returns the updates that came after their slot, each with that slot. The lane's next slot may not be the one
+    /// that is passed on.
+    pub(super) fn take_late(&mut self) -> Vec<(u64, Event)> {
+        self.assembler.take_late()
     }
 
     /// Returns the next slot of the lane's chain, if it is whole.

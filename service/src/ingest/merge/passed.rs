@@ -1,15 +1,18 @@
 //! The slots that a merge has passed on, and the comparison of other slots with them.
 //!
-//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block and a hash of its accounts. Must not: decide which
-//! provider is trusted. Runs on the receivers' task.
+//! Owns: the newest [`REMEMBERED_SLOTS`] of them, each with its block, a hash of its accounts and those of its keys. Must not:
+//! decide which provider is trusted. Runs on the receivers' task.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasher as _;
 
 use foldhash::fast::RandomState;
 
 use crate::chain::{Base, WholeSlot};
 use crate::ingest::assemble::REMEMBERED_SLOTS;
+
+/// Maximum number of keys of all remembered slots but the newest: those of more than a minute of mainnet, in some 10 MB.
+const KEYS_MAX: usize = 1 << 19;
 
 /// Placeholder for an unknown blockhash.
 const UNKNOWN: [u8; 32] = [0; 32];
@@ -32,6 +35,8 @@ pub(super) struct Passed {
     last: Option<Base>,
     /// Ascending by slot; at most [`REMEMBERED_SLOTS`].
     slots: VecDeque<Slot>,
+    /// The newest slot whose keys are forgotten.
+    forgotten: Option<u64>,
     /// It has a new seed in each process, so that nobody can make two contents with one hash.
     hasher: RandomState,
 }
@@ -42,12 +47,14 @@ struct Slot {
     /// Sum of the hashes of key and value of each account.
     content: u64,
     events: usize,
+    /// Hashes of the keys of its accounts; none once they are forgotten.
+    keys: HashSet<u64, RandomState>,
 }
 
 impl Passed {
     /// Begins after `base`, before any slot was passed on.
     pub(super) fn after(base: Option<Base>) -> Self {
-        Self { last: base, slots: VecDeque::new(), hasher: RandomState::default() }
+        Self { last: base, slots: VecDeque::new(), forgotten: None, hasher: RandomState::default() }
     }
 
     /// The newest slot that was passed on; before the first one, the base.
@@ -82,11 +89,33 @@ impl Passed {
     /// Notes that the next slot is passed on.
     pub(super) fn push(&mut self, slot: &WholeSlot, provider: usize) {
         if self.slots.len() == REMEMBERED_SLOTS {
-            self.slots.pop_front();
+            let oldest = self.slots.pop_front();
+            self.forgotten = self.forgotten.max(oldest.map(|oldest| oldest.base.slot));
         }
+        let mut held: usize = self.slots.iter().map(|passed| passed.keys.len()).sum();
+        for oldest in &mut self.slots {
+            if held <= KEYS_MAX {
+                break;
+            }
+            held -= std::mem::take(&mut oldest.keys).len();
+            self.forgotten = self.forgotten.max(Some(oldest.base.slot));
+        }
+        let keys = slot.own_events().iter().map(|event| self.hasher.hash_one(event.key)).collect();
         let (base, content, events) = (slot.base(), self.content(slot), slot.own_events().len());
         self.last = Some(base);
-        self.slots.push_back(Slot { base, provider, content, events });
+        self.slots.push_back(Slot { base, provider, content, events, keys });
+    }
+
+    /// Whether an update of `key` in `slot` that came late, from this provider, is the newest one: no later slot has the key,
+    /// nor has the slot itself if the copy of another provider was passed on. `None` if their keys are forgotten.
+    pub(super) fn lacks(&self, slot: u64, provider: usize, key: &[u8; 32]) -> Option<bool> {
+        if Some(slot) <= self.forgotten {
+            return None;
+        }
+        let key = self.hasher.hash_one(key);
+        let is_newer =
+            |passed: &&Slot| passed.base.slot > slot || passed.base.slot == slot && passed.provider != provider;
+        Some(!self.slots.iter().rev().take_while(is_newer).any(|passed| passed.keys.contains(&key)))
     }
 
     /// Goes back to `base`, whose blockhash may be unknown. Returns it with its blockhash, as far as that is known.
@@ -161,5 +190,25 @@ mod tests {
         assert_eq!(passed.rewind(at(11, [99; 32])), at(11, [99; 32]), "ingest-apply has another block");
         assert_eq!(passed.place(&slot(12, 12, &[7])), contradicts(&slot(12, 12, &[7]), at(11, [99; 32]).unwrap()));
         assert_eq!(passed.rewind(at(10, UNKNOWN)), at(10, UNKNOWN));
+    }
+
+    #[test]
+    fn a_key_is_looked_for_in_later_slots_and_in_another_providers_copy_of_its_own() {
+        let mut passed = Passed::after(Some(Base { slot: 10, blockhash: [10; 32] }));
+        passed.push(&slot(11, 11, &[1]), 0);
+        passed.push(&slot(12, 12, &[2]), 1);
+        let lacks = |slot, provider, key| passed.lacks(slot, provider, &[key; 32]);
+        assert_eq!([lacks(11, 0, 1), lacks(11, 1, 1), lacks(11, 0, 2)], [Some(true), Some(false), Some(false)]);
+        assert_eq!([lacks(12, 1, 1), lacks(12, 0, 1), lacks(10, 0, 1)], [Some(true), Some(true), Some(false)]);
+        let event = |key: u64| {
+            let mut of_key = [9; 32];
+            of_key[..8].copy_from_slice(&key.to_le_bytes());
+            Event { key: of_key, value: None, write_version: 0 }
+        };
+        let large = WholeSlot { events: (0..=KEYS_MAX as u64).map(event).collect(), ..slot(13, 13, &[]) };
+        passed.push(&large, 0);
+        assert_eq!(passed.lacks(11, 0, &[7; 32]), Some(true));
+        passed.push(&slot(14, 14, &[]), 0);
+        assert_eq!([13, 14].map(|slot| passed.lacks(slot, 0, &[7; 32])), [None, Some(true)], "too many keys to keep");
     }
 }

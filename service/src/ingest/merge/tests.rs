@@ -83,6 +83,99 @@ impl Two {
     }
 }
 
+/// The inputs of a slot whose accounts are these keys, with the slot's number as their value.
+fn of_keys(number: u64, keys: &[u8]) -> Vec<Input> {
+    let mut inputs = slot(number, 1);
+    inputs.splice(..1, keys.iter().map(|key| account(number, *key, number as u8)));
+    inputs
+}
+
+fn account(slot: u64, key: u8, value: u8) -> Input {
+    let event = Event { key: [key; 32], value: Some([value; 32]), write_version: u64::from(value) };
+    Input::Account { slot, event }
+}
+
+impl Two {
+    /// Returns the slots that ingest-apply got since the last call, each with key and value of its late updates.
+    fn late(&mut self) -> Vec<(u64, Vec<(u8, u8)>)> {
+        let mut slots = Vec::new();
+        while let Ok(message) = self.passed.try_recv() {
+            if let Message::Slot(whole) = message {
+                let late = whole.slot.events[..whole.slot.late].iter();
+                slots.push((whole.slot.slot, late.map(|event| (event.key[0], event.value.unwrap()[0])).collect()));
+            }
+        }
+        slots
+    }
+}
+
+#[tokio::test]
+async fn a_late_update_of_either_lane_goes_out_with_the_next_slot_of_any() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    for lane in [0, 1] {
+        two.take(lane, Message::Batch(of_keys(11, &[1, 2]))).await;
+    }
+    assert_eq!(two.late(), [(11, vec![])]);
+    // Lane 1 comes second in each slot.
+    two.take(1, Message::Batch(vec![account(11, 1, 70), account(11, 3, 71), account(11, 4, 72)])).await;
+    two.take(0, Message::Batch(vec![account(11, 2, 73)])).await;
+    two.take(0, Message::Batch(of_keys(12, &[4, 5]))).await;
+    let late = vec![(3, 71), (2, 73)];
+    assert_eq!(two.late(), [(12, late)], "slot 12 has key 4, and the copy of key 1 that was first stays");
+    two.take(1, Message::Batch(vec![account(11, 5, 80), account(11, 6, 81)])).await;
+    two.take(1, Message::Batch(of_keys(12, &[4, 5]))).await;
+    two.take(0, Message::Batch(of_keys(13, &[]))).await;
+    assert_eq!(two.late(), [(13, vec![(6, 81)])], "a later slot that was passed on has key 5");
+}
+
+#[tokio::test]
+async fn a_late_update_of_a_lane_that_is_passed_over_or_connects_anew_is_kept() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    for lane in [0, 1] {
+        two.take(lane, Message::Batch(of_keys(11, &[1]))).await;
+    }
+    two.late();
+    // Lane 1 lacks slot 12.
+    two.take(1, Message::Batch([of_keys(13, &[1]), vec![account(11, 2, 70)]].concat())).await;
+    two.take(0, Message::Batch(of_keys(12, &[1]))).await;
+    assert_eq!(two.late(), [(12, vec![(2, 70)]), (13, vec![])]);
+    two.take(1, Message::Batch(vec![account(13, 3, 71)])).await;
+    two.connect(1, 1).await;
+    two.take(0, Message::Batch(of_keys(13, &[1]))).await;
+    two.take(0, Message::Batch(of_keys(14, &[1]))).await;
+    assert_eq!(two.late(), [(14, vec![(3, 71)])]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_parent_goes_on_from_one_connection_of_a_lane_to_the_next() {
+    let mut two = Two::new();
+    two.connect(0, 0).await;
+    two.connect(1, 1).await;
+    let state = two.merge.lanes[0].state().clone();
+    for round in 0..12 {
+        assert!(!two.merge.lanes[0].is_in_gap(), "{round}");
+        let open = state.open();
+        // Another slot each time, as where a server ignores `from_slot`.
+        two.take(0, Message::Reconnected { provider: 0 }).await;
+        two.take(0, Message::Batch(slot(20 + round, 1))).await;
+        for _ in 0..10 {
+            assert!(two.merge.look().is_ok());
+            tokio::time::advance(LOOK_EVERY).await;
+        }
+        assert!(two.merge.look().is_ok());
+        assert_eq!(state.resume.slots_of(round + 2), 0, "no progress");
+        drop(open);
+        // This time does not count.
+        tokio::time::advance(Duration::from_secs(40)).await;
+        assert!(two.merge.look().is_ok());
+    }
+    assert!(two.merge.lanes[0].is_in_gap(), "60 s in all");
+}
+
 fn gap(slot: u64) -> Message {
     Message::Gap(Gap { first_slot: slot, last_slot: slot, detail: "lost".to_owned(), contradicts: false })
 }
