@@ -88,9 +88,9 @@ pub struct Readiness {
 pub struct Awaited {
     pub slot: u64,
     pub parent_slot: u64,
-    /// Time at which the slot began to wait.
+    /// Time at which slots began to wait, moved on by the time without a connection.
     pub since: Instant,
-    /// How long the slot may wait on one connection before the parent counts as missing.
+    /// How long slots may wait before a parent counts as missing.
     pub gap_timeout: Duration,
 }
 

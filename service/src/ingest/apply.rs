@@ -51,8 +51,8 @@ pub struct ApplyConfig {
     pub batch: batch::Limits,
     /// Maximum time between commits while slots keep coming. Slots share a commit until then.
     pub commit_interval: Duration,
-    /// How long a whole slot waits for its parent before the parent counts as missing. The clock stands still while
-    /// there is no connection.
+    /// How long whole slots wait for a parent, over all connections, before it counts as missing. The clock stands still
+    /// while there is no connection.
     pub gap_timeout: Duration,
     /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
     pub full_retry: Duration,
@@ -193,8 +193,8 @@ impl Apply {
                 }
             }
             Message::Reconnected { provider } => {
-                // The replay may bring the missing slots, so the wait for a parent starts over.
-                self.waiting.over();
+                // The replay may bring the missing slots.
+                self.waiting.pause();
                 if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.complete);

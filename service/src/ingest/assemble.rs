@@ -81,8 +81,8 @@ pub struct Assembler {
     late: Late,
     /// The newest slot that the connection has shown to exist.
     newest: Option<u64>,
-    /// Number of slots that this connection has made whole.
-    wholes: u64,
+    /// Number of slots of this connection that were handed out.
+    handed_out: u64,
     dropped: Dropped,
 }
 
@@ -115,7 +115,7 @@ impl Assembler {
             positions: KeyMap::default(),
             late: Late::default(),
             newest: base.map(|base| base.slot),
-            wholes: 0,
+            handed_out: 0,
             dropped: Dropped::default(),
         }
     }
@@ -136,7 +136,7 @@ impl Assembler {
             Input::Status { .. } => Ok(()),
             Input::Reconnected => {
                 self.drop_held();
-                self.wholes = 0;
+                self.handed_out = 0;
                 Ok(())
             }
         }
@@ -201,8 +201,8 @@ impl Assembler {
         self.late.complete(slot.slot, &slot.events);
         slot.late = self.late.put_before(&mut slot.events);
         let base = slot.base();
-        self.last = Some(base);
-        self.newest = Some(base.slot);
+        (self.last, self.newest) = (Some(base), Some(base.slot));
+        self.handed_out += 1;
         if self.remembered.len() == REMEMBERED_SLOTS {
             self.remembered.pop_front();
         }
@@ -267,9 +267,10 @@ impl Assembler {
         })
     }
 
-    /// Number of slots that the newest connection has made whole. Each can be applied, now or once its parent has come.
-    pub fn wholes(&self) -> u64 {
-        self.wholes
+    /// Number of slots of the newest connection that were handed out. One that waits for its parent is none, because the
+    /// parent may never come.
+    pub fn handed_out(&self) -> u64 {
+        self.handed_out
     }
 
     /// The newest slot that the newest connection has shown to exist. No single message shows that, because a status or a
@@ -280,8 +281,11 @@ impl Assembler {
     }
 
     /// Returns the first slot after the last one that is not whole, with the name of its missing part. `None` where there
-    /// is no such slot.
+    /// is no such slot, or where a whole slot waits for its parent, for which there is a time of its own.
     pub fn incomplete(&self) -> Option<(u64, &'static str)> {
+        if self.awaits_parent().is_some() {
+            return None;
+        }
         let after = self.last.map_or(0, |last| last.slot + 1);
         let (slot, partial) = self.partial.range(after..).next()?;
         Some((*slot, if partial.meta.is_some() { "no confirmation" } else { "no block meta" }))
@@ -401,7 +405,6 @@ impl Assembler {
         let Meta { blockhash, parent_slot, parent_blockhash, created_unix_ms } = meta;
         let whole = WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, late: 0 };
         self.whole.insert(slot, whole);
-        self.wholes += 1;
     }
 
     /// Makes the first whole slot's parent whole, and its parent in turn, as far as their block metas have come: a

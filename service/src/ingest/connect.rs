@@ -116,8 +116,8 @@ impl<C: Client> Connection<C> {
         self.heard = true;
     }
 
-    /// Notes that the last message read was of use: a slot was applied, or can be. A server is of no use if it sends
-    /// only pings, old slots, or parts of slots that never become complete.
+    /// Notes that the last message read was of use: a slot was handed out to be applied. A server is of no use if it sends
+    /// only pings, old slots, slots whose parent is missing, or parts of slots that never become complete.
     pub(crate) fn progressed(&mut self) {
         self.idle = Duration::ZERO;
         self.terms.from_slot = None;

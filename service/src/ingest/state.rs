@@ -97,7 +97,7 @@ impl State {
     /// index. Writer: the thread of the assembler.
     pub(super) fn brought(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
         // ORDERING: Relaxed: see `Resume::slots_of`.
-        self.resume.brought.store(packed(connection, assembler.wholes()), Ordering::Relaxed);
+        self.resume.brought.store(packed(connection, assembler.handed_out()), Ordering::Relaxed);
         let newest = assembler.newest().unwrap_or(0);
         self.readiness.set_newest_slot(newest);
         provider.into_iter().for_each(|index| self.providers.set_newest_slot(index, newest));
@@ -187,7 +187,7 @@ pub(super) struct Resume {
     announced: AtomicU64,
     /// Whether the receiver has a subscription. Writer: the receiver.
     is_open: AtomicBool,
-    /// Number of a connection, and of the slots that it has made whole, as [`packed`].
+    /// Number of a connection, and of its slots that were handed out, as [`packed`].
     brought: AtomicU64,
     /// Number of ticks that were sent to the assembler's thread, and of those that it has taken in.
     ticks_sent: AtomicU64,
@@ -254,7 +254,7 @@ impl Resume {
         self.announced.load(Ordering::Relaxed)
     }
 
-    /// Number of slots that the `connection`-th connection has made whole, as far as the assembler's thread has come.
+    /// Number of slots of the `connection`-th connection that were handed out, as far as the assembler's thread has come.
     pub(super) fn slots_of(&self, connection: u64) -> u64 {
         // ORDERING: Relaxed: a later value is seen at the next look.
         let brought = self.brought.load(Ordering::Relaxed);
@@ -328,6 +328,7 @@ mod tests {
         state.resume.tick_taken(&assembler);
         assert_eq!((state.resume.is_taken_in(), state.resume.incomplete()), (true, Some((11, "no confirmation"))));
         assembler.push(Input::Status { slot, confirmed: true, dead: false }).unwrap();
+        assert!(assembler.next().is_some());
         state.brought(Some(0), 3, &assembler);
         assert_eq!([2, 3, 4].map(|connection| state.resume.slots_of(connection)), [0, 1, 0]);
         assert_eq!((state.readiness.newest_slot(), state.providers.newest_slot(0)), (Some(11), Some(11)));

@@ -1,6 +1,7 @@
-//! How long a whole slot has waited for its parent.
+//! How long whole slots have waited for a parent, while none was handed out.
 //!
-//! Owns: the time at which the wait began. Must not: end a connection. Runs where an assembler runs.
+//! Owns: that time, which goes on from one connection to the next: a server may end its streams more often than the time
+//! limit. It stands still while there is no connection. Must not: end a connection. Runs where an assembler runs.
 
 use std::time::Duration;
 
@@ -14,28 +15,41 @@ use crate::readiness::Awaited;
 /// The wait of an assembler's first whole slot for its parent.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    since: Option<Instant>,
+    /// The time of the waits on earlier connections, or before another slot was the first.
+    before: Duration,
+    /// When the present wait would have begun without a pause, and when it was looked at last.
+    present: Option<(Instant, Instant)>,
     gap_timeout: Duration,
 }
 
 impl Waiting {
     /// Creates the wait at the start, when no slot waits. A parent counts as missing after `gap_timeout`.
     pub(super) fn new(gap_timeout: Duration) -> Self {
-        Self { since: None, gap_timeout }
+        Self { before: Duration::ZERO, present: None, gap_timeout }
     }
 
-    /// Notes that the slot no longer waits, or that a new connection may bring its parent.
+    /// Notes that a slot was handed out, or that the missing slots are a gap.
     pub(super) fn over(&mut self) {
-        self.since = None;
+        (self.before, self.present) = (Duration::ZERO, None);
     }
 
-    /// Returns the slot that waits, with the time at which the wait began, which is now if it is new.
+    /// Notes that no slot waits at this moment, or that another connection may bring the parent. The wait ended when it was
+    /// looked at last.
+    pub(super) fn pause(&mut self) {
+        if let Some((since, seen)) = self.present.take() {
+            self.before = seen.duration_since(since);
+        }
+    }
+
+    /// Returns the slot that waits, with the time at which the wait would have begun without a pause.
     pub(super) fn awaited(&mut self, assembler: &Assembler) -> Option<Awaited> {
         let Some((slot, parent_slot)) = assembler.awaits_parent() else {
-            self.since = None;
+            self.pause();
             return None;
         };
-        let since = *self.since.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        let since = self.present.map_or_else(|| now.checked_sub(self.before).unwrap_or(now), |(since, _)| since);
+        self.present = Some((since, now));
         Some(Awaited { slot, parent_slot, since, gap_timeout: self.gap_timeout })
     }
 

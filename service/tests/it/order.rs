@@ -1,4 +1,5 @@
-//! Servers that send the parts of a slot in another order than a stock server, or leave a confirmation out.
+//! Servers that send the parts of a slot in another order than a stock server, leave a confirmation out, or lack a slot and
+//! end each stream soon.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use proto::v1::kv_client::KvClient;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use crate::scripted::{Manner, Scripted, Slot, is_confirmation, slot_of};
-use crate::support::{BASE_SLOT, Service, client_runtime, columns, load};
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, load, wait_for};
 
 /// Slots in which the key of each number gets the slot's number as its value.
 fn slots(keys: &[&[u8]]) -> Vec<Slot> {
@@ -85,4 +86,38 @@ fn confirmations_that_run_far_ahead_of_the_slots_are_no_gap() {
     let (values, log, connects) = follow(&keys, manner, &["--idle-timeout", "3s"]);
     assert_eq!((values[0], connects), (45, 1.0));
     assert!(!log.contains("gap:"), "{log}");
+}
+
+/// Starts a server that lacks the first of these slots and ends each stream soon, and a service that follows it. `more` are
+/// further options of the service.
+fn follow_one_that_forgets(slots: &[Slot], more: &[&str]) -> (Service, Scripted, tempfile::TempDir) {
+    let temp = tempfile::tempdir().unwrap();
+    let manner = Manner { forgets: true, pace: Duration::from_millis(100), ..Manner::default() };
+    let server = Scripted::start_as(slots[1..].to_vec(), manner);
+    let (dir, options) = (temp.path().join("store"), columns().remove(0));
+    load(&dir, &options, &loadgen::stream::options("--pairs 1").unwrap().0);
+    let more = [&["--extract", "account-owner"], more].concat();
+    (Service::start(&dir, &options, &server.url(), &more), server, temp)
+}
+
+#[test]
+fn a_missing_slot_is_a_gap_although_the_server_ends_each_stream_sooner() {
+    let slots = slots(&[&[1][..]; 6]);
+    let (mut service, _server, _temp) = follow_one_that_forgets(&slots, &["--gap-timeout", "2s"]);
+    let gap = wait_for("a gap", || Some(service.status()["gap"].clone()).filter(|gap| !gap.is_null()));
+    assert_eq!(gap["first_slot"], BASE_SLOT + 1, "{gap}");
+    assert!(gap["detail"].as_str().unwrap().contains("over gap_timeout=2s"), "{gap}");
+    assert!(service.metric("solkv_connects_total") >= Some(3.0), "no stream lasts as long");
+    assert_eq!(service.slot(), Some(BASE_SLOT));
+    assert!(service.terminate().success());
+}
+
+#[test]
+fn slots_without_their_parent_are_no_progress_and_another_provider_is_asked() {
+    let slots = slots(&[&[1][..]; 6]);
+    let whole = Scripted::start(slots.clone());
+    let (mut service, _server, _temp) =
+        follow_one_that_forgets(&slots, &["--gap-timeout", "1h", "--geyser", &whole.url()]);
+    service.wait_for_slot(BASE_SLOT + 6);
+    assert!(service.terminate().success());
 }

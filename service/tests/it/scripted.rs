@@ -51,11 +51,13 @@ pub(crate) struct Manner {
     pub(crate) confirmed_ahead: u64,
     /// Time from one slot to the next one.
     pub(crate) pace: Duration,
+    /// Whether it sends the same slots whatever is asked for, does not say which ones it keeps, and then ends the stream.
+    pub(crate) forgets: bool,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Self { order: |messages| messages, confirmed_ahead: 0, pace: Duration::ZERO }
+        Self { order: |messages| messages, confirmed_ahead: 0, pace: Duration::ZERO, forgets: false }
     }
 }
 
@@ -202,7 +204,8 @@ impl Geyser for Script {
                     continue;
                 }
                 let filter = Filter::compile(&request).expect("the service asks for what there is");
-                let asked: Vec<_> = slots.iter().filter(|slot| slot.number >= request.from_slot.unwrap_or(0)).collect();
+                let from_slot = request.from_slot.filter(|_| !manner.forgets).unwrap_or(0);
+                let asked: Vec<_> = slots.iter().filter(|slot| slot.number >= from_slot).collect();
                 let first = asked.first().map_or(0, |slot| slot.number);
                 for number in first..first + manner.confirmed_ahead {
                     let slot = Slot { number, confirmed: true, writes: Vec::new() };
@@ -214,6 +217,9 @@ impl Geyser for Script {
                     }
                     tokio::time::sleep(manner.pace).await;
                 }
+                if manner.forgets {
+                    return;
+                }
             }
         });
         Ok(Response::new(ReceiverStream::new(sent).boxed()))
@@ -223,6 +229,9 @@ impl Geyser for Script {
         &self,
         _: Request<SubscribeReplayInfoRequest>,
     ) -> Result<Response<SubscribeReplayInfoResponse>, Status> {
+        if self.manner.forgets {
+            return Err(Status::unimplemented("not in the script"));
+        }
         Ok(Response::new(SubscribeReplayInfoResponse { first_available: Some(0) }))
     }
 

@@ -70,7 +70,6 @@ impl Lane {
     /// Begins after `base`, which the next connection is asked for.
     pub(super) fn restart(&mut self, base: Option<Base>) {
         self.assembler.restart(base);
-        self.waiting.over();
         if let Some(base) = base {
             self.state.resume.set_slot(base.slot);
         }
@@ -79,6 +78,7 @@ impl Lane {
     /// Gives up the connection, and begins after `base`.
     pub(super) fn give_up(&mut self, base: Option<Base>) {
         self.restart(base);
+        self.waiting.over();
         self.standing.give_up();
     }
 
@@ -93,7 +93,7 @@ impl Lane {
                 gap
             }
             Message::Reconnected { provider } => {
-                self.waiting.over();
+                self.waiting.pause();
                 if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
                     self.assembler.restart(self.assembler.last());
@@ -123,6 +123,7 @@ impl Lane {
         let slot = self.assembler.next()?;
         self.waiting.over();
         self.state.resume.set_slot(slot.slot);
+        self.state.brought(self.standing.provider(), self.standing.connection(), &self.assembler);
         self.standing.committed(slot.slot, slot.created_unix_ms);
         Some(slot)
     }
@@ -143,8 +144,11 @@ impl Lane {
         self.assembler.advance(last)
     }
 
-    /// Returns the gap if a slot has waited too long for its parent.
+    /// Returns the gap if a slot has waited too long for its parent. The time without a connection does not count.
     pub(super) fn check_waiting(&mut self) -> Option<Gap> {
+        if !self.state.resume.is_open() {
+            return None;
+        }
         let gap = self.waiting.check(&self.assembler)?;
         self.lack(self.assembler.last(), gap)
     }
@@ -160,6 +164,7 @@ impl Lane {
     /// for it.
     pub(super) fn lack(&mut self, base: Option<Base>, gap: Gap) -> Option<Gap> {
         self.restart(base);
+        self.waiting.over();
         self.standing.gap(gap.clone()).then_some(gap)
     }
 

@@ -98,7 +98,7 @@ impl Spooler {
         match message {
             Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
             Message::Reconnected { provider } => {
-                self.waiting.over();
+                self.waiting.pause();
                 self.source = source_of(self.state.providers.name(provider));
                 if self.standing.reconnected(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
