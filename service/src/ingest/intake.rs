@@ -381,7 +381,14 @@ mod tests {
             let (selection, base) = (if rng.chance(0.5) { ALL } else { TOKENS }, rng.below(3));
             let base = (base > 0).then(|| Base { slot: rng.below(8), blockhash: [0; 32] });
             let commitment = if rng.chance(0.3) { Commitment::Finalized } else { Commitment::Confirmed };
-            let updates: Vec<_> = (0..200).map(|_| rng.chance(0.98).then(|| message(&mut rng))).collect();
+            // A whole slot at the beginning, which may be far above its parent.
+            let (slot, status) = (number(&mut rng), SlotStatus::SlotFinalized as i32);
+            let whole = [
+                meta(slot, number(&mut rng)),
+                update(UpdateOneof::Slot(SubscribeUpdateSlot { slot, status, ..Default::default() })),
+            ];
+            let others = (0..200).map(|_| rng.chance(0.98).then(|| message(&mut rng)));
+            let updates: Vec<_> = whole.into_iter().map(Some).chain(others).collect();
             crate::processed::fuzzing::banks(selection, base, updates.clone());
             fuzzing::stream(selection, commitment, base, updates);
         }
