@@ -22,7 +22,7 @@ use memmap2::MmapRaw;
 use proto::v1::GetRequest;
 use proto::v1::kv_client::KvClient;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -163,16 +163,17 @@ impl Rude {
     }
 }
 
-/// Sends a byte, and with it the last copy of a TCP socket that lingers for an hour: closing it blocks for as long. Returns
-/// the other end of the TCP connection, which must stay open and unread; `None` if nobody took the byte.
-fn pass_lingering(socket: &UnixStream, flags: SendFlags) -> Option<TcpStream> {
+/// Sends a byte, and with it a TCP socket: closing its last copy blocks for as long as it lingers. Returns the other end of
+/// the TCP connection, which must stay open and unread; `None` if nobody took the byte.
+fn pass_lingering(socket: &UnixStream, linger: Duration, flags: SendFlags) -> Option<TcpStream> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    set_socket_recv_buffer_size(&listener, 4096).unwrap();
     let mut lingers = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (unread, _) = listener.accept().unwrap();
-    set_socket_linger(&lingers, Some(Duration::from_secs(3600))).unwrap();
-    set_socket_send_buffer_size(&lingers, 4096).unwrap();
-    lingers.set_nonblocking(true).unwrap();
-    while lingers.write(&[0; 4096]).is_ok() {}
+    set_socket_linger(&lingers, Some(linger)).unwrap();
+    // Until the other end takes nothing more.
+    lingers.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while lingers.write(&[0; 1 << 16]).is_ok() {}
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [lingers.as_fd()];
@@ -190,8 +191,9 @@ fn comes_and_goes(path: &Path, stop: &AtomicBool) {
         match n % 50 {
             0 => {
                 let Ok(socket) = UnixStream::connect(path) else { continue };
-                // The socket may be closed already.
-                unread.extend(pass_lingering(&socket, SendFlags::empty()));
+                // The socket may be closed already. Longer than a stop may take; if the service has closed its copy
+                // before this thread closes its own, this thread waits.
+                unread.extend(pass_lingering(&socket, Duration::from_secs(10), SendFlags::empty()));
             }
             1 => {
                 let Some(rude) = Rude::connect(path) else { continue };
@@ -271,24 +273,25 @@ fn no_descriptor_that_blocks_stops_the_clients_of_the_unix_socket() {
     };
     let (mut unread, mut open) = (Vec::new(), Vec::new());
     let mut attack = |before: &[u8], flags| {
+        // So that the service closes the last copies.
+        setup.service.freeze();
         for stays in [true, false, true] {
             let mut socket = UnixStream::connect(&path).unwrap();
             socket.write_all(before).unwrap();
-            unread.extend(pass_lingering(&socket, flags));
-            // The service may have cut it.
-            socket.write_all(b"more").ok();
+            unread.push(pass_lingering(&socket, Duration::from_secs(3600), flags).unwrap());
+            socket.write_all(b"more").unwrap();
             open.extend(stays.then_some(socket));
         }
     };
     for flags in [SendFlags::empty(), SendFlags::OOB] {
         for before in [&b""[..], &PREFACE[..9], PREFACE] {
             attack(before, flags);
+            setup.service.signal(Signal::CONT);
             is_served();
             setup.systemd.until("WATCHDOG=1");
         }
     }
     // Clients that connect while nobody accepts, and the end.
-    setup.service.freeze();
     attack(b"", SendFlags::empty());
     setup.service.signal(Signal::TERM);
     setup.service.signal(Signal::CONT);
