@@ -90,14 +90,15 @@ impl<'a> Intake<'a> {
         // What is applied already may come again.
         let is_later = self.state.resume.slot().is_none_or(|applied| slot > applied);
         let (above, reach) = (slot.saturating_sub(parent_slot), self.state.readiness.reach());
-        if !is_later || above <= reach || self.state.providers.is_claimed_by_another(slot, self.at) {
+        let may_skip = || self.state.providers.may_skip(self.at, slot, above.saturating_sub(1), reach);
+        if !is_later || may_skip() || self.state.providers.is_claimed_by_another(slot, self.at) {
             return Ok(());
         }
         self.state.providers.claim(self.at, slot);
         Err(self.gap_after_applied(format!(
-            "slot={slot} is {above} slots above its parent_slot={parent_slot}, more than reach={reach} by the clock, and no \
-             other provider has it: the server errs, or the chain was moved ahead, and then a snapshot archive of \
-             slot={slot} or later is needed"
+            "slot={slot} is {above} slots above its parent_slot={parent_slot}, more than reach={reach} by the clock together \
+             with earlier such blocks, and no other provider has it: the server errs, or the chain was moved ahead, and \
+             then a snapshot archive of slot={slot} or later is needed"
         )))
     }
 
@@ -227,6 +228,8 @@ mod tests {
             );
         }
         assert!(take(1005, 3).is_ok(), "the assembler calls it a fork");
+        let state = self::state();
+        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
         state.readiness.slot_applied(Age::Known(std::time::Duration::from_secs(3600)));
         assert!(take(1000 + 5_000 + 12_000, 1000).is_ok() && take(1000 + 5_000 + 12_001 + 100, 1000).is_err());
         assert!(take(1 << 39, 1000).is_err(), "its own claim is no evidence");
@@ -234,6 +237,20 @@ mod tests {
         assert!(take(1 << 39, 1000).is_ok());
         state.providers.distrust(1);
         assert!(take(1 << 39, 1000).is_err());
+    }
+
+    #[test]
+    fn a_ladder_of_leaps_leads_no_further_than_one_and_an_honest_chain_may_skip_most_of_its_slots() {
+        let state = self::state();
+        let take = |slot, parent, at| Intake::new(ALL, Commitment::Confirmed, at, &state).take(meta(slot, parent));
+        // The block comes again after a break.
+        assert!(take(5900, 1000, 0).is_ok() && take(5900, 1000, 0).is_ok());
+        let gap = take(10_800, 5900, 0).unwrap_err();
+        assert!(gap.detail.contains("together with earlier such blocks"), "{}", gap.detail);
+        // Also over another connection of the provider; what another provider may do is its own.
+        assert!(take(6100, 5900, 0).is_err() && take(6100, 5900, 1).is_ok());
+        // Each block is the last of a leader that skipped the slots of the one before.
+        assert!((0..20_000).map(|at| 6100 + 5 * at).all(|parent| take(parent + 5, parent, 1).is_ok()));
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub const LANES_MAX: usize = 2;
 /// The value of an atomic index that names no provider.
 const NOBODY: usize = usize::MAX;
 
+/// Number of slots that a provider's blocks may leave out for each block without coming nearer to the bound. A leader has
+/// four slots in a row.
+const REGAINED_SLOTS: u64 = 4;
+
 /// All providers in the order of preference. Without names there is one, which has none.
 #[derive(Debug)]
 pub struct Providers {
@@ -57,6 +61,10 @@ struct Provider {
     newest_slot: AtomicU64,
     /// The newest slot that it has claimed in its last message or answer about one, plausible or not.
     claimed_slot: AtomicU64,
+    /// Slots that its blocks have left out, less [`REGAINED_SLOTS`] for each block.
+    skipped_slots: AtomicU64,
+    /// The newest slot of a block that is counted there.
+    reached_slot: AtomicU64,
     slots_first: AtomicU64,
     slots_differing: AtomicU64,
     errors: AtomicU64,
@@ -206,6 +214,23 @@ impl Providers {
     /// Notes a slot that the provider claims to have, and that may be implausible.
     pub(super) fn claim(&self, index: usize, slot: u64) {
         self.all.get(index).into_iter().for_each(|provider| provider.claimed_slot.store(slot, Ordering::Relaxed));
+    }
+
+    /// Notes a block of the provider, which leaves out `skipped` slots before it. Returns false, and notes nothing, if its
+    /// blocks would leave out `reach` slots or more. So many small leaps lead no further than a large one.
+    pub(super) fn may_skip(&self, index: usize, slot: u64, skipped: u64, reach: u64) -> bool {
+        let Some(provider) = self.all.get(index) else { return skipped < reach };
+        // ORDERING: Relaxed: only the connection to the provider asks.
+        if slot <= provider.reached_slot.load(Ordering::Relaxed) {
+            // A fork, or a block that comes again.
+            return skipped < reach;
+        }
+        let all = provider.skipped_slots.load(Ordering::Relaxed).saturating_add(skipped);
+        if all < reach {
+            provider.skipped_slots.store(all.saturating_sub(REGAINED_SLOTS), Ordering::Relaxed);
+            provider.reached_slot.store(slot, Ordering::Relaxed);
+        }
+        all < reach
     }
 
     /// Whether another trusted provider than this one claims to have `slot`, or is just before it.
