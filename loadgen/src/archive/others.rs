@@ -9,9 +9,8 @@
 use workload::{Key, Pairs};
 
 use super::oddity::{Oddities, Oddity};
-use super::page::{Page, Role};
+use super::page::{Layer, Page, Role};
 use super::records::{AccountsFile, DATA_BYTES_MAX, Record};
-use super::story::Layer;
 use crate::stream::account::{
     Account, Extract, MINT_BYTES, MULTISIG_BYTES, STATE_OFFSET, SYSTEM_PROGRAM, TOKEN_2022_BYTES, TOKEN_2022_PROGRAM,
     TOKEN_BYTES, TOKEN_PROGRAM,

@@ -26,6 +26,23 @@ pub(super) enum Role {
     Other,
 }
 
+/// File of a group, in the order in which their versions replace each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layer {
+    /// Versions that newer ones replace.
+    Older,
+    /// Closes, and moves to another program, of accounts that may have come back.
+    Middle,
+    /// Versions that were replaced in the slot of the current ones.
+    First,
+    /// The newest versions from before the stream.
+    Current,
+}
+
+impl Layer {
+    pub(super) const ALL: [Self; 4] = [Self::Older, Self::Middle, Self::First, Self::Current];
+}
+
 /// Numbers of an archive's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {

@@ -24,7 +24,7 @@ use super::manifest::{Listed, manifest};
 use super::oddity::{Oddities, Oddity};
 use super::options::Like;
 use super::others::{EXTENDED_BYTES, FOREIGN_PROGRAM, Others};
-use super::page::{Counts, Page, Role};
+use super::page::{Counts, Layer, Page, Role};
 use super::writer::ArchiveWriter;
 use crate::stream::Workload;
 use crate::stream::account::{Account, Extract, STATE_OFFSET, TOKEN_BYTES};
@@ -45,23 +45,6 @@ const OBSOLETE: u32 = 1 << 29;
 const FILES_PER_PADDED: u64 = 4;
 /// Bytes of a status cache, about as many as agave writes after a few slots.
 const STATUS_CACHE_BYTES: usize = 10_658;
-
-/// File of a group, in the order in which their versions replace each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layer {
-    /// Versions that newer ones replace.
-    Older,
-    /// Closes, and moves to another program, of accounts that may have come back.
-    Middle,
-    /// Versions that were replaced in the slot of the current ones.
-    First,
-    /// The newest versions from before the stream.
-    Current,
-}
-
-impl Layer {
-    pub(super) const ALL: [Self; 4] = [Self::Older, Self::Middle, Self::First, Self::Current];
-}
 
 /// Past of an account from before the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

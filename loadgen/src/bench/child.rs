@@ -21,7 +21,7 @@ use workload::Rng;
 use super::drive::{Done, Driven, Reads, SOURCE, What, Writes, read};
 use super::pace::{note_of_overdue, note_of_writer};
 use super::run::{Run, parse_keys};
-use super::scenario::{Kind, Load, State};
+use super::work::{Kind, Load, State};
 use crate::result::{Curve, Io, Opening, Quantiles, Series};
 
 /// Shares at which a percentile curve is sampled, with more of them near 1.

@@ -16,9 +16,9 @@ use engine_latency::{Measured, Op, Recorder, Snapshot};
 use probe::Floor;
 use workload::{Pairs, Picker, Rng};
 
-use super::age::Versions;
 use super::pace::{Pace, sample};
 use super::run::Keys;
+use super::versions::Versions;
 use crate::result::Series;
 
 /// Source label of everything recorded here.

@@ -21,6 +21,8 @@ mod run;
 mod scenario;
 mod spawn;
 mod store;
+mod versions;
+mod work;
 
 use std::collections::HashSet;
 use std::fs;
@@ -37,9 +39,10 @@ use crate::live::start::cached;
 use crate::result::{self, Record, SCHEMA_VERSION};
 use child::Answer;
 use run::Run;
-use scenario::{Kind, Scenario, State, name_of};
+use scenario::Scenario;
 use spawn::Measured;
 use store::Stores;
+use work::{Kind, State, name_of};
 
 /// Number of reads at once with which a device is compared that the service keeps busy.
 const DEVICE_DEPTH: u32 = 64;

@@ -9,8 +9,8 @@ use engines::EngineOptions;
 use serde::{Deserialize, Serialize};
 use workload::{Pairs, Values};
 
-use super::age::Versions;
-use super::scenario::{Kind, Load, State, name_of, shuffled, unique};
+use super::versions::Versions;
+use super::work::{Kind, Load, State, name_of, shuffled, unique};
 use crate::result;
 use crate::stream::SkewArg;
 
@@ -30,7 +30,7 @@ pub(crate) struct Run {
     /// Seed of keys, values and order.
     pub(crate) seed: u64,
     /// Kind of the values, in the text form of [`workload::Values`].
-    #[serde(default = "super::scenario::unique")]
+    #[serde(default = "super::work::unique")]
     pub(crate) values: String,
     /// Order in which the store was loaded.
     pub(crate) load: Load,
@@ -46,7 +46,7 @@ pub(crate) struct Run {
     /// Length of the measured part in seconds.
     pub(crate) seconds: f64,
     /// Length in seconds of the same work before the measured part of a steady state.
-    #[serde(default = "super::scenario::thirty")]
+    #[serde(default = "super::work::thirty")]
     pub(crate) before_seconds: f64,
     /// Operations a second over all threads. `None`: closed loop.
     pub(crate) rate: Option<f64>,
@@ -72,7 +72,7 @@ pub(crate) struct Run {
     /// Number of events of `live`, or of puts before the kill of `recover`.
     pub(crate) events: u64,
     /// Order of a `bootstrap`: shuffled or sorted.
-    #[serde(default = "super::scenario::shuffled")]
+    #[serde(default = "super::work::shuffled")]
     pub(crate) order: String,
     /// Whether a `bootstrap` ends when the engine has settled.
     #[serde(default)]

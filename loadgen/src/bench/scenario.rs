@@ -6,11 +6,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use engines::EngineOptions;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use workload::Values;
 
 use super::engine;
 use super::run::{Run, parse_keys, parse_values};
+use super::work::{Kind, Load, State, name_of, shuffled, thirty, unique};
 
 /// Bytes of a pair. Caps are fractions of all pairs' bytes.
 const PAIR_BYTES: u64 = 64;
@@ -46,24 +47,6 @@ pub(crate) struct Scenario {
     /// Groups of runs to measure.
     #[serde(rename = "cell")]
     pub(crate) cells: Vec<Cell>,
-}
-
-/// Order of the pairs with which a store is loaded before it is measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Load {
-    /// Through the engine's bulk path, then settled: the state of a store after months.
-    #[default]
-    Sorted,
-    /// In random order, then settled.
-    Shuffled,
-    /// In random order and measured at once, with all the background work that the engine still has to do.
-    Fresh,
-    /// Through the engine's bulk path and measured at once, with all the background work that the engine still has to do.
-    SortedFresh,
-    /// As sorted, then changed at random places by an engine with the cache that it has under the cell's cap, and not settled
-    /// after that: the state of a store that is written to.
-    Aged,
 }
 
 /// One or several runs: each of `keys`, `caps` and `threads` with each of the others.
@@ -128,69 +111,6 @@ pub(crate) struct Cell {
     /// or in a warm state a miss of the processor's caches.
     #[serde(default)]
     pub(crate) floor: bool,
-}
-
-/// Kind of work that a run measures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    /// Loads pairs into an empty store, sampled over its size (`bootstrap`).
-    Bootstrap,
-    /// Gets keys that are absent.
-    ReadNegative,
-    /// Gets keys that are present, and compares each value.
-    ReadPositive,
-    /// Gets keys that are present, in batches.
-    GetMany,
-    /// Gets keys that are absent, in batches.
-    GetManyAbsent,
-    /// Puts in batches, without reads.
-    Write,
-    /// Reads and writes in random turns on one thread.
-    Mix,
-    /// Reads on several threads while one writer writes.
-    Beside,
-    /// Scans every pair in order.
-    Scan,
-    /// Opens a killed writer's store, up to the first correct read.
-    Recover,
-    /// Runs the service on a stream (`loadgen live`).
-    Live,
-}
-
-/// State of the page cache at a run's start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum State {
-    /// No page of the store is in it.
-    #[default]
-    Cold,
-    /// The store was read through, and a tenth of its keys were read. After a rest of some seconds the same work was
-    /// done unmeasured for a tenth of the time. For `live`: its files were read once, and the service's own warm-up has
-    /// ended before the first slot.
-    Warm,
-    /// No page of the store is in it when the store is opened. Then the same work is done unmeasured for
-    /// `before_seconds`.
-    Steady,
-}
-
-impl Kind {
-    /// Whether it gets keys, one by one or in batches, and nothing else.
-    pub(crate) fn is_read(self) -> bool {
-        matches!(self, Self::ReadNegative | Self::ReadPositive | Self::GetMany | Self::GetManyAbsent)
-    }
-
-    /// Whether an operation is a batch of keys.
-    pub(crate) fn is_batch(self) -> bool {
-        matches!(self, Self::GetMany | Self::GetManyAbsent)
-    }
-}
-
-impl Load {
-    /// Whether the engine still has background work to do when the store is measured.
-    pub(crate) fn is_fresh(self) -> bool {
-        matches!(self, Self::Fresh | Self::SortedFresh)
-    }
 }
 
 impl Scenario {
@@ -364,13 +284,6 @@ fn some(values: &[u32]) -> Vec<Option<u32>> {
     values.iter().copied().map(Some).collect()
 }
 
-pub(crate) fn name_of(value: impl Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(name)) => name,
-        other => format!("{other:?}"),
-    }
-}
-
 fn one() -> u64 {
     1
 }
@@ -379,9 +292,6 @@ fn one_thread() -> Vec<u32> {
 }
 fn ten() -> f64 {
     10.0
-}
-pub(crate) fn thirty() -> f64 {
-    30.0
 }
 fn half() -> f64 {
     0.5
@@ -392,14 +302,8 @@ fn thousand() -> u32 {
 fn uniform() -> Vec<String> {
     vec!["uniform".to_owned()]
 }
-pub(crate) fn unique() -> String {
-    "unique".to_owned()
-}
 fn hour() -> f64 {
     0.72
-}
-pub(crate) fn shuffled() -> String {
-    "shuffled".to_owned()
 }
 fn synced() -> String {
     "synced".to_owned()

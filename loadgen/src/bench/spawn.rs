@@ -16,7 +16,7 @@ use super::child::Answer;
 use super::convert;
 use super::engine;
 use super::run::Run;
-use super::scenario::{Kind, name_of, unique};
+use super::work::{Kind, name_of, unique};
 use crate::live::sibling;
 use crate::result::Memory;
 

@@ -12,8 +12,8 @@ use program::tell;
 use super::child::changes_store;
 use super::engine;
 use super::run::Run;
-use super::scenario::{Kind, Load, name_of, unique};
 use super::spawn;
+use super::work::{Kind, Load, name_of, unique};
 use crate::live::sibling;
 
 /// Ending of the file next to a store that says that its load was completed.

@@ -7,8 +7,7 @@ use clap::ValueEnum as _;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
-use super::messages;
-use super::world::unix_ms;
+use super::messages::{self, unix_ms};
 
 /// Number of slots by which the server lags under `lags`.
 pub(super) const LAGS_SLOTS: u64 = 60;

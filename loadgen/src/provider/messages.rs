@@ -2,6 +2,8 @@
 //!
 //! Owns: their contents. Must not: decide which are sent, or when.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use prost_types::Timestamp;
 use workload::Pairs;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
@@ -13,6 +15,11 @@ use yellowstone_grpc_proto::solana::storage::confirmed_block::UnixTimestamp;
 
 /// Number of keys, which are written again and again.
 const KEYS: u64 = 10_000;
+
+/// Returns the time as messages have it.
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
 
 pub(super) fn update(one: UpdateOneof, created_unix_ms: u64) -> SubscribeUpdate {
     let created_at =

@@ -17,9 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
-use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 use yellowstone_grpc_proto::geyser::geyser_server::{Geyser, GeyserServer};
 use yellowstone_grpc_proto::geyser::{
     GetBlockHeightRequest, GetBlockHeightResponse, GetLatestBlockhashRequest, GetLatestBlockhashResponse,
@@ -30,7 +28,7 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 use super::act::Act;
-use super::subscription::{Playing, STEP, Source, Subscription};
+use super::subscription::{Playing, STEP, Source, Subscription, upstream};
 use super::world::{Figures, World, lock};
 
 /// Time from one slot to the next on the chain of another server, by which `lags` is measured.
@@ -135,13 +133,6 @@ impl Drop for Provider {
 
 type Updates = Pin<Box<dyn Stream<Item = Result<SubscribeUpdate, Status>> + Send>>;
 type Never<T> = tokio_stream::Pending<Result<T, Status>>;
-
-/// Connects to the server that is followed.
-pub(super) async fn upstream(url: &str) -> Result<GeyserClient<Channel>, Status> {
-    let connected = GeyserClient::connect(url.to_owned()).await;
-    let failed = |error| Status::unavailable(format!("cannot connect to the server that is followed: {error}"));
-    Ok(connected.map_err(failed)?.max_decoding_message_size(usize::MAX))
-}
 
 struct Server {
     world: Arc<Mutex<World>>,

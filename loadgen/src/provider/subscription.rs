@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
+use tonic::transport::Channel;
 use tonic::{Status, Streaming};
+use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdate, SubscribeUpdatePing};
 
 use super::act::{Act, changed, fork, slot_of};
-use super::messages;
-use super::server::upstream;
-use super::world::{World, lock, unix_ms};
+use super::messages::{self, unix_ms};
+use super::world::{World, lock};
 
 /// Time between two checks of a subscription for slots to send, or for another act.
 pub(super) const STEP: Duration = Duration::from_millis(20);
@@ -32,6 +33,13 @@ const AHEAD: usize = 256;
 const UPDATES: u32 = 20;
 
 type Sent = Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>>;
+
+/// Connects to the server that is followed.
+pub(super) async fn upstream(url: &str) -> Result<GeyserClient<Channel>, Status> {
+    let connected = GeyserClient::connect(url.to_owned()).await;
+    let failed = |error| Status::unavailable(format!("cannot connect to the server that is followed: {error}"));
+    Ok(connected.map_err(failed)?.max_decoding_message_size(usize::MAX))
+}
 
 /// The honest messages that a subscription begins with.
 pub(super) enum Source {

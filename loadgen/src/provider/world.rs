@@ -5,13 +5,14 @@
 //! caller.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::act::{Act, LAGS_SLOTS};
+use super::messages::unix_ms;
 
 /// Time for which a restarted server knows of no slot.
 const RESTART: Duration = Duration::from_secs(3);
@@ -218,8 +219,4 @@ impl World {
 
 pub(super) fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
     world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-pub(super) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

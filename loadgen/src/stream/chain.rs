@@ -14,7 +14,6 @@ use workload::{Pairs, Picker, Rng};
 use crate::stream::account::LEAVINGS;
 use crate::stream::keys::{CREATED, Keys};
 use crate::stream::options::Workload;
-use crate::stream::resume::Stand;
 
 /// Number of later slots that come before an out-of-order slot.
 const OUT_OF_ORDER_SLOTS: usize = 3;
@@ -22,6 +21,24 @@ const OUT_OF_ORDER_SLOTS: usize = 3;
 const DRAWS_PER_EVENT: u32 = 4;
 /// Bit in a key's state that says that the key is not in the map. The other bits are the version of its value.
 const ABSENT: u32 = 1 << 31;
+
+/// Position of a follower on a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stand {
+    /// Newest slot that the follower has applied.
+    pub slot: u64,
+    /// Blockhash of the slot. All-zero if the slot came from outside a stream, as that of a load does.
+    pub blockhash: [u8; 32],
+    /// Digest of the follower's map. `None` if the map is not compared with the chain's before the stream begins.
+    pub digest: Option<String>,
+}
+
+impl Stand {
+    /// Whether only the digest tells the map's slot: the store was loaded, and at a slot that the stream has.
+    pub(crate) fn needs_digest(&self, first_slot: u64) -> bool {
+        self.blockhash == [0; 32] && self.slot >= first_slot
+    }
+}
 
 /// One account update: the key, and the account's new state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::io::{self, Read};
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic::codec::CompressionEncoding;
 
-use crate::stream::wire::FRAME_HEADER_BYTES;
+/// Bytes of a gRPC frame's header: the compression flag and the length.
+pub(crate) const FRAME_HEADER_BYTES: usize = 5;
 
 /// Which encoding a server sends its messages in.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

@@ -29,12 +29,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use tokio::sync::{Semaphore, oneshot};
 
+pub use chain::Stand;
 pub use chain::{Final, Gap};
 pub use compress::Compression;
 pub use keys::Keys;
 pub use like::Like;
 pub use options::{Delivery, Rate, SkewArg, Workload, options};
-pub use resume::Stand;
 
 use chain::Chain;
 use log::Log;

@@ -9,28 +9,10 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::chain::Chain;
+use super::chain::{Chain, Stand};
 
 /// Largest number of events that are generated again, which takes at most a minute or two.
 const REPEATED_EVENTS_MAX: u64 = 1 << 30;
-
-/// Position of a follower on a chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stand {
-    /// Newest slot that the follower has applied.
-    pub slot: u64,
-    /// Blockhash of the slot. All-zero if the slot came from outside a stream, as that of a load does.
-    pub blockhash: [u8; 32],
-    /// Digest of the follower's map. `None` if the map is not compared with the chain's before the stream begins.
-    pub digest: Option<String>,
-}
-
-impl Stand {
-    /// Whether only the digest tells the map's slot: the store was loaded, and at a slot that the stream has.
-    pub(crate) fn needs_digest(&self, first_slot: u64) -> bool {
-        self.blockhash == [0; 32] && self.slot >= first_slot
-    }
-}
 
 impl Chain {
     /// Continues from `stand`. The chain must not have begun yet.

@@ -14,9 +14,8 @@ use yellowstone_grpc_proto::solana::storage::confirmed_block::BlockHeight;
 
 use crate::stream::account::Account;
 use crate::stream::chain::Block;
+use crate::stream::compress::FRAME_HEADER_BYTES;
 
-/// Bytes of a gRPC frame's header: the compression flag and the length.
-pub(crate) const FRAME_HEADER_BYTES: usize = 5;
 /// Rent epoch of a rent-exempt account.
 const RENT_EXEMPT_EPOCH: u64 = u64::MAX;
 
