@@ -17,8 +17,8 @@
 //! by the procedure of Benjamini and Hochberg (1995). Among the rows of a table that claim a difference, at most one in
 //! twenty is chance. If nothing differs at all, at most one table in twenty claims any difference.
 
+use distrs::StudentsT;
 use serde::Serialize;
-use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
 use super::cells::Sample;
 use super::figures::Better;
@@ -220,18 +220,14 @@ impl Test {
         Some(Self { mean, error, freedom: count - 1.0, apart: apart(one, other) })
     }
 
-    fn student(&self) -> StudentsT {
-        StudentsT::new(0.0, 1.0, self.freedom).expect("at least three repeats are two degrees of freedom")
-    }
-
     /// Returns the probability that equal sides come out at least so far apart.
     fn chance(&self) -> f64 {
-        2.0 * self.student().sf((self.mean / self.error).abs())
+        2.0 * StudentsT::cdf(-(self.mean / self.error).abs(), self.freedom)
     }
 
     /// Returns the ends of the 95 % interval.
     fn reach(&self) -> (f64, f64) {
-        let reach = self.error * self.student().inverse_cdf(f64::midpoint(1.0, CONFIDENCE));
+        let reach = self.error * StudentsT::ppf(f64::midpoint(1.0, CONFIDENCE), self.freedom);
         (self.mean - reach, self.mean + reach)
     }
 
