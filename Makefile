@@ -175,7 +175,9 @@ clippy:
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps
 
-prose edges circles architecture:
+SCRIPTS := prose edges circles architecture
+.PHONY: $(SCRIPTS)
+$(SCRIPTS):
 	@.ci/$@
 
 # The tables below loadgen/results that `loadgen best` makes of the results beside them; TABLES=write makes them anew.
