@@ -27,7 +27,7 @@ mod work;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
@@ -221,7 +221,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         notes.push(format!("the machine was busy: load average {busy} on {} cores", machine.cores));
     }
     let (device_read_ns, device_reads_per_s) = if is_cold { device(run, &dir)? } else { (None, None) };
-    let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let start_unix_ms = result::unix_ms();
     let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
         if peak > cap {

@@ -6,8 +6,8 @@
 mod drive;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use client::Address;
@@ -18,7 +18,7 @@ use program::say;
 use crate::access::Access;
 use crate::bench::child::curves;
 use crate::bench::pace::note_of_overdue;
-use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
+use crate::result::{Record, Workload};
 use crate::stream::{Rate, SkewArg};
 use drive::{ANSWER_TIMEOUT, Driven, Load, SOURCE, Target};
 
@@ -121,10 +121,10 @@ pub fn run(args: &QueryArgs) -> Result<()> {
             changed: args.changed,
         };
         let latency = Latency::new("query");
-        let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let begun = Record::of_service("query", &engine, load.pairs, load.seed, Path::new("/"));
         let driven = drive::drive(&runtime, &target, &load, &latency)?;
         rows.extend(table_rows(&load, &driven));
-        let record = record(args, &target, &load, &engine, &driven, start_unix_ms);
+        let record = record(args, &target, &load, &driven, begun);
         if let Some(path) = &args.out {
             crate::result::append(path, &record)?;
         }
@@ -207,57 +207,30 @@ fn knee(measured: &[(Load, Driven)]) -> String {
     }
 }
 
-fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: &Driven, start_unix_ms: u64) -> Record {
+/// Completes the record of lookups that have `begun`.
+fn record(args: &QueryArgs, target: &Target, load: &Load, driven: &Driven, begun: Record) -> Record {
     let more = BTreeMap::from([
         ("transport".to_owned(), target.transport.to_owned()),
         ("batch".to_owned(), load.batch.to_string()),
         ("negative_share".to_owned(), load.negative_share.to_string()),
         ("in_flight".to_owned(), load.in_flight.to_string()),
     ]);
+    let skew = serde_json::to_value(args.skew).ok();
     Record {
-        schema: SCHEMA_VERSION,
-        program: crate::result::program(),
-        command: Some(crate::result::command()),
-        scenario: "query".to_owned(),
-        repeat: 0,
-        engine: engine.to_owned(),
-        engine_line: None,
-        engine_options: BTreeMap::new(),
-        state_asked: None,
         workload: Workload {
-            name: "query".to_owned(),
             arrival: if load.rate.is_some() { "open" } else { "closed" }.to_owned(),
             target_rate: load.rate,
-            keys: serde_json::to_value(args.skew)
-                .ok()
-                .and_then(|skew| skew.as_str().map(str::to_owned))
-                .unwrap_or_default(),
-            pairs: load.pairs,
+            keys: skew.and_then(|skew| skew.as_str().map(str::to_owned)).unwrap_or_default(),
             threads: load.connections,
-            state: "as the service was".to_owned(),
-            durability: None,
-            seed: load.seed,
             more,
+            ..begun.workload
         },
-        cap_bytes: None,
-        cap_by: "the service's own".to_owned(),
-        start_unix_ms,
         elapsed_s: driven.elapsed.as_secs_f64(),
         ops: driven.requests * load.batch as u64,
         curves: curves(&driven.total),
         series: driven.series.clone(),
-        memory: Vec::new(),
-        io: Io::default(),
-        disk_bytes: 0,
-        pairs: load.pairs,
-        baseline: None,
-        device_read_ns: None,
-        memory_read_ns: None,
-        device_reads_per_s: None,
-        open: None,
-        engine_stats: BTreeMap::new(),
-        machine: probe::machine(std::path::Path::new("/")),
         notes: driven.notes(load),
+        ..begun
     }
 }
 

@@ -7,6 +7,7 @@ mod record;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 
@@ -88,6 +89,11 @@ pub fn command() -> String {
         }
     });
     std::iter::once("loadgen".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the time, in ms since the Unix epoch.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// Returns version and commit of this program.

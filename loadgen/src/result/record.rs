@@ -3,6 +3,7 @@
 //! Owns: the names and units of the fields. Figures that could not be measured are `null`, never 0.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 pub use probe::{Baseline, Machine, Quantiles};
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,53 @@ pub struct Record {
 }
 
 impl Record {
+    /// Makes the record of lookups in a running service that began just now, in a closed loop without figures. `dir` is on the
+    /// disk whose machine is described.
+    pub(crate) fn of_service(scenario: &str, engine: &str, pairs: u64, seed: u64, dir: &Path) -> Self {
+        Self {
+            schema: SCHEMA_VERSION,
+            program: super::program(),
+            command: Some(super::command()),
+            scenario: scenario.to_owned(),
+            repeat: 0,
+            engine: engine.to_owned(),
+            engine_line: None,
+            engine_options: BTreeMap::new(),
+            workload: Workload {
+                name: "query".to_owned(),
+                arrival: "closed".to_owned(),
+                target_rate: None,
+                keys: "uniform".to_owned(),
+                pairs,
+                threads: 1,
+                state: "as the service was".to_owned(),
+                durability: None,
+                seed,
+                more: BTreeMap::new(),
+            },
+            state_asked: None,
+            cap_bytes: None,
+            cap_by: "the service's own".to_owned(),
+            start_unix_ms: super::unix_ms(),
+            elapsed_s: 0.0,
+            ops: 0,
+            curves: Vec::new(),
+            series: Vec::new(),
+            memory: Vec::new(),
+            io: Io::default(),
+            disk_bytes: 0,
+            pairs,
+            baseline: None,
+            device_read_ns: None,
+            memory_read_ns: None,
+            device_reads_per_s: None,
+            open: None,
+            engine_stats: BTreeMap::new(),
+            machine: probe::machine(dir),
+            notes: Vec::new(),
+        }
+    }
+
     /// Returns the note of a run that was killed; `None` for any other.
     pub fn killed(&self) -> Option<&str> {
         self.notes.iter().map(String::as_str).find(|note| note.starts_with("killed"))

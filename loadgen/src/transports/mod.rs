@@ -9,7 +9,7 @@ mod feed;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
@@ -19,7 +19,7 @@ use crate::access::Access;
 use crate::bench::child::curves;
 use crate::live::process::{Service, free_address, service_log};
 use crate::live::{engine_of, sibling};
-use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
+use crate::result::{Record, Workload};
 use drive::{Driven, Load, Transport};
 
 /// Text after the options in `loadgen transports --help`.
@@ -137,7 +137,8 @@ fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String
         for batch in [1, args.batch as usize] {
             for transport in &transports {
                 let load = Load { pairs: args.pairs, seed: args.seed, batch, time: args.time, repeat };
-                let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+                let dir = args.dir.as_deref().unwrap_or(Path::new("/"));
+                let begun = Record::of_service("transports", &engine, load.pairs, load.seed, dir);
                 let usage = |own: &Option<&mut Own>| own.as_ref().map(|own| own.service.usage()).transpose();
                 let before = usage(&own)?;
                 let mut driven = drive::drive(transport, &load)
@@ -146,7 +147,7 @@ fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String
                     driven.service_cpu_s = Some(after.user_s + after.system_s - before.user_s - before.system_s);
                 }
                 if let Some(path) = &args.out {
-                    crate::result::append(path, &record(args, transport, &load, &engine, &driven, start_unix_ms))?;
+                    crate::result::append(path, &record(transport, &load, &driven, begun))?;
                 }
                 measured.push((transport.clone(), load, driven));
             }
@@ -266,61 +267,23 @@ fn row(name: &str, repeats: &[&Driven]) -> Vec<String> {
     ]
 }
 
-fn record(
-    args: &TransportsArgs,
-    transport: &Transport,
-    load: &Load,
-    engine: &str,
-    driven: &Driven,
-    start_unix_ms: u64,
-) -> Record {
+/// Completes the record of lookups that have `begun`.
+fn record(transport: &Transport, load: &Load, driven: &Driven, begun: Record) -> Record {
     let mut notes = vec!["latencies are from outside the service, one client, source=client".to_owned()];
     if let Some(cpu_s) = driven.service_cpu_s {
         notes.push(format!("service_cpu_s={cpu_s:.3}"));
     }
+    let more = BTreeMap::from([
+        ("transport".to_owned(), transport.name.to_owned()),
+        ("batch".to_owned(), load.batch.to_string()),
+    ]);
     Record {
-        schema: SCHEMA_VERSION,
-        program: crate::result::program(),
-        command: Some(crate::result::command()),
-        scenario: "transports".to_owned(),
         repeat: load.repeat,
-        engine: engine.to_owned(),
-        engine_line: None,
-        engine_options: BTreeMap::new(),
-        state_asked: None,
-        workload: Workload {
-            name: "query".to_owned(),
-            arrival: "closed".to_owned(),
-            target_rate: None,
-            keys: "uniform".to_owned(),
-            pairs: load.pairs,
-            threads: 1,
-            state: "as the service was".to_owned(),
-            durability: None,
-            seed: load.seed,
-            more: BTreeMap::from([
-                ("transport".to_owned(), transport.name.to_owned()),
-                ("batch".to_owned(), load.batch.to_string()),
-            ]),
-        },
-        cap_bytes: None,
-        cap_by: "the service's own".to_owned(),
-        start_unix_ms,
+        workload: Workload { more, ..begun.workload },
         elapsed_s: driven.elapsed.as_secs_f64(),
         ops: driven.keys,
         curves: curves(&driven.total),
-        series: Vec::new(),
-        memory: Vec::new(),
-        io: Io::default(),
-        disk_bytes: 0,
-        pairs: load.pairs,
-        baseline: None,
-        device_read_ns: None,
-        memory_read_ns: None,
-        device_reads_per_s: None,
-        open: None,
-        engine_stats: BTreeMap::new(),
-        machine: probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         notes,
+        ..begun
     }
 }
