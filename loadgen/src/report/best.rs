@@ -19,16 +19,14 @@ use crate::result::{Quantiles, Record};
 
 /// Text after the options in `loadgen best --help`.
 pub const EXAMPLES: &str = "\
-For each cell and figure: the median of the engine's repeats, the best median among the other engines of the same \
-cell, how many times better the engine is than that one (below 1: worse; the geometric mean of the repeats, each \
-compared with its own turn) with the 95 % interval, and the verdict \
-against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`, which needs three repeats. Other \
-lines of the engine itself are no rivals. Others that have no figure, or \
-too few repeats, are named beside the verdict, because it is not about them. A figure of which neither more nor less is \
-better is `not judged`. Where the device was \
-measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. Where all engines wait for the device, they have to \
-be apart there as well. A cell without a \
-figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
+For each cell and figure the table has the median of the engine's repeats, the best median among the other engines, and how many times \
+better the engine is (below 1: worse). That is the geometric mean of the ratios, repeat by repeat, with its 95 % interval. The verdict is \
+about all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`, which needs three repeats. Other lines of the \
+engine itself are no rivals. Engines without a figure, or with too few repeats, are listed next to the verdict and are not part of it. A \
+figure of which neither more nor less is better is `not judged`.
+
+Where the device was measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. Where all \
+engines wait for the device, they have to be apart there as well. The rule, and every cell without a figure, follow below the table.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md
@@ -36,7 +34,7 @@ Examples:
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct BestArgs {
-    /// Result files, one JSON record a line
+    /// Result files, one JSON record a line; .zst files are compressed with zstd
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// The engine, as the report names it: by its label, or, if several share the label, by all its options
@@ -145,8 +143,8 @@ fn about(scenario: &Scenario<'_>) -> String {
 }
 
 const COLUMNS: &str = "\
-A figure is the median of the repeats, with the lowest and the highest. Times better is the geometric mean of the turns, which need \
-not be the ratio of two medians, with its 95 % interval.";
+A figure is the median of the repeats, with the lowest and the highest. Times better is the geometric mean of the ratios, repeat by \
+repeat, with its 95 % interval. It need not be the ratio of the two medians.";
 
 /// Notes below the table about figures that cannot be read without them.
 const NOTES: [(Figure, &str); 2] = [(PEAK_RSS, RSS), (LOAD_TIME, LOAD)];

@@ -45,7 +45,7 @@ Examples:
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct ReportArgs {
-    /// Result files, one JSON record a line
+    /// Result files, one JSON record a line; .zst files are compressed with zstd
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Write one self-contained page: tables, charts, light and dark
