@@ -112,7 +112,7 @@ pub(crate) mod tests {
     use std::os::fd::AsFd as _;
     use std::time::Duration;
 
-    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
@@ -124,10 +124,12 @@ pub(crate) mod tests {
     /// TCP connection, which must stay open and unread.
     pub(crate) fn pass_lingering(theirs: &UnixStream, linger: Duration, flags: SendFlags) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        set_socket_recv_buffer_size(&listener, 4096).unwrap();
         let mut lingers = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (unread, _) = listener.accept().unwrap();
         set_socket_linger(&lingers, Some(linger)).unwrap();
-        lingers.set_nonblocking(true).unwrap();
+        // Until the other end takes nothing more.
+        lingers.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
         while lingers.write(&[0; 1 << 16]).is_ok() {}
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);

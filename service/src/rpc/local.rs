@@ -156,6 +156,7 @@ mod tests {
                 theirs.write_all(before.as_bytes()).unwrap();
                 kept.push(pass_lingering(&theirs, LINGER, flags));
                 theirs.write_all(b"more").unwrap();
+                drop(theirs);
                 let mut received = Vec::new();
                 if is_read {
                     let error = ours.read_to_end(&mut received).await.unwrap_err();
