@@ -76,7 +76,7 @@ impl<'t> Ahead<'t> {
         }
         self.announced += self.leaves.len();
         self.window = (self.window * 2).min(LEAVES_MAX);
-        self.map.announce_all(&mut self.leaves, 1);
+        self.map.announce_all(&mut self.leaves);
     }
 
     fn next_leaf(&mut self) -> Option<u64> {

@@ -20,6 +20,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     // Random inserts leave pages two thirds full.
     pair_bytes: PairBytes { shuffled: 145, sorted: 90 },
     page_cache_endings: |_| &[FILE_NAME],
+    get_many_waits_in_turn: true,
     main_file: FILE_NAME,
     buffered: Buffered::AllButNewest,
     explain_faults: Some(explain_faults),

@@ -23,8 +23,7 @@
 //!   although 4 KiB are needed. This fills empty memory quickly, but makes reads slower once the data exceeds the
 //!   memory. They were more than a hundred times slower on the machine of the results, whose device reads 8 MiB ahead.
 //!   The size is checked when the store is opened, and before each batch. With and without readahead, scans announce
-//!   the leaves that they read next, and batches of gets announce the pages of all their keys, with readahead also those
-//!   around them.
+//!   the leaves that they read next. Batches of gets announce nothing: several threads look keys up at once.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object and a thread may hold several. `reset` and `renew`
 //!   then move a reader to a newer snapshot, and the reader keeps its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, and the file
@@ -58,7 +57,6 @@
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
 mod ahead;
-mod batch;
 mod descriptor;
 mod engine;
 mod error;

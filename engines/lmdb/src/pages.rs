@@ -1,5 +1,4 @@
-//! The map of a snapshot as numbered pages: the root of a tree, the branches that lead to a key, and the pages that are
-//! in memory.
+//! The map of a snapshot as numbered pages: the root of a tree, and the branches that lead to a key.
 //!
 //! Owns: every pointer into the map that LMDB has not returned itself. Must not: read leaves. Runs on the snapshot's
 //! thread.
@@ -74,35 +73,12 @@ impl<'t> Pages<'t> {
         (u64_at(page, 0)? == number && u16_at(page, PAGE_FLAGS_AT)? & BRANCH != 0).then_some(page)
     }
 
-    /// Whether the page is in memory. Also true if the kernel does not answer.
-    fn is_resident(&self, number: u64) -> bool {
-        let Some(start) = self.at(number) else { return true };
-        let mut page = 1;
-        // SAFETY: a range of one byte counts as one page of the kernel, for which mincore writes one byte.
-        let rc = unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut page) };
-        rc != 0 || page & 1 == 1
-    }
-
-    /// Asks the kernel to read those of the pages that are not in memory, each with the block of `around_pages` that it lies
-    /// in, and returns how many they are. The same number several times in a row counts once. `missing` is a buffer to work
-    /// in.
-    pub(crate) fn announce_missing(&self, numbers: &[u64], around_pages: u64, missing: &mut Vec<u64>) -> usize {
-        missing.clear();
-        missing.extend(numbers.chunk_by(|a, b| a == b).map(|same| same[0]).filter(|number| !self.is_resident(*number)));
-        let count = missing.len();
-        missing.iter_mut().for_each(|number| *number -= *number % around_pages);
-        self.announce_all(missing, around_pages);
-        count
-    }
-
-    /// Asks the kernel to read the blocks of `block_pages` that begin at these pages. They are sorted here, because neighbouring
-    /// pages of the file can be read at once.
-    pub(crate) fn announce_all(&self, firsts: &mut Vec<u64>, block_pages: u64) {
-        firsts.sort_unstable();
-        firsts.dedup();
-        for run in firsts.chunk_by(|a, b| a + block_pages == *b) {
-            let pages = (run.len() as u64 * block_pages).min(self.count.saturating_sub(run[0]));
-            self.announce(run[0], pages as usize);
+    /// Asks the kernel to read these pages. They are sorted here, because neighbouring pages of the file can be read at
+    /// once.
+    pub(crate) fn announce_all(&self, numbers: &mut [u64]) {
+        numbers.sort_unstable();
+        for run in numbers.chunk_by(|a, b| a + 1 == *b) {
+            self.announce(run[0], run.len());
         }
     }
 

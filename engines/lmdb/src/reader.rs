@@ -5,12 +5,12 @@
 use std::ops::ControlFlow;
 use std::ptr;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, one_slot_per_key};
+use engine_kit::KeyOrder;
 use lmdb::{Cursor, RoCursor, RoTransaction, Transaction};
 use lmdb_sys::{MDB_NEXT, MDB_NOTFOUND, MDB_SET_RANGE, MDB_SUCCESS, MDB_val};
 
 use crate::ahead::Ahead;
-use crate::batch::Batches;
 use crate::error;
 use crate::map::{Map, MapGuard, used_bytes};
 use crate::store::Store;
@@ -24,7 +24,7 @@ pub(crate) struct LmdbReader<'e> {
     /// may move.
     txn: Option<RoTransaction<'e>>,
     guard: MapGuard<'e>,
-    batches: Batches,
+    order: KeyOrder,
 }
 
 impl<'e> LmdbReader<'e> {
@@ -32,7 +32,7 @@ impl<'e> LmdbReader<'e> {
         let guard = store.map().hold();
         let commits_seen = store.commits.count();
         let txn = store.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
-        Ok(Self { store, commits_seen, txn: Some(txn), guard, batches: Batches::new(store) })
+        Ok(Self { store, commits_seen, txn: Some(txn), guard, order: KeyOrder::default() })
     }
 
     fn txn(&self) -> Result<&RoTransaction<'e>> {
@@ -50,9 +50,13 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        // Not `self.txn()`, because that would borrow `batches` as well.
+        one_slot_per_key(keys, values)?;
+        // Not `self.txn()`, because that would borrow `order` as well.
         let txn = self.txn.as_ref().ok_or_else(failed_refresh)?;
-        self.batches.get_many(self.store, txn, keys, values)
+        for at in self.order.of(keys) {
+            values[at] = get(txn, self.store.pairs(), &keys[at])?;
+        }
+        Ok(())
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {

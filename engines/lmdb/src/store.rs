@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 use engine_kit::{Commits, Poison, check_space, free_bytes};
@@ -34,8 +33,6 @@ pub(crate) struct Store {
     map: Map,
     readahead: Readahead,
     writer: Mutex<()>,
-    /// Whether the newest batch of lookups had to wait for the device. Also true before the first.
-    pub(crate) is_cold: AtomicBool,
     pub(crate) commits: Commits,
     poison: Poison,
     options: LmdbOptions,
@@ -72,7 +69,6 @@ impl Store {
             map,
             readahead: Readahead::new(options.readahead_bytes_max),
             writer: Mutex::new(()),
-            is_cold: AtomicBool::new(true),
             commits: Commits::default(),
             poison: Poison::new("LMDB", dir.display()),
             options: *options,

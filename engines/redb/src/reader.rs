@@ -5,6 +5,7 @@
 use std::ops::ControlFlow;
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
+use engine_kit::KeyOrder;
 use redb::ReadTransaction;
 
 use crate::damage::{caught, uncaught};
@@ -18,15 +19,14 @@ pub(crate) struct RedbReader<'e> {
     commits_seen: u64,
     txn: ReadTransaction,
     pairs: PairsReadOnly,
-    /// First eight bytes of each key of a batch of gets, and its index in the batch.
-    order: Vec<(u64, usize)>,
+    order: KeyOrder,
 }
 
 impl<'e> RedbReader<'e> {
     pub(crate) fn open(store: &'e Store) -> Result<Self> {
         let commits_seen = store.commits.count();
         let (txn, pairs) = store.open_snapshot()?;
-        Ok(Self { store, commits_seen, txn, pairs, order: Vec::new() })
+        Ok(Self { store, commits_seen, txn, pairs, order: KeyOrder::default() })
     }
 }
 
@@ -43,14 +43,10 @@ impl Reader for RedbReader<'_> {
         const WHAT: &str = "redb batch of gets failed";
         one_slot_per_key(keys, values)?;
         let Self { pairs, order, .. } = self;
-        order.clear();
-        // Keys with the same eight bytes stay unordered, which costs only time.
-        order.extend(keys.iter().enumerate().map(|(at, key)| (first_bytes(key), at)));
-        order.sort_unstable();
         caught(WHAT, || {
-            for (_, at) in order {
-                let found = pairs.get(&keys[*at]).map_err(|e| error::storage(WHAT, e))?;
-                values[*at] = found.map(|value| *value.value());
+            for at in order.of(keys) {
+                let found = pairs.get(&keys[at]).map_err(|e| error::storage(WHAT, e))?;
+                values[at] = found.map(|value| *value.value());
             }
             Ok(())
         })
@@ -83,10 +79,4 @@ impl Reader for RedbReader<'_> {
         }
         Ok(())
     }
-}
-
-fn first_bytes(key: &Key) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&key[..8]);
-    u64::from_be_bytes(bytes)
 }
