@@ -77,14 +77,7 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
 fn args(store: &NewStore<'_>, seen: &Seen) -> LoadArgs {
     let NewStore { dir, engine, archive, incremental, extract, cluster, beside_bytes } = *store;
     LoadArgs {
-        engine: EngineArgs {
-            engine: Some(engine.engine),
-            bloom: engine.bloom,
-            profile: engine.takes("profile").then_some(engine.profile),
-            memory: engine.memory,
-            lmdb_map_size: engine.lmdb_map_size,
-            set: engine.set.clone(),
-        },
+        engine: EngineArgs::from(engine),
         dir: dir.to_owned(),
         meaning: MeaningArgs { extract: Some(extract), cluster: cluster.map(str::to_owned) },
         source: SourceArgs {

@@ -131,9 +131,10 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     let phase = if is_part { &Some(MapPhase::Loading.to_string()) } else { phase };
     let known = engines::inspect(&args.dir)?;
     // The options as on a command line. The label is meant for tables and metrics.
-    let options = known.as_ref().filter(|known| known.engine.descriptor().options.contains(&"profile"));
-    let options = options
-        .map(|known| format!("engine={} bloom={} profile={}", known.engine, known.bloom, known.profile.as_str()));
+    let options = known.as_ref().filter(|known| !known.options.is_empty()).map(|known| {
+        let options = known.options.iter().map(|(name, value)| format!(" {name}={value}"));
+        format!("engine={}{}", known.engine, options.collect::<String>())
+    });
     let (holds, lost) = (known.map(|known| known.holds).unwrap_or_default(), engines::lost(&args.dir)?);
     if args.json {
         let json = json!({

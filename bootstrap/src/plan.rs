@@ -7,7 +7,7 @@ mod measured;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use engines::{EngineKind, EngineOptions, Profile};
+use engines::{EngineKind, EngineOptions};
 use probe::MemoryLimit;
 
 use crate::layout::SPILLED_RECORD_BYTES;
@@ -131,7 +131,7 @@ impl Plan {
 
     /// Describes a service with so much memory.
     fn verdict(&self, memory: u64) -> String {
-        let engine = EngineOptions { profile: Profile::Vanilla, ..EngineOptions::new(self.engine) };
+        let engine = EngineOptions::new(self.engine);
         let share = engine.division_of(MemoryLimit { bytes: memory, cgroup_file: None }).cache_bytes;
         let of_engine =
             if share > 0 { format!("the engine's share is {}: ", ByteSize::b(share)) } else { String::new() };

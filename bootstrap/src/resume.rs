@@ -249,11 +249,10 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     let known = engines::inspect(&args.dir)?;
     let (engine, holds) = (&args.engine, args.meaning.holds());
     if let Some(known) = known {
-        if let Some(bits) = engine.bloom.filter(|bits| *bits != known.bloom) {
-            unused.push(format!("--bloom {bits} (the store has {})", known.bloom));
-        }
-        if let Some(profile) = engine.profile.filter(|profile| *profile != known.profile) {
-            unused.push(format!("--profile {} (the store has {})", profile.as_str(), known.profile.as_str()));
+        for (name, value) in engine.options() {
+            if let Some(held) = known.options.get(&name).filter(|held| **held != value) {
+                unused.push(format!("{} {value} (the store has {held})", engines::flag(&name)));
+            }
         }
         let meanings =
             [("extract", holds.extract, known.holds.extract), ("cluster", holds.cluster, known.holds.cluster)];

@@ -169,8 +169,8 @@ fn check(config: &Config) -> Result<(), Failed> {
     told.store.snapshot = config.store.snapshot.as_deref().map(shown_archive);
     told.store.incremental = config.store.incremental.as_deref().map(shown_archive);
     program::print(format_args!("{}", toml::to_string(&told).context("cannot print the configuration")?));
-    say!("# memory: {}", config.engine.division());
-    for note in engines::notes(&config.store.dir, &config.engine)? {
+    say!("# memory: {}", config.engine.options().division());
+    for note in engines::notes(&config.store.dir, &config.engine.options())? {
         say!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);
     }
     // Make all checks of a start, by the same code.
@@ -196,7 +196,8 @@ fn check(config: &Config) -> Result<(), Failed> {
     if !store::look(config.opening())? {
         say!("# store: another process has it open, so that its files were not looked at");
     }
-    for caution in config.stream.selection().cautions(label(config)?) {
+    let options = config.engine.options();
+    for caution in config.stream.selection().cautions(options.label(), options.has_filter_in_memory()) {
         say!("# follow: {caution}");
     }
     Ok(())
@@ -206,15 +207,6 @@ fn check(config: &Config) -> Result<(), Failed> {
 fn shown_archive(location: &Path) -> PathBuf {
     let text = location.to_string_lossy();
     if is_url(&text) { provider::shown(&text).into() } else { location.to_owned() }
-}
-
-/// Returns the label of the store's engine. A Bloom filter that the configuration leaves out is taken from the
-/// directory.
-fn label(config: &Config) -> Result<&'static str> {
-    let mut options = config.engine.clone();
-    let known = engines::inspect(&config.store.dir)?.filter(|known| known.engine == options.engine);
-    options.bloom = options.bloom.or(known.map(|known| known.bloom));
-    Ok(options.label())
 }
 
 /// Parses the filter in RUST_LOG; `info` without one.

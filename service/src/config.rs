@@ -14,13 +14,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use engines::EngineArgs;
 use serde::{Serialize, Serializer};
 
 use crate::ingest::extract::Extract;
 use crate::ingest::provider;
 use crate::net;
-use crate::setting::Given;
-use crate::store::{self, EngineGiven, Opening};
+use crate::store::{self, Opening};
 pub(crate) use paths::Moment;
 pub use settings::Settings;
 pub(crate) use settings::{Config, LogFormat};
@@ -32,7 +32,7 @@ impl Settings {
     /// The directory or the stream is missing; a value is out of its bounds; two values contradict each other.
     pub fn resolve(mut self) -> Result<Config> {
         if let Some(dir) = self.store.dir.clone() {
-            self.engine = EngineGiven::of(&engines::options_for(&dir, &self.engine.into())?);
+            self.engine = EngineArgs::from(&engines::options_for(&dir, &self.engine.into())?).into();
             self.stream.extract = self.known_extract(&dir)?;
         }
         self.stream.geyser.take_if(|all| all.is_empty());

@@ -69,7 +69,8 @@ pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     if !store::awaits_load(config.opening())? {
         return Ok(());
     }
-    create::check(&new_store(&config.store, &config.engine, config.stream.extract)?).map_err(Failed::by_remedy)
+    create::check(&new_store(&config.store, &config.engine.options(), config.stream.extract)?)
+        .map_err(Failed::by_remedy)
 }
 
 /// Continues with a spool that an earlier start has left. `None` if there is none.
@@ -254,7 +255,7 @@ pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig,
 
 /// Starts the thread `load`. It is no task of the runtime, because a runtime's end waits for such tasks.
 fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiver<Result<bool>>> {
-    let (settings, engine, extract) = (config.store.clone(), config.engine.clone(), config.stream.extract);
+    let (settings, engine, extract) = (config.store.clone(), config.engine.options(), config.stream.extract);
     let load = move || create::load(&new_store(&settings, &engine, extract)?, &seen, &stop);
     let (ended, has_ended) = oneshot::channel();
     thread::Builder::new()
@@ -357,7 +358,7 @@ impl Pages {
             state.providers = Arc::clone(&spooling.state().providers);
         }
         state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
-        let label = config.engine.label();
+        let label = config.engine.options().label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
         let latency = Latency::new(label);
         let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())

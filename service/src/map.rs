@@ -89,7 +89,8 @@ impl Store {
                  the load and that slot are missing: load it with --slot, or from a snapshot archive"
             );
         }
-        let division = config.engine.division();
+        let options = config.engine.options();
+        let division = options.division();
         info!(
             memory_limit_bytes = division.limit.bytes,
             limit_from =
@@ -99,10 +100,10 @@ impl Store {
             rest_bytes = division.rest_bytes,
             "memory is divided"
         );
-        for note in engines::notes(&config.store.dir, &config.engine)? {
+        for note in engines::notes(&config.store.dir, &options)? {
             if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
         }
-        for caution in config.stream.selection().cautions(label) {
+        for caution in config.stream.selection().cautions(label, options.has_filter_in_memory()) {
             warn!("{caution}");
         }
         Ok(Self { engine, checkpoint })

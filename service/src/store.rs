@@ -10,20 +10,20 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Engine, Error, ErrorKind};
-use engines::{EngineOptions, Holds, LoadTerm, OpenMode, Terms};
+use engines::{Holds, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
 use crate::chain::SLOT_END;
 use crate::failed::Failed;
 use crate::feed::{self, FEED_DIR};
 use crate::ingest::extract::Extract;
-pub(crate) use settings::{EngineGiven, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
+pub(crate) use settings::{EngineGiven, EngineSettings, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
 
 /// All that decides which store is opened, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'c> {
     pub settings: &'c StoreSettings,
-    pub engine: &'c EngineOptions,
+    pub engine: &'c EngineSettings,
     /// The value taken from an account.
     pub extract: Extract,
 }
@@ -59,7 +59,7 @@ pub(crate) fn check(opening: Opening<'_>) -> Result<(), Failed> {
     if awaits_load(opening)? {
         return Ok(());
     }
-    let checked = engines::check(&opening.settings.dir, opening.engine, mode(opening), &terms(opening));
+    let checked = engines::check(&opening.settings.dir, &opening.engine.options(), mode(opening), &terms(opening));
     checked.and_then(|()| engines::check_lock(&opening.settings.dir)).map_err(|error| explain(opening, error))
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
     let known = engines::inspect(&opening.settings.dir)?.map(|known| known.holds).unwrap_or_default();
     let accept = |checkpoint: &Checkpoint| refuse_lost(&opening.settings.dir, checkpoint);
     let (dir, mode, terms) = (&opening.settings.dir, mode(opening), terms(opening));
-    let opened = engines::open_accepted(dir, opening.engine, mode, &terms, &accept);
+    let opened = engines::open_accepted(dir, &opening.engine.options(), mode, &terms, &accept);
     let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (opening.settings.dir.display(), opening.extract.name());

@@ -3,24 +3,24 @@
 //! Owns: the form of these facts. Each engine's crate fills in one [`Descriptor`]. Must not: name a concrete engine.
 //! Threads: none.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::{Checkpoint, Engine, Error, ErrorKind, Result};
 
-/// Options of an engine at one opening, with all defaults filled in.
+/// Options of an engine that have a flag of their own: values by name. `--lmdb-map-size` has the name `lmdb_map_size`.
+pub type Options = BTreeMap<String, String>;
+
+/// Settings of an engine at one opening, with all defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes for the engine's cache.
     pub cache_bytes: u64,
     /// Bytes of memory that the process may use.
     pub limit_bytes: u64,
-    /// Bits per key of a filter; 0 is none.
-    pub bloom_bits: u32,
-    /// Name of a set of the engine's settings.
-    pub profile: &'static str,
-    /// Fixed size of a map in bytes; `None` is the engine's own choice.
-    pub map_bytes: Option<u64>,
-    /// The engine's own settings, as names and values.
+    /// The options with a flag of their own.
+    pub options: Options,
+    /// The engine's other settings, as names and values.
     pub set: Vec<(String, String)>,
 }
 
@@ -67,7 +67,7 @@ pub enum Buffered {
     AllButNewestOnes,
 }
 
-/// Shares of memory that depend on a profile.
+/// Shares of memory of an engine with certain options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Eighths of the memory limit for the engine's cache, unless a size is set. The rest is for the engine's other
@@ -80,8 +80,6 @@ pub struct Share {
     pub rest_bytes: u64,
     /// Bytes that the engine takes in addition to the cache while it writes batches that are not in key order.
     pub memtables_bytes: u64,
-    /// Bits per key of the filter, unless a number is set.
-    pub bloom_bits: u32,
 }
 
 impl Share {
@@ -99,6 +97,30 @@ pub struct PairBytes {
     pub sorted: u64,
 }
 
+/// Options under which the suites test an engine, in addition to its defaults: a column of their tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    /// Name of the column: the label of the engine with these options, or a name of its own that begins with the engine's.
+    pub name: &'static str,
+    /// Options that have a flag of their own, as names and values.
+    pub options: &'static [(&'static str, &'static str)],
+    /// The engine's other settings, each `NAME=VALUE`.
+    pub set: &'static [&'static str],
+    /// Further settings with which the torture opens the column; `None` keeps it out of the torture.
+    pub torture: Option<&'static [&'static str]>,
+}
+
+/// How well an engine knows the number of its pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// The number is exact.
+    Exact,
+    /// The number is an upper bound, and exact in a settled store of which everything can be read.
+    AtMost,
+    /// The number is an estimate.
+    Estimate,
+}
+
 /// Function that opens a store in a directory. It may ask whether a checkpoint is accepted before it changes any file;
 /// the caller asks again once the store is open.
 pub type Open = fn(&Path, &Settings, &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Box<dyn Engine>>;
@@ -108,17 +130,19 @@ pub type Open = fn(&Path, &Settings, &dyn Fn(&Checkpoint) -> Result<()>) -> Resu
 pub struct Descriptor {
     /// A line about the engine for the help.
     pub line: &'static str,
-    /// Options of the command line that the engine takes, apart from those that every engine takes.
+    /// Names of the engine's options that have a flag of their own.
     pub options: &'static [&'static str],
-    /// Returns the names of the engine's own settings.
+    /// Returns the options that a store keeps in its marker. The arguments are the options that are given, and those
+    /// that the store has kept; `None` for a new store.
+    pub kept: fn(&Options, Option<&Options>) -> Options,
+    /// Returns the names of the engine's other settings.
     pub settings: fn() -> Vec<&'static str>,
-    /// Refuses values of settings that can be judged before the store is opened.
+    /// Refuses values of options and settings that can be judged before the store is opened.
     pub check: fn(&Settings) -> Result<()>,
-    /// Returns the label for metrics and table rows, from the profile and the filter's bits per key. `None` is the
-    /// engine's name.
-    pub label: fn(&str, u32) -> Option<&'static str>,
-    /// Returns the shares of memory for a profile.
-    pub share: fn(&str) -> Share,
+    /// Returns the label for metrics and table rows. `None` is the engine's name.
+    pub label: fn(&Options) -> Option<&'static str>,
+    /// Returns the shares of memory.
+    pub share: fn(&Options) -> Share,
     /// Bytes of pages that a transaction holds in memory for each key it changes, if the keys are far apart: one leaf in
     /// a B+tree, none in an engine that collects changes in a log.
     pub page_bytes: u64,
@@ -126,6 +150,10 @@ pub struct Descriptor {
     /// cache; none for an engine that reads past it. The process may open and close these files: no lock of the engine's
     /// ends with that.
     pub page_cache_endings: fn(&Settings) -> &'static [&'static str],
+    /// Whether a lookup of an absent key is answered by a filter in memory, with these options.
+    pub has_filter_in_memory: fn(&Options) -> bool,
+    /// Whether `warm_up` reads pairs into the engine's own memory.
+    pub warms_own_memory: bool,
     /// Whether `get_many` waits for one read of the device after another, so that several threads read faster.
     pub get_many_waits_in_turn: bool,
     /// Bytes that a store takes on disk per pair.
@@ -143,8 +171,20 @@ pub struct Descriptor {
     pub checks_reads: bool,
     /// Whether a scrub compares the stored data with checksums.
     pub has_checksums: bool,
+    /// Whether a scrub checks more than a scan does, and changes nothing.
+    pub scrubs_more: bool,
+    /// How well the engine knows the number of its pairs.
+    pub counts: Count,
     /// Buffered commits that survive a power loss.
     pub buffered: Buffered,
+    /// Whether a sorted chunk is there wholly or not at all, for readers too.
+    pub loads_whole: bool,
+    /// Whether a sorted chunk may be loaded again although its load has succeeded.
+    pub loads_twice: bool,
+    /// Whether a failed load may cost the store.
+    pub loses_failed_loads: bool,
+    /// Whether the engine relies on a flushed file keeping its name although the directory is not flushed.
+    pub needs_flushed_names: bool,
     /// Functions that repair a store; `None` if the engine cannot.
     pub repair: Option<Repair>,
     /// Returns notes for an operator about the store in a directory, which may be missing.
@@ -156,6 +196,10 @@ pub struct Descriptor {
     pub catches_panics: fn() -> bool,
     /// Returns the bytes that a store leaves free on its disk.
     pub reserve_bytes: fn(&Settings) -> u64,
+    /// Further columns of the suites. The registry's list names them, too.
+    pub columns: &'static [Column],
+    /// Options with which a store is full after a few batches, for the suites; empty if only a full disk ends it.
+    pub small: &'static [(&'static str, &'static str)],
     /// Opens a store, and creates it if it is missing.
     pub open: Open,
     /// Opens a store for reading alone.
@@ -168,12 +212,15 @@ impl Descriptor {
     pub const NONE: Self = Self {
         line: "Not in this build",
         options: &[],
+        kept: |_, _| Options::new(),
         settings: Vec::new,
         check: |_| Ok(()),
-        label: |_, _| None,
-        share: |_| Share { cache_eighths: 0, cache_min_bytes: 0, rest_bytes: 0, memtables_bytes: 0, bloom_bits: 0 },
+        label: |_| None,
+        share: |_| Share { cache_eighths: 0, cache_min_bytes: 0, rest_bytes: 0, memtables_bytes: 0 },
         page_bytes: 0,
         page_cache_endings: |_| &[],
+        has_filter_in_memory: |_| false,
+        warms_own_memory: false,
         get_many_waits_in_turn: false,
         pair_bytes: PairBytes { shuffled: 0, sorted: 0 },
         loads_sorted: true,
@@ -182,12 +229,20 @@ impl Descriptor {
         log_ending: None,
         checks_reads: false,
         has_checksums: false,
+        scrubs_more: false,
+        counts: Count::Estimate,
         buffered: Buffered::AllButNewestOnes,
+        loads_whole: true,
+        loads_twice: false,
+        loses_failed_loads: false,
+        needs_flushed_names: false,
         repair: None,
         notes: |_, _| Vec::new(),
         explain_faults: None,
         catches_panics: || false,
         reserve_bytes: |_| 0,
+        columns: &[],
+        small: &[],
         open: |dir, _, _| Err(not_in_this_build(dir)),
         open_read_only: |dir, _| Err(not_in_this_build(dir)),
     };

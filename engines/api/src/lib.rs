@@ -15,7 +15,9 @@ mod traits;
 mod words;
 
 pub use checkpoint::{Checkpoint, Durability};
-pub use descriptor::{Buffered, Descriptor, Note, Open, PairBytes, Repair, Repaired, Settings, Share};
+pub use descriptor::{
+    Buffered, Column, Count, Descriptor, Note, Open, Options, PairBytes, Repair, Repaired, Settings, Share,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{
     BulkLoad, Engine, Pace, Reader, Stats, Visitor, Warmed, WriteTxn, get_many_by_get, one_slot_per_key, scrub_by_scan,

@@ -2,7 +2,7 @@
 //!
 //! Owns: the facts, and the options that follow from [`Settings`]. Threads: none.
 
-use engine_api::{Buffered, Descriptor, PairBytes, Result, Settings, Share};
+use engine_api::{Buffered, Column, Count, Descriptor, PairBytes, Result, Settings, Share};
 
 use crate::{FILE_NAME, RedbEngine, RedbOptions, damage};
 
@@ -15,13 +15,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     settings: || RedbOptions::SETTINGS.to_vec(),
     check: |settings| options(settings).map(drop),
     // Misses go through the page cache.
-    share: |_| Share {
-        cache_eighths: 2,
-        cache_min_bytes: CACHE_MIN_BYTES,
-        rest_bytes: 0,
-        memtables_bytes: 0,
-        bloom_bits: 0,
-    },
+    share: |_| Share { cache_eighths: 2, cache_min_bytes: CACHE_MIN_BYTES, rest_bytes: 0, memtables_bytes: 0 },
     page_bytes: 4096,
     page_cache_endings: |_| &[FILE_NAME],
     get_many_waits_in_turn: true,
@@ -29,9 +23,16 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     pair_bytes: PairBytes { shuffled: 115, sorted: 90 },
     main_file: FILE_NAME,
     has_checksums: true,
+    counts: Count::Exact,
     buffered: Buffered::All,
     catches_panics: damage::catches_panics,
     reserve_bytes: |_| RedbOptions::default().disk_reserve_bytes,
+    columns: &[Column {
+        name: "redb_settings",
+        options: &[],
+        set: &["quick_repair_every=3", "sort_batches=true"],
+        torture: None,
+    }],
     open: |dir, settings, _| Ok(Box::new(RedbEngine::open(dir, &options(settings)?)?)),
     open_read_only: |dir, settings| Ok(Box::new(RedbEngine::open_read_only(dir, &options(settings)?)?)),
     ..Descriptor::NONE

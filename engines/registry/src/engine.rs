@@ -8,23 +8,22 @@ use std::error::Error as _;
 use std::io;
 use std::path::Path;
 
-use engine_api::{Engine, Error, ErrorKind, Result};
+use engine_api::{Engine, Error, ErrorKind, Options, Result};
 
 use crate::list::EngineKind;
 use crate::marker::Identity;
 use crate::options::EngineOptions;
 
-/// Adds the options that the store remembers or the profile implies.
+/// Adds the options that the store keeps, or will keep if it is new.
 pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
     let mut options = options.clone();
-    if options.takes("bloom") && options.bloom.is_none() {
-        options.bloom = match known {
-            // The filter may also be none, if that was chosen for this profile.
-            Some(known) if known.bloom > 0 || known.profile == options.profile => Some(known.bloom),
-            _ => Some(options.share().bloom_bits),
-        };
-    }
+    options.options.extend(kept(&options, known));
     options
+}
+
+/// Returns the options that the marker of a store has once it was opened with these.
+pub(crate) fn kept(options: &EngineOptions, known: Option<&Identity>) -> Options {
+    (options.engine.descriptor().kept)(&options.options, known.map(|known| &known.options))
 }
 
 /// Opens the engine whose files are in `data` for reading alone.

@@ -8,7 +8,7 @@
 //!
 //! | entry | content |
 //! |---|---|
-//! | `SOLKV` | TOML: a checksum of the lines after it, format version, engine, who created it, the options that the files depend on, the state and the result of its load, the meaning of its pairs, the seq that it has reached |
+//! | `SOLKV` | TOML: a checksum of the lines after it, format version, engine, who created it, the options that the engine keeps, the state and the result of its load, the meaning of its pairs, the seq that it has reached |
 //! | `LOCK` | locked by `flock` while the store is open; contains the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
@@ -45,7 +45,7 @@ pub use content::{Holds, Load, LoadState, Loaded};
 pub use copy::{copy_contradiction, refuse_nested, remove_cut_short};
 pub use digest::{Digest, source_id};
 pub use directory::{CONTRADICTION, DATA, SPOOL};
-pub use engine_api::{Note, Repaired};
+pub use engine_api::{Note, Options, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{catches_panics, check_before_copy, explain_faults};
 pub use list::{EngineKind, compiled};
@@ -53,7 +53,7 @@ pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN};
 pub use notes::notes;
-pub use options::{EngineArgs, EngineOptions, Profile, setting, size};
+pub use options::{EngineArgs, EngineOptions, Profile, flag, setting, size};
 pub use process::file_size_limit_is_an_error;
 pub use read_only::open_read_only;
 pub use regular::read_small;

@@ -1,4 +1,4 @@
-//! The list of engines: a line for each.
+//! The list of engines: a line for each, with the names of the columns under which the suites test it.
 //!
 //! Owns: the names, and which of the engines are in this build. Must not: know anything else of an engine; its
 //! [`Descriptor`] has that. Threads: none.
@@ -9,8 +9,21 @@ use clap::builder::PossibleValue;
 use engine_api::Descriptor;
 use serde::{Deserialize, Serialize};
 
+/// Gives the list of engines to the macro with this name.
+#[macro_export]
+macro_rules! for_each_engine {
+    ($then:ident) => {
+        $then! {
+            Rocksdb = "rocksdb" in engine_rocksdb: rocksdb rocksdb_bloom rocksdb_memory rocksdb_tuned rocksdb_settings;
+            Lmdb = "lmdb" in engine_lmdb: lmdb lmdb_settings;
+            Redb = "redb" in engine_redb: redb redb_settings;
+            Strata = "strata" in engine_strata: strata;
+        }
+    };
+}
+
 macro_rules! engines {
-    ($($kind:ident = $name:tt in $home:ident;)*) => {
+    ($($kind:ident = $name:tt in $home:ident: $($column:ident)+;)*) => {
         /// A storage engine. All engines can be named in every build, and opening one that was not compiled in is
         /// refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -43,12 +56,7 @@ macro_rules! engines {
     };
 }
 
-engines! {
-    Rocksdb = "rocksdb" in engine_rocksdb;
-    Lmdb = "lmdb" in engine_lmdb;
-    Redb = "redb" in engine_redb;
-    Strata = "strata" in engine_strata;
-}
+for_each_engine!(engines);
 
 impl clap::ValueEnum for EngineKind {
     fn value_variants<'a>() -> &'a [Self] {

@@ -8,13 +8,12 @@ use std::cmp::Ordering;
 use std::io::{self, ErrorKind as Io};
 use std::path::Path;
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Error, ErrorKind, Options, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
 use crate::content::{Holds, Load, LoadState, Loaded};
 use crate::list::EngineKind;
-use crate::options::Profile;
 
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
@@ -32,12 +31,6 @@ pub struct Identity {
     pub engine: EngineKind,
     /// Program and version that created the directory, such as `solkv 0.1.0`.
     pub created_by: String,
-    /// Bits per key of RocksDB's Bloom filter as last opened; 0 is none.
-    #[serde(default)]
-    pub bloom: u32,
-    /// RocksDB's profile as last opened. For information only, because all profiles read the same files.
-    #[serde(default)]
-    pub profile: Profile,
     /// Load that fills or has filled the store; `None` if the store was made empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
@@ -48,19 +41,37 @@ pub struct Identity {
     /// Meaning of the pairs, as far as a program has stated it.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
+    /// Options of the engine as last opened, as far as it keeps them.
+    #[serde(default, skip_serializing_if = "Options::is_empty")]
+    pub options: Options,
 }
 
-/// The version alone, so that a newer format is recognized even if its other fields have changed.
+/// The version and the engine's name, so that a newer format or engine is recognized even if other fields have changed.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
+    engine: Option<String>,
+}
+
+/// Options of a marker without a table of options. It has these two for every engine, and RocksDB alone takes them.
+#[derive(Deserialize)]
+struct Untabled {
+    bloom: Option<u32>,
+    profile: Option<String>,
 }
 
 impl Identity {
     pub(crate) fn new(engine: EngineKind) -> Self {
         let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
-        let (bloom, profile, holds) = (0, Profile::default(), Holds::default());
-        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, holds }
+        Self {
+            format: FORMAT_VERSION,
+            engine,
+            created_by,
+            load: None,
+            seq: None,
+            holds: Holds::default(),
+            options: Options::new(),
+        }
     }
 
     /// Returns a copy for a store that has reached `seq`, limited to the largest number in TOML.
@@ -108,8 +119,10 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     };
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
     let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
-        // A new engine comes with a newer format. So an unknown engine in this format is damage, like any other error.
-        Ordering::Equal => return toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e)),
+        Ordering::Equal => {
+            refuse_unless_known(&path, version.engine.as_deref())?;
+            return identity(&text).map(Some).map_err(|e| damaged(&path, e));
+        }
         Ordering::Greater => ("a newer", "use that version"),
         Ordering::Less => ("an older", "load it again into another directory, or use that version"),
     };
@@ -121,6 +134,34 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
             version.format
         ),
     ))
+}
+
+/// Refuses the store of an engine that this version does not have.
+fn refuse_unless_known(path: &Path, engine: Option<&str>) -> Result<()> {
+    let known = EngineKind::ALL.map(EngineKind::as_str);
+    match engine.filter(|engine| !known.contains(engine)) {
+        None => Ok(()),
+        Some(engine) => Err(Error::new(
+            ErrorKind::FixInput,
+            format!(
+                "this solkv has no such engine: file={} engine={engine} known={}: use the version that made the store, or \
+                 load it again into another directory",
+                path.display(),
+                known.join(",")
+            ),
+        )),
+    }
+}
+
+fn identity(text: &str) -> std::result::Result<Identity, toml::de::Error> {
+    let mut identity: Identity = toml::from_str(text)?;
+    if identity.options.is_empty() {
+        let Untabled { bloom, profile } = toml::from_str(text)?;
+        let found = [("bloom", bloom.map(|bits| bits.to_string())), ("profile", profile)];
+        let taken = found.into_iter().filter(|(name, _)| identity.engine.descriptor().options.contains(name));
+        identity.options = taken.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+    }
+    Ok(identity)
 }
 
 /// Writes or replaces the marker of `dir` durably.

@@ -60,7 +60,7 @@ impl EngineOptions {
 
     /// Returns the engine's shares of memory with these options.
     pub fn share(&self) -> Share {
-        (self.engine.descriptor().share)(self.profile.as_str())
+        (self.engine.descriptor().share)(&self.options)
     }
 
     /// Returns these options as the engine is told them, with this machine's memory.
@@ -73,9 +73,7 @@ impl EngineOptions {
         Settings {
             cache_bytes,
             limit_bytes: limit.bytes,
-            bloom_bits: self.bloom.unwrap_or(0),
-            profile: self.profile.as_str(),
-            map_bytes: self.lmdb_map_size.map(|size| size.as_u64()),
+            options: self.options.clone(),
             set: self.set.iter().map(pair).collect(),
         }
     }
@@ -128,7 +126,7 @@ mod tests {
         let of = |options: &EngineOptions, mib: u64| {
             options.division_of(MemoryLimit { bytes: mib << 20, cgroup_file: None }).cache_bytes >> 20
         };
-        let rocksdb = |profile| EngineOptions { profile, ..EngineOptions::new(EngineKind::Rocksdb) };
+        let rocksdb = |profile: Profile| EngineOptions::new(EngineKind::Rocksdb).with("profile", profile.as_str());
         let strata = EngineOptions::new(EngineKind::Strata);
         assert_eq!([of(&strata, 8000), of(&rocksdb(Profile::Tuned), 8000)], [5000; 2]);
         assert_eq!([of(&rocksdb(Profile::Memory), 8000), of(&rocksdb(Profile::Vanilla), 8000)], [4000, 2000]);
@@ -141,9 +139,7 @@ mod tests {
     #[cfg(feature = "rocksdb")]
     #[test]
     fn tuned_rocksdb_leaves_room_for_a_compaction_under_every_limit_that_has_it() {
-        use crate::options::Profile;
-
-        let tuned = EngineOptions { profile: Profile::Tuned, ..EngineOptions::new(EngineKind::Rocksdb) };
+        let tuned = EngineOptions::new(EngineKind::Rocksdb).with("profile", "tuned");
         let of =
             |mib: u64| tuned.division_of(MemoryLimit { bytes: mib << 20, cgroup_file: None }).cache_bytes as f64 / MIB;
         // From 341 MiB on five eighths leave 128 MiB, below it the rest has them, and in the end the cache its minimum.

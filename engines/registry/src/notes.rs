@@ -96,7 +96,8 @@ mod tests {
         let rocksdb = EngineOptions::new(EngineKind::Rocksdb);
         assert_eq!(of(&rocksdb), []);
         // If no filter is asked for, the marker's one counts.
-        let known = marker::Identity { bloom: 20, ..marker::Identity::new(EngineKind::Rocksdb) };
+        let options = rocksdb.clone().with("bloom", 20).options;
+        let known = marker::Identity { options, ..marker::Identity::new(EngineKind::Rocksdb) };
         marker::write(dir.path(), &known).unwrap();
         assert!(of(&rocksdb)[0].text.contains("bloom=20"));
     }

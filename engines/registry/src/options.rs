@@ -3,16 +3,15 @@
 //! Must not: look at a directory or at the machine.
 
 use bytesize::ByteSize;
-use engine_api::{Error, ErrorKind, Result};
+use clap::ValueEnum;
+use engine_api::{Error, ErrorKind, Options, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::engine::effective;
 use crate::list::{EngineKind, compiled};
 
-/// Largest number of filter bits per key. More bits gain nothing: a false positive costs one read, and 20 bits leave
-/// one in 6000.
-const BLOOM_BITS_MAX: u32 = 32;
-/// Largest size of LMDB's map: half of the address space of a process on x86-64 or ARM64.
-const MAP_BYTES_MAX: u64 = 64 << 40;
+/// Smallest memory of an engine in bytes.
+const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 /// A set of RocksDB settings. Files written with one profile can be opened with any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
@@ -44,14 +43,12 @@ impl Profile {
 pub struct EngineOptions {
     pub engine: EngineKind,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub bloom: Option<u32>,
-    pub profile: Profile,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lmdb_map_size: Option<ByteSize>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub set: Vec<String>,
+    /// Options that have a flag of their own.
+    #[serde(flatten)]
+    pub options: Options,
 }
 
 /// The engine as a command line names it. If the engine is left out, [`options_for`](crate::options_for) takes it from
@@ -110,9 +107,46 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// Returns these options for a new store of `engine`.
     pub fn for_engine(&self, engine: EngineKind) -> EngineOptions {
-        let Self { engine: _, bloom, profile, memory, lmdb_map_size, ref set } = *self;
-        EngineOptions { engine, bloom, profile: profile.unwrap_or_default(), memory, lmdb_map_size, set: set.clone() }
+        let mut options = self.options();
+        // A configuration names the default profile whatever the engine is.
+        if self.profile == Some(Profile::default()) && !takes(engine, "profile") {
+            options.remove("profile");
+        }
+        EngineOptions { engine, memory: self.memory, set: self.set.clone(), options }
     }
+
+    /// Returns the given options that have a flag of their own.
+    pub fn options(&self) -> Options {
+        let given = [
+            ("bloom", self.bloom.map(|bits| bits.to_string())),
+            ("profile", self.profile.map(|profile| profile.as_str().to_owned())),
+            ("lmdb_map_size", self.lmdb_map_size.map(|size| size.as_u64().to_string())),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    }
+}
+
+impl From<&EngineOptions> for EngineArgs {
+    fn from(options: &EngineOptions) -> Self {
+        let named = |name| options.options.get(name).map(String::as_str);
+        Self {
+            engine: Some(options.engine),
+            bloom: named("bloom").and_then(|bits| bits.parse().ok()),
+            profile: named("profile").and_then(|name| Profile::from_str(name, false).ok()),
+            memory: options.memory,
+            lmdb_map_size: named("lmdb_map_size").and_then(|bytes| bytes.parse().ok()).map(ByteSize::b),
+            set: options.set.clone(),
+        }
+    }
+}
+
+/// Returns the flag of an option.
+pub fn flag(option: &str) -> String {
+    format!("--{}", option.replace('_', "-"))
+}
+
+fn takes(engine: EngineKind, option: &str) -> bool {
+    engine.descriptor().options.contains(&option)
 }
 
 /// Parses a number of bytes as it is written on a command line.
@@ -144,30 +178,36 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// Returns the default options of an engine.
     pub fn new(kind: EngineKind) -> Self {
-        Self {
-            engine: kind,
-            bloom: None,
-            profile: Profile::Vanilla,
-            memory: None,
-            lmdb_map_size: None,
-            set: Vec::new(),
-        }
+        Self { engine: kind, memory: None, set: Vec::new(), options: Options::new() }
+    }
+
+    /// Returns the columns under which the suites test an engine, by name: its defaults, and those that the engine names.
+    pub fn columns(engine: EngineKind) -> impl Iterator<Item = (&'static str, Self)> {
+        let further = engine.descriptor().columns.iter().map(move |column| {
+            let set = column.set.iter().map(|setting| (*setting).to_owned()).collect();
+            let options =
+                column.options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            (column.name, Self { set, options, ..Self::new(engine) })
+        });
+        std::iter::once((engine.as_str(), Self::new(engine))).chain(further)
+    }
+
+    /// Returns these options with one more that has a flag of its own.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.options.insert(name.to_owned(), value.to_string());
+        self
     }
 
     /// Returns these options as a command line names them, without `--engine`, for example
     /// `rocksdb --bloom 20 --set max_open_files=-1`.
     pub fn line(&self) -> String {
         let mut line = self.engine.to_string();
-        if let Some(bits) = self.bloom {
-            line.push_str(&format!(" --bloom {bits}"));
+        for (name, value) in &self.options {
+            line.push_str(&format!(" {} {value}", flag(name)));
         }
-        if self.profile != Profile::default() {
-            line.push_str(&format!(" --profile {}", self.profile.as_str()));
-        }
-        for (name, size) in [("memory", self.memory), ("lmdb-map-size", self.lmdb_map_size)] {
-            if let Some(size) = size {
-                line.push_str(&format!(" --{name} {}", size.as_u64()));
-            }
+        if let Some(memory) = self.memory {
+            line.push_str(&format!(" --memory {}", memory.as_u64()));
         }
         for setting in &self.set {
             line.push_str(&format!(" --set {setting}"));
@@ -189,34 +229,26 @@ impl EngineOptions {
         Err(Error::new(ErrorKind::FixInput, message))
     }
 
-    /// Whether the engine has the option with this name.
-    pub fn takes(&self, option: &str) -> bool {
-        self.engine.descriptor().options.contains(&option)
-    }
-
     /// Refuses an option that only another engine has. A build without the named engine refuses that engine itself.
     fn validate_options(&self) -> Result<()> {
-        let profile = format!("profile={}", self.profile.as_str());
-        let given = [
-            ("bloom", self.bloom.is_some(), "option bloom"),
-            ("profile", self.profile != Profile::default(), profile.as_str()),
-            ("lmdb_map_size", self.lmdb_map_size.is_some(), "option lmdb_map_size"),
-        ];
-        let foreign = given.into_iter().find(|(name, is_given, _)| *is_given && !self.takes(name));
-        let Some((name, _, said)) = foreign.filter(|_| compiled().contains(&self.engine)) else { return Ok(()) };
-        let owner = compiled().iter().find(|engine| engine.descriptor().options.contains(&name));
+        let foreign = self.options.keys().find(|name| !takes(self.engine, name));
+        let Some(name) = foreign.filter(|_| compiled().contains(&self.engine)) else { return Ok(()) };
+        let owner = compiled().iter().find(|engine| takes(**engine, name));
         let owner = owner.map_or("an engine that is not in this build".to_owned(), |owner| format!("engine={owner}"));
-        let message = format!("{said} is for {owner}, not engine={}: leave it out", self.engine);
+        let message = format!("option {name} is for {owner}, not engine={}: leave it out", self.engine);
         Err(Error::new(ErrorKind::FixInput, message))
     }
 
-    /// Returns the label for metrics and table rows: `rocksdb`, `rocksdb_bloom`, `rocksdb_memory`, `rocksdb_tuned`,
-    /// `lmdb`, `redb` or `strata`.
+    /// Returns the label for metrics and table rows, such as `lmdb` or `rocksdb_bloom`.
     ///
     /// For an existing store the open engine's own label counts, because its filter may come from the directory.
     pub fn label(&self) -> &'static str {
-        let label = (self.engine.descriptor().label)(self.profile.as_str(), self.bloom.unwrap_or(0));
-        label.unwrap_or(self.engine.as_str())
+        (self.engine.descriptor().label)(&self.options).unwrap_or(self.engine.as_str())
+    }
+
+    /// Whether lookups of absent keys are answered by a filter in memory, in a store with these options.
+    pub fn has_filter_in_memory(&self) -> bool {
+        (self.engine.descriptor().has_filter_in_memory)(&effective(self, None).options)
     }
 
     /// Refuses options that the engine does not have, and values that no engine accepts.
@@ -224,23 +256,15 @@ impl EngineOptions {
     /// # Errors
     /// [`ErrorKind::FixInput`] naming the option or the setting.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
         self.validate_options()?;
         self.validate_settings()?;
-        if let Some(bits) = self.bloom.filter(|bits| *bits > BLOOM_BITS_MAX) {
-            return refuse(format!("bloom={bits} is more than {BLOOM_BITS_MAX} bits per key: 10 to 20 are useful"));
+        match self.memory.map(|memory| memory.as_u64()) {
+            Some(bytes @ 0..MEMORY_BYTES_MIN) => Err(Error::new(
+                ErrorKind::FixInput,
+                format!("memory is too small: bytes={bytes} minimum_bytes={MEMORY_BYTES_MIN}"),
+            )),
+            _ => Ok(()),
         }
-        for (name, size) in [("memory", self.memory), ("lmdb_map_size", self.lmdb_map_size)] {
-            if size.is_some_and(|size| size.as_u64() < 1 << 20) {
-                let bytes = size.unwrap_or_default().as_u64();
-                return refuse(format!("{name} is too small: bytes={bytes} minimum_bytes={}", 1 << 20));
-            }
-        }
-        if let Some(size) = self.lmdb_map_size.filter(|size| size.as_u64() > MAP_BYTES_MAX) {
-            let bytes = size.as_u64();
-            return refuse(format!("lmdb_map_size is too large: bytes={bytes} maximum_bytes={MAP_BYTES_MAX}"));
-        }
-        Ok(())
     }
 }
 
@@ -273,12 +297,16 @@ mod tests {
         let lmdb = EngineOptions::new(EngineKind::Lmdb);
         let redb = EngineOptions::new(EngineKind::Redb);
         let wrong = [
-            EngineOptions { bloom: Some(10), ..lmdb.clone() },
-            EngineOptions { profile: Profile::Tuned, ..redb.clone() },
-            EngineOptions { lmdb_map_size: Some(ByteSize::gib(1)), ..redb },
-            EngineOptions { lmdb_map_size: Some(ByteSize::b(1)), ..lmdb.clone() },
-            EngineOptions { lmdb_map_size: Some(ByteSize::tib(65)), ..lmdb },
-            EngineOptions { bloom: Some(33), ..EngineOptions::default() },
+            lmdb.clone().with("bloom", 10),
+            redb.clone().with("profile", "tuned"),
+            redb.with("lmdb_map_size", 1 << 30),
+            lmdb.clone().with("lmdb_map_size", 1),
+            lmdb.clone().with("lmdb_map_size", "lots"),
+            lmdb.with("lmdb_map_size", 65u64 << 40),
+            EngineOptions::default().with("bloom", 10),
+            EngineOptions { memory: Some(ByteSize::kib(1023)), ..EngineOptions::default() },
+            #[cfg(feature = "rocksdb")]
+            EngineOptions::new(EngineKind::Rocksdb).with("bloom", 33),
             EngineOptions { set: vec!["max_open_files=-1".to_owned()], ..EngineOptions::default() },
             #[cfg(feature = "lmdb")]
             EngineOptions { set: vec!["readahead=maybe".to_owned()], ..EngineOptions::new(EngineKind::Lmdb) },
@@ -290,5 +318,22 @@ mod tests {
         for options in wrong.into_iter().filter(|options| compiled().contains(&options.engine)) {
             assert_eq!(options.validate().unwrap_err().kind(), ErrorKind::FixInput, "{options:?}");
         }
+    }
+
+    #[test]
+    fn options_become_flags_and_a_line_again() {
+        let args = EngineArgs {
+            bloom: Some(20),
+            profile: Some(Profile::Tuned),
+            memory: Some(ByteSize::mib(64)),
+            lmdb_map_size: Some(ByteSize::gib(1)),
+            ..EngineArgs::default()
+        };
+        let options = args.for_engine(EngineKind::Rocksdb);
+        let line = "rocksdb --bloom 20 --lmdb-map-size 1073741824 --profile tuned --memory 67108864";
+        assert_eq!(options.line(), line);
+        assert_eq!(EngineArgs::from(&options), EngineArgs { engine: Some(EngineKind::Rocksdb), ..args });
+        let default = EngineArgs { profile: Some(Profile::Vanilla), ..EngineArgs::default() };
+        assert_eq!(default.for_engine(EngineKind::Redb), EngineOptions::new(EngineKind::Redb));
     }
 }

@@ -26,7 +26,7 @@ use crate::terms::Terms;
 /// has it open for writing; any error of opening the engine.
 pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let Some(known) = marker::read(dir)? else { return Err(standing::no_store(dir)) };
-    let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
+    let asked = EngineOptions { memory, ..EngineOptions::new(known.engine) };
     check(dir, &asked, OpenMode::Existing, &Terms::default())?;
     let lock = lock::share(dir)?;
     let options = effective(&asked, Some(&known));

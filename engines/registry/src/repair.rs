@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use engine_api::{Error, ErrorKind, Repaired, Result};
 
 use crate::directory::DATA;
-use crate::engine::open_engine;
+use crate::engine::{effective, open_engine};
 use crate::list::EngineKind;
 use crate::lock::DirLock;
 use crate::marker::{self, Identity};
@@ -36,8 +36,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     let mut repaired = (repair.run)(&data)?;
     // An opening also replays the log, which may hold newer batches than the repair reports.
     let memory = Some(ByteSize::b(MEMORY_MIN));
-    let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
-    repaired.checkpoint = open_engine(&data, &options)?.checkpoint()?;
+    let options = EngineOptions { memory, ..EngineOptions::new(known.engine) };
+    repaired.checkpoint = open_engine(&data, &effective(&options, Some(&known)))?.checkpoint()?;
     let found = repaired.checkpoint.seq;
     let missing = known.seq.filter(|seq| found < *seq);
     if let Some(seq) = missing {

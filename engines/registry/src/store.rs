@@ -9,7 +9,7 @@ use crate::checked;
 use crate::content::{Load, LoadState};
 use crate::copy;
 use crate::directory::{DATA, SPOOL, names};
-use crate::engine::{effective, with_way_out};
+use crate::engine::{effective, kept, with_way_out};
 use crate::hold::{Held, hold};
 use crate::list::{EngineKind, compiled};
 use crate::lock::{self, DirLock, LOCK};
@@ -54,8 +54,8 @@ pub fn default_engine() -> EngineKind {
     compiled.first().copied().unwrap_or(EngineKind::Strata)
 }
 
-/// Returns the options for the store in `dir`. An engine or a profile that is not named comes from the directory, or is
-/// the default for a new store.
+/// Returns the options for the store in `dir`. An engine that is not named, and the options that a store keeps, come
+/// from the directory; the engine of a new store is the default.
 ///
 /// # Errors
 /// Any error of [`inspect`]; `FixInput` for an option of another engine.
@@ -63,8 +63,8 @@ pub fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
     let known = marker::read(dir)?;
     let engine = args.engine.or(known.as_ref().map(|known| known.engine)).unwrap_or_else(default_engine);
     let mut options = args.for_engine(engine);
-    if let (None, Some(known)) = (args.profile, known.filter(|known| known.engine == engine)) {
-        options.profile = known.profile;
+    if let Some(known) = known.filter(|known| known.engine == engine) {
+        options = effective(&options, Some(&known));
     }
     options.validate()?;
     Ok(options)
@@ -78,7 +78,7 @@ pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<d
     open_on(dir, options, mode, &Terms::default())
 }
 
-/// Opens the store that exists in `dir`, with the engine and the profile that the directory names.
+/// Opens the store that exists in `dir`, with the engine that the directory names.
 ///
 /// # Errors
 /// The same as [`open_on`]; `FixInput` if there is no store.
@@ -92,7 +92,7 @@ pub fn open_existing(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Eng
 /// The same as [`open_existing`]; the error of `accept`.
 pub fn open_existing_accepted(dir: &Path, memory: Option<ByteSize>, accept: Accept<'_>) -> Result<Box<dyn Engine>> {
     let Some(identity) = marker::read(dir)? else { return Err(no_store(dir)) };
-    let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
+    let options = EngineOptions { memory, ..EngineOptions::new(identity.engine) };
     open_accepted(dir, &options, OpenMode::Existing, &Terms::default(), accept)
 }
 
@@ -111,9 +111,8 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 
 /// Opens the store in `dir` on `terms`.
 ///
-/// The engine is fixed when the store is created. If no Bloom filter is given, the one that the store was last opened
-/// with is kept, just as [`options_for`] keeps the profile. A different filter is written to the marker, and holds for
-/// files written from then on. Facts that the terms state and the store does not know are written to the marker once
+/// The engine is fixed when the store is created. Options that the engine has its stores keep, and that are not given, are
+/// those of the last opening. Others are written to the marker, and hold for files written from then on. Facts that the terms state and the store does not know are written to the marker once
 /// the engine has opened. Only a new store has a marker before that.
 ///
 /// # Errors
@@ -160,10 +159,10 @@ fn open_locked(
     let dir = held.dir();
     let known = check_mode(dir, options.engine, mode)?;
     let (holds, load) = terms.meet(dir, known.as_ref())?;
+    let kept = kept(options, known.as_ref());
     let options = effective(options, known.as_ref());
     let made = known.clone().unwrap_or_else(|| Identity::new(options.engine));
-    let (bloom, profile) = (options.bloom.unwrap_or(0), options.profile);
-    let mut identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
+    let mut identity = Identity { format: FORMAT_VERSION, options: kept, load, holds, ..made };
     // A new store gets its marker before the engine's first file. A store that exists and does not open is left
     // unchanged.
     if known.is_none() {
@@ -344,22 +343,25 @@ mod tests {
     use crate::options::Profile;
 
     #[test]
-    fn a_profile_that_is_not_named_is_the_one_that_the_store_keeps() {
+    fn options_that_are_not_named_are_those_that_the_store_keeps() {
         let dir = tempfile::tempdir().unwrap();
         let of = |args: &EngineArgs| options_for(dir.path(), args).unwrap();
-        assert_eq!(
-            of(&EngineArgs { engine: Some(EngineKind::Rocksdb), ..EngineArgs::default() }).profile,
-            Profile::Vanilla
-        );
-        let known = Identity { profile: Profile::Tuned, bloom: 12, ..Identity::new(EngineKind::Rocksdb) };
+        let table = |bloom: u32, profile: &str| {
+            EngineOptions::new(EngineKind::Rocksdb).with("bloom", bloom).with("profile", profile).options
+        };
+        let new = of(&EngineArgs { engine: Some(EngineKind::Rocksdb), ..EngineArgs::default() });
+        assert_eq!((new.options.len(), effective(&new, None).options), (0, table(0, "vanilla")));
+        let known = Identity { options: table(12, "tuned"), ..Identity::new(EngineKind::Rocksdb) };
         marker::write(dir.path(), &known).unwrap();
-        let kept = of(&EngineArgs::default());
-        assert_eq!((kept.engine, kept.profile), (EngineKind::Rocksdb, Profile::Tuned));
-        assert_eq!(effective(&kept, Some(&known)).bloom, Some(12));
+        assert_eq!(of(&EngineArgs::default()).options, table(12, "tuned"));
         let changed = EngineArgs { profile: Some(Profile::Vanilla), ..EngineArgs::default() };
-        assert_eq!(of(&changed).profile, Profile::Vanilla);
-        // An option of another engine is refused when the store is opened; no profile is derived from it before.
+        assert_eq!(of(&changed).options, table(12, "vanilla"), "a filter that the store has stays");
+        let known = Identity { options: table(0, "vanilla"), ..known };
+        marker::write(dir.path(), &known).unwrap();
+        let changed = EngineArgs { profile: Some(Profile::Tuned), ..EngineArgs::default() };
+        assert_eq!(of(&changed).options, table(10, "tuned"));
+        // An option of another engine is refused when the store is opened; none is taken over before.
         let other = EngineArgs { engine: Some(EngineKind::Lmdb), ..EngineArgs::default() };
-        assert_eq!(of(&other).profile, Profile::Vanilla);
+        assert!(of(&other).options.is_empty());
     }
 }

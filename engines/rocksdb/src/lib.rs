@@ -114,6 +114,14 @@ impl Profile {
             _ => Self::Vanilla,
         }
     }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Vanilla => "vanilla",
+            Self::Memory => "memory",
+            Self::Tuned => "tuned",
+        }
+    }
 }
 
 /// Options for opening a RocksDB store.

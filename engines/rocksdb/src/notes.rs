@@ -10,6 +10,7 @@ use engine_api::{Note, Settings};
 use rustix::process::{Resource, getrlimit};
 
 use crate::Profile;
+use crate::descriptor::{bloom_bits, profile};
 use crate::files::Files;
 use crate::settings::{FILE_BYTES_A_PAIR, INDEX_CENTIBYTES_A_PAIR, PINNED_EIGHTHS, pinned_bytes};
 
@@ -27,12 +28,12 @@ pub(crate) const REST_TUNED_BYTES: u64 = 128 << 20;
 pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {
     let files = Files::of(dir);
     let tables = Tables {
-        bloom_bits: settings.bloom_bits,
+        bloom_bits: bloom_bits(&settings.options),
         pairs: files.bytes / FILE_BYTES_A_PAIR,
         cache_bytes: settings.cache_bytes,
         limit_bytes: settings.limit_bytes,
     };
-    let is_tuned = Profile::of(settings.profile) == Profile::Tuned;
+    let is_tuned = profile(&settings.options) == Profile::Tuned;
     let memory = if is_tuned { [tables.inside(), tables.beside()] } else { [tables.outside(), None] };
     memory.into_iter().flatten().chain(too_few_readers(files.count, getrlimit(Resource::Nofile).maximum)).collect()
 }

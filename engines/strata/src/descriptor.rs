@@ -2,7 +2,7 @@
 //!
 //! Owns: the facts, and the options that follow from [`Settings`]. Threads: none.
 
-use engine_api::{Buffered, Descriptor, PairBytes, Repair, Settings, Share};
+use engine_api::{Buffered, Count, Descriptor, PairBytes, Repair, Settings, Share};
 
 use crate::{StrataEngine, StrataOptions};
 
@@ -14,8 +14,9 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
         cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
         rest_bytes: 0,
         memtables_bytes: 0,
-        bloom_bits: 0,
     },
+    has_filter_in_memory: |_| true,
+    warms_own_memory: true,
     // Chunks in order go into the base run, and nothing is merged. After others there is room for the merge of the runs.
     pair_bytes: PairBytes { shuffled: 140, sorted: 75 },
     main_file: "MANIFEST",
@@ -23,6 +24,9 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     log_ending: Some(".wal"),
     checks_reads: true,
     has_checksums: true,
+    scrubs_more: true,
+    counts: Count::AtMost,
+    loads_twice: true,
     buffered: Buffered::AllButNewestOnes,
     repair: Some(Repair {
         run: StrataEngine::repair,

@@ -169,7 +169,7 @@ impl Agent<'_> {
 
     fn leave(&mut self, mut engine: Box<dyn Engine>, model: &Model, end: &End) -> Check {
         if self.task.habits & SCRUB != 0
-            && self.task.engine.scrubs_more()
+            && self.task.engine.engine().scrubs_more
             && self.trouble.is_none()
             && self.rng.once_in(4)
         {

@@ -3,28 +3,19 @@
 //! Owns: their names, options and promises, and how each is opened. Must not: keep anything open. Used on any thread.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use bytesize::ByteSize;
-use engine_api::{Buffered, Durability, Engine, Stats};
+use clap::builder::PossibleValue;
+use engine_api::{Buffered, Count, Descriptor, Durability, Engine, Stats};
 use engine_kit::Rng;
-use engines::{EngineKind, EngineOptions, OpenMode, Profile};
-
-/// RocksDB accepts no memtable below 64 KiB.
-const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";
+use engines::{EngineKind, EngineOptions, OpenMode};
 
 /// An engine with its options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Column {
-    /// RocksDB with its own defaults, without filters.
-    Rocksdb,
-    /// RocksDB with its defaults and a Bloom filter of 20 bits a key.
-    RocksdbBloom,
-    /// RocksDB's tuned profile with the smallest memtables: several logs are alive at any time, and files come and go.
-    RocksdbTuned,
-    Lmdb,
-    Redb,
-    Strata,
+    /// A column of an engine, by the places of both in their lists, opened as the tools open it.
+    Listed(usize, usize),
     /// strata with memtables and segments of a few thousand records, so that a base has many segments, which merges
     /// replace in groups; and with more data than the others, some of it with keys that share their first bytes.
     StrataSmall,
@@ -33,37 +24,43 @@ pub enum Column {
     StrataDevice,
 }
 
-impl Column {
-    /// Every column, whether its engine is in this build or not.
-    pub const ALL: [Self; 8] = [
-        Self::Rocksdb,
-        Self::RocksdbBloom,
-        Self::RocksdbTuned,
-        Self::Lmdb,
-        Self::Redb,
-        Self::Strata,
-        Self::StrataSmall,
-        Self::StrataDevice,
-    ];
+/// Every column, whether its engine is in this build or not.
+static ALL: LazyLock<Vec<Column>> = LazyLock::new(|| {
+    let listed = EngineKind::ALL.into_iter().enumerate().flat_map(|(engine, kind)| {
+        let further = kind.descriptor().columns.iter().enumerate().filter(|(_, column)| column.torture.is_some());
+        std::iter::once(0).chain(further.map(|(at, _)| at + 1)).map(move |at| Column::Listed(engine, at))
+    });
+    listed.chain([Column::StrataSmall, Column::StrataDevice]).collect()
+});
 
-    /// Returns the columns whose engine is in this build.
-    pub fn compiled() -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|column| column.is_compiled())
+impl clap::ValueEnum for Column {
+    fn value_variants<'a>() -> &'a [Self] {
+        &ALL
     }
 
-    /// Whether the column's engine is in this build.
-    pub fn is_compiled(self) -> bool {
-        engines::compiled().contains(&self.kind())
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.as_str()))
+    }
+}
+
+impl Column {
+    /// Returns the columns whose engine is in this build.
+    pub fn compiled() -> impl Iterator<Item = Self> {
+        ALL.iter().copied().filter(|column| engines::compiled().contains(&column.kind()))
+    }
+
+    /// Returns the columns of the engine with this name, opened as the tools open them. The first is its defaults.
+    pub fn of(engine: &str) -> impl Iterator<Item = Self> {
+        Self::compiled().filter(move |column| matches!(column, Self::Listed(..)) && column.kind().as_str() == engine)
     }
 
     /// Returns the column's name, which is the engine's label.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::RocksdbBloom => "rocksdb_bloom",
-            Self::RocksdbTuned => "rocksdb_tuned",
+            Self::Listed(_, 0) => self.kind().as_str(),
+            Self::Listed(_, at) => self.engine().columns[at - 1].name,
             Self::StrataSmall => "strata_small",
             Self::StrataDevice => "strata_device",
-            Self::Rocksdb | Self::Lmdb | Self::Redb | Self::Strata => self.kind().as_str(),
         }
     }
 
@@ -81,49 +78,36 @@ impl Column {
 
     /// Returns the column's options. The memory is one of several sizes, so that caches hold everything or little.
     fn options(self, rng: &mut Rng) -> EngineOptions {
-        let bloom = (self == Self::RocksdbBloom).then_some(20);
         let memory = Some(ByteSize::mib(rng.pick(&[8, 16, 64])));
-        let options = EngineOptions { bloom, memory, ..EngineOptions::new(self.kind()) };
-        if self != Self::RocksdbTuned {
-            return options;
+        let own = EngineOptions::columns(self.kind()).find(|(name, _)| *name == self.as_str());
+        let mut options = own.map_or_else(|| EngineOptions::new(self.kind()), |(_, options)| options);
+        if let Self::Listed(_, at @ 1..) = self {
+            let further = self.engine().columns[at - 1].torture.unwrap_or_default();
+            options.set.extend(further.iter().map(|setting| (*setting).to_owned()));
         }
-        EngineOptions { profile: Profile::Tuned, set: vec![SMALLEST_MEMTABLE.to_owned()], ..options }
+        EngineOptions { memory, ..options }
     }
 
     fn kind(self) -> EngineKind {
         match self {
-            Self::Rocksdb | Self::RocksdbBloom | Self::RocksdbTuned => EngineKind::Rocksdb,
-            Self::Lmdb => EngineKind::Lmdb,
-            Self::Redb => EngineKind::Redb,
-            Self::Strata | Self::StrataSmall | Self::StrataDevice => EngineKind::Strata,
+            Self::Listed(engine, _) => EngineKind::ALL[engine],
+            Self::StrataSmall | Self::StrataDevice => EngineKind::Strata,
         }
     }
 
-    /// Whether a failed load may cost the store. RocksDB removes files that the manifest may name if it could not flush
-    /// the manifest, and then refuses the store. See RELIABILITY.md.
-    pub fn loses_failed_loads(self) -> bool {
-        self.kind() == EngineKind::Rocksdb
+    /// Returns the facts about the column's engine.
+    pub fn engine(self) -> &'static Descriptor {
+        self.kind().descriptor()
     }
 
-    /// Whether a sorted chunk is there wholly or not at all, for readers too.
-    pub(crate) fn loads_whole(self) -> bool {
-        self.kind() != EngineKind::Rocksdb
-    }
-
-    /// Whether a chunk may be loaded again although its load has succeeded.
-    pub(crate) fn loads_twice(self) -> bool {
-        self.kind() == EngineKind::Strata
-    }
-
-    /// Whether a scrub checks more than a scan does, and changes nothing.
-    pub(crate) fn scrubs_more(self) -> bool {
-        self.kind() == EngineKind::Strata
-    }
-
-    /// Whether the number of pairs of a settled store with these figures is exact: strata's is, unless a merge has left
-    /// out a segment that it could not read, and with it the runs above.
+    /// Whether the number of pairs of a settled store with these figures is exact.
     pub(crate) fn counts_pairs(self, stats: &Stats) -> bool {
-        self.kind() == EngineKind::Strata && figure(stats, "unreadable_segments") == 0
+        match self.engine().counts {
+            Count::Exact => true,
+            // A merge has left out a segment that it could not read, and with it the runs above.
+            Count::AtMost => figure(stats, "unreadable_segments") == 0,
+            Count::Estimate => false,
+        }
     }
 
     /// Whether settling a store with these figures merges deltas into a base in several groups: strata alone does, if
@@ -134,16 +118,10 @@ impl Column {
             && figure(stats, "segments") > figure(stats, "delta_runs") + 1
     }
 
-    /// Whether the engine relies on flushed files keeping their names. RocksDB renames `CURRENT` to name a manifest
-    /// that it has flushed, and does not flush the directory.
-    pub fn needs_flushed_names(self) -> bool {
-        self.kind() == EngineKind::Rocksdb
-    }
-
     /// Returns the newest batch that must survive a power loss, once batch `seq` was acknowledged. `before` is the
     /// result for the batches before it. This is the table of RELIABILITY.md.
     pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {
-        match (durability, self.kind().descriptor().buffered) {
+        match (durability, self.engine().buffered) {
             (Durability::Synced, _) | (Durability::Buffered, Buffered::All) => seq,
             (Durability::Buffered, Buffered::AllButNewest) => before.max(seq - 1),
             (Durability::Buffered, Buffered::AllButNewestOnes) => before,

@@ -109,7 +109,7 @@ pub struct Life {
     powered: bool,
     faulty: bool,
     opened: bool,
-    /// Whether a load has failed in a way that [`Column::loses_failed_loads`] allows to lose the store.
+    /// Whether a load has failed in a way that [`engine_api::Descriptor::loses_failed_loads`] allows to lose the store.
     load_failed: bool,
     /// Whether such a load has lost the store. This life ends then.
     lost: bool,
@@ -124,7 +124,7 @@ impl Life {
     pub fn new(column: Column, seed: u64, swarm: Swarm, root: &Path, binary: &Path) -> Result<Self, Failure> {
         let home = if swarm.fuse {
             let disk = Disk::new(root, DISK_BYTES, seed)?;
-            if column.needs_flushed_names() {
+            if column.engine().needs_flushed_names {
                 disk.keep_flushed_names();
             }
             Home::Disk(Box::new(disk))
@@ -313,8 +313,8 @@ impl Life {
         match (status.signal(), status.code()) {
             (Some(libc::SIGKILL), _) if reached != Reached::Silence => Ok(()),
             (_, Some(0)) => Ok(()),
-            // LMDB met a page of its map that cannot be read, and the kernel can only report that by a signal.
-            (Some(libc::SIGBUS), _) if self.column == Column::Lmdb && read_failed => {
+            // The engine met a page of its map that cannot be read, and the kernel can only report that by a signal.
+            (Some(libc::SIGBUS), _) if self.column.engine().explain_faults.is_some() && read_failed => {
                 self.totals.bus_errors += 1;
                 Ok(())
             }
@@ -425,7 +425,7 @@ impl Life {
 
     /// Checks an error of the engine: it may occur only while the disk has a fault, and its kind must fit.
     fn refused(&mut self, what: &str) -> Result<(), Failure> {
-        if self.column.loses_failed_loads() {
+        if self.column.engine().loses_failed_loads {
             self.load_failed |= what.starts_with("load Reopen") && what.contains("MANIFEST");
             let missing = what.starts_with("open DataDamaged") && what.contains("No such file or directory");
             self.lost |= self.load_failed && missing;

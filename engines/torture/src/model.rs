@@ -138,7 +138,7 @@ impl Model {
 
     /// Notes that a load of these pairs was tried and has failed.
     pub(crate) fn cut(&mut self, ops: Vec<Op>) {
-        if !self.column.loads_whole() {
+        if !self.column.engine().loads_whole {
             self.cut = ops;
         }
     }

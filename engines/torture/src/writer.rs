@@ -122,7 +122,7 @@ fn load(engine: &dyn Engine, model: &Model, ops: &[Op], seq: u64, rng: &mut Rng)
         pairs.swap(0, 1);
     }
     bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
-    if model.column.loads_twice() && rng.once_in(4) {
+    if model.column.engine().loads_twice && rng.once_in(4) {
         // A loader does the same after a crash, when it does not know whether the chunk was loaded.
         bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Repeat)?;
     }

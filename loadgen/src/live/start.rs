@@ -75,7 +75,7 @@ impl Start {
         Ok(Self {
             page_cache_bytes: probe::page_cache_bytes(&dir.join(DATA)),
             cacheable_bytes: probe::cacheable_bytes(&dir.join(DATA)),
-            has_own_memory: engine == Some(EngineKind::Strata),
+            has_own_memory: engine.is_some_and(|engine| engine.descriptor().warms_own_memory),
             warm_up: None,
         })
     }

@@ -73,7 +73,7 @@ impl Comparison {
         let engine: &dyn Engine = self.engine.inner();
         let nothing = Undo::nothing();
         let undo = self.newest.as_ref().map_or(&nothing, |newest| &newest.undo);
-        let cache_bytes = self.config.engine.division().cache_bytes;
+        let cache_bytes = self.config.engine.options().division().cache_bytes;
         let store = Store {
             engine,
             dir: &self.config.store.dir,

@@ -10,10 +10,11 @@ use engine_api::Durability;
 use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
 
-use crate::setting::settings;
+use crate::setting::{Given as _, settings};
 
 settings! {
-    EngineOptions from EngineGiven {
+    /// The engine and its options, as the file and the flags name them.
+    pub struct EngineSettings from EngineGiven {
         /// Storage engine: rocksdb, lmdb, redb or strata [default: the store's own; strata for an empty store]
         #[arg(value_enum)]
         engine: EngineKind = engines::default_engine();
@@ -46,6 +47,20 @@ impl From<EngineGiven> for EngineArgs {
     fn from(given: EngineGiven) -> Self {
         let EngineGiven { engine, bloom, profile, memory, lmdb_map_size, set } = given;
         Self { engine, bloom, profile, memory, lmdb_map_size, set: set.unwrap_or_default() }
+    }
+}
+
+impl From<EngineArgs> for EngineGiven {
+    fn from(args: EngineArgs) -> Self {
+        let EngineArgs { engine, bloom, profile, memory, lmdb_map_size, set } = args;
+        Self { engine, bloom, profile, memory, lmdb_map_size, set: Some(set) }
+    }
+}
+
+impl EngineSettings {
+    /// Returns the engine's options in the form that the registry takes.
+    pub fn options(&self) -> EngineOptions {
+        EngineArgs::from(EngineGiven::of(self)).for_engine(self.engine)
     }
 }
 

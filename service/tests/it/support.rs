@@ -37,7 +37,7 @@ pub(crate) fn columns() -> Vec<EngineOptions> {
     for &engine in engines::compiled() {
         columns.push(EngineOptions { memory, ..EngineOptions::new(engine) });
         if engine == EngineKind::Rocksdb {
-            columns.push(EngineOptions { memory, bloom: Some(20), ..EngineOptions::new(engine) });
+            columns.push(EngineOptions { memory, ..EngineOptions::new(engine) }.with("bloom", 20));
         }
     }
     columns
@@ -168,8 +168,8 @@ impl Service {
         if !dir.exists() {
             command.arg("--create-empty");
         }
-        if let Some(bits) = options.bloom {
-            command.args(["--bloom", &bits.to_string()]);
+        for (name, value) in &options.options {
+            command.args([&engines::flag(name), value]);
         }
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         set(&mut command);

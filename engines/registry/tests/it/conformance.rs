@@ -6,70 +6,21 @@ use ::conformance::Store;
 use ::conformance::child;
 use bytesize::ByteSize;
 use engine_api::{Engine, Result};
-use solkv_engine_registry::{self as engines, EngineKind, EngineOptions, OpenMode, Profile};
+use solkv_engine_registry::{self as engines, EngineKind, EngineOptions, OpenMode};
 
-/// A column of the benchmark tables: an engine with its options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A column of the suite's tables: an engine with its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     name: &'static str,
-    engine: EngineKind,
-    bloom: Option<u32>,
-    profile: Profile,
-    set: &'static [&'static str],
+    options: EngineOptions,
 }
 
 /// Memory of each engine: enough for tests, and small enough to run all of them at once on a small machine.
 const MEMORY: ByteSize = ByteSize::mib(64);
-/// A small LMDB map, which is full after a few batches. The smallest that options accept is 1 MiB.
-const SMALL_MAP: ByteSize = ByteSize::mib(4);
-
-const COLUMNS: [Column; 10] = [
-    Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla, set: &[] },
-    Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla, set: &[] },
-    Column { name: "rocksdb_memory", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Memory, set: &[] },
-    Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned, set: &[] },
-    Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla, set: &[] },
-    Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla, set: &[] },
-    Column {
-        name: "rocksdb_settings",
-        engine: EngineKind::Rocksdb,
-        bloom: None,
-        profile: Profile::Vanilla,
-        set: &[
-            "sort_batches=true",
-            "prefix_extractor=capped:2",
-            "memtable=hash_linkedlist:1024",
-            "allow_concurrent_memtable_write=false",
-            "index_type=kHashSearch",
-            "compaction_style=kCompactionStyleUniversal",
-        ],
-    },
-    Column {
-        name: "lmdb_settings",
-        engine: EngineKind::Lmdb,
-        bloom: None,
-        profile: Profile::Vanilla,
-        set: &["readahead=true", "sort_batches=true"],
-    },
-    Column {
-        name: "redb_settings",
-        engine: EngineKind::Redb,
-        bloom: None,
-        profile: Profile::Vanilla,
-        set: &["quick_repair_every=3", "sort_batches=true"],
-    },
-    Column { name: "strata", engine: EngineKind::Strata, bloom: None, profile: Profile::Vanilla, set: &[] },
-];
 
 impl Column {
-    fn options(self) -> EngineOptions {
-        EngineOptions {
-            bloom: self.bloom,
-            profile: self.profile,
-            memory: Some(MEMORY),
-            set: self.set.iter().map(|setting| (*setting).to_owned()).collect(),
-            ..EngineOptions::new(self.engine)
-        }
+    fn engine(&self) -> EngineKind {
+        self.options.engine
     }
 }
 
@@ -79,84 +30,60 @@ impl Store for Column {
     }
 
     fn open(&self, dir: &Path) -> Result<Box<dyn Engine>> {
-        engines::open(dir, &self.options(), OpenMode::CreateOrOpen)
+        engines::open(dir, &self.options, OpenMode::CreateOrOpen)
     }
 
     fn open_small(&self, dir: &Path) -> Result<Box<dyn Engine>> {
-        let lmdb_map_size = (self.engine == EngineKind::Lmdb).then_some(SMALL_MAP);
-        engines::open(dir, &EngineOptions { lmdb_map_size, ..self.options() }, OpenMode::CreateOrOpen)
+        let small = self.engine().descriptor().small;
+        let options = small.iter().fold(self.options.clone(), |options, (name, value)| options.with(name, value));
+        engines::open(dir, &options, OpenMode::CreateOrOpen)
     }
 
     fn has_checksums(&self) -> bool {
-        self.engine != EngineKind::Lmdb
+        self.engine().descriptor().has_checksums
     }
 }
 
 /// Returns the column with this name.
-pub(crate) fn column(name: &str) -> Column {
-    COLUMNS.into_iter().find(|column| column.name == name).expect("the modules below name columns of the table above")
+fn column(name: &str) -> Column {
+    compiled_columns().find(|column| column.name == name).expect("the list names the columns of its engines")
 }
 
 /// Returns the columns whose engine is in this build.
 pub(crate) fn compiled_columns() -> impl Iterator<Item = Column> {
-    COLUMNS.into_iter().filter(|column| engines::compiled().contains(&column.engine))
+    let of = |engine: &EngineKind| EngineOptions::columns(*engine);
+    engines::compiled()
+        .iter()
+        .flat_map(of)
+        .map(|(name, options)| Column { name, options: EngineOptions { memory: Some(MEMORY), ..options } })
 }
 
-#[cfg(feature = "rocksdb")]
-mod rocksdb {
-    ::conformance::suite!(super::column("rocksdb"));
-}
+/// Defines the suite of each column in the list of engines.
+macro_rules! suites {
+    ($($kind:ident = $feature:tt in $home:ident: $($column:ident)+;)+) => {
+        $($(
+            #[cfg(feature = $feature)]
+            mod $column {
+                ::conformance::suite!(super::column(stringify!($column)));
+            }
+        )+)+
 
-#[cfg(feature = "rocksdb")]
-mod rocksdb_bloom {
-    ::conformance::suite!(super::column("rocksdb_bloom"));
+        /// Names of the columns in this build, as the list of engines has them.
+        const LISTED: &[&str] = &[$($(#[cfg(feature = $feature)] stringify!($column),)+)+];
+    };
 }
+engines::for_each_engine!(suites);
 
-#[cfg(feature = "rocksdb")]
-mod rocksdb_memory {
-    ::conformance::suite!(super::column("rocksdb_memory"));
-}
-
-#[cfg(feature = "rocksdb")]
-mod rocksdb_tuned {
-    ::conformance::suite!(super::column("rocksdb_tuned"));
-}
-
-#[cfg(feature = "lmdb")]
-mod lmdb {
-    ::conformance::suite!(super::column("lmdb"));
-}
-
-#[cfg(feature = "redb")]
-mod redb {
-    ::conformance::suite!(super::column("redb"));
-}
-
-#[cfg(feature = "rocksdb")]
-mod rocksdb_settings {
-    ::conformance::suite!(super::column("rocksdb_settings"));
-}
-
-#[cfg(feature = "lmdb")]
-mod lmdb_settings {
-    ::conformance::suite!(super::column("lmdb_settings"));
-}
-
-#[cfg(feature = "redb")]
-mod redb_settings {
-    ::conformance::suite!(super::column("redb_settings"));
-}
-
-#[cfg(feature = "strata")]
-mod strata {
-    ::conformance::suite!(super::column("strata"));
+#[test]
+fn the_list_names_every_column_of_every_engine() {
+    assert_eq!(compiled_columns().map(|column| column.name).collect::<Vec<_>>(), LISTED);
 }
 
 #[test]
 fn another_engines_directory_is_refused() {
     for store in compiled_columns() {
-        for other in compiled_columns().filter(|other| other.engine != store.engine) {
-            ::conformance::identity::another_engines_directory_is_refused(&store, &other, other.engine.as_str());
+        for other in compiled_columns().filter(|other| other.engine() != store.engine()) {
+            ::conformance::identity::another_engines_directory_is_refused(&store, &other, other.engine().as_str());
         }
     }
 }
@@ -190,5 +117,5 @@ fn labels_are_the_columns_names() {
 /// Entry point of the suite's child processes. [`::conformance::agent::ENTRY`] fixes its name.
 #[test]
 fn conformance_child() {
-    child::enter(|name| COLUMNS.into_iter().find(|column| column.name == name));
+    child::enter(|name| compiled_columns().find(|column| column.name == name));
 }

@@ -92,7 +92,7 @@ fn a_damaged_marker_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(inspect(dir.path()).unwrap(), None);
     open(dir.path(), &options(), OpenMode::Create).unwrap();
-    for damaged in [&b"\xff\xfe"[..], b"", b"format = 3\nengine = \"unheard-of\"\n"] {
+    for damaged in [&b"\xff\xfe"[..], b"", b"format = 3\n", b"format = 3\nengine = \"strata\"\n"] {
         fs::write(dir.path().join("SOLKV"), damaged).unwrap();
         assert_eq!(inspect(dir.path()).unwrap_err().kind(), ErrorKind::DataDamaged);
         let error = open(dir.path(), &options(), OpenMode::CreateOrOpen).unwrap_err();
@@ -179,17 +179,20 @@ fn engines_that_are_not_compiled_in_are_named() {
 #[test]
 fn the_filter_is_remembered_until_another_is_given() {
     let dir = tempfile::tempdir().unwrap();
-    let bloom = |bloom| EngineOptions { engine: EngineKind::Rocksdb, bloom, ..options() };
+    let bloom = |bits: Option<u32>| {
+        let options = EngineOptions { engine: EngineKind::Rocksdb, ..options() };
+        bits.map_or(options.clone(), |bits| options.with("bloom", bits))
+    };
     let steps = [
-        (Some(14), "rocksdb_bloom", 14),
-        (None, "rocksdb_bloom", 14),
-        (Some(10), "rocksdb_bloom", 10),
-        (Some(0), "rocksdb", 0),
-        (None, "rocksdb", 0),
+        (Some(14), "rocksdb_bloom", "14"),
+        (None, "rocksdb_bloom", "14"),
+        (Some(10), "rocksdb_bloom", "10"),
+        (Some(0), "rocksdb", "0"),
+        (None, "rocksdb", "0"),
     ];
     for (given, label, stored) in steps {
         assert_eq!(open(dir.path(), &bloom(given), OpenMode::CreateOrOpen).unwrap(), label);
-        assert_eq!(inspect(dir.path()).unwrap().unwrap().bloom, stored);
+        assert_eq!(inspect(dir.path()).unwrap().unwrap().options["bloom"], stored);
     }
 }
 

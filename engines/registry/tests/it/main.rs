@@ -6,6 +6,7 @@ use std::path::Path;
 
 mod conformance;
 mod directory;
+mod marker;
 mod measured;
 mod read_only;
 mod readme;

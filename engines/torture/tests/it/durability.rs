@@ -4,9 +4,10 @@
 //! check in addition that there were batches to lose, and that buffered ones are lost where they may be: otherwise
 //! nothing was tested.
 
+use engine_api::Buffered;
 use solkv_torture::{Column, EndKind, Swarm, Totals};
 
-use crate::{live, plain};
+use crate::{default_column, live, plain};
 
 const KILLS: u64 = 8;
 const POWER_LOSSES: u64 = 30;
@@ -26,115 +27,63 @@ fn power_lost(column: Column, synced: u64) -> Option<Totals> {
     Some(totals)
 }
 
-macro_rules! synced_survives {
-    ($($name:ident $column:ident $feature:literal;)*) => {
-        mod synced_process_killed {
-            use super::*;
-            $(#[cfg(feature = $feature)] #[test] fn $name() { killed(Column::$column, 100); })*
-        }
-        mod buffered_process_killed {
-            use super::*;
-            $(#[cfg(feature = $feature)] #[test] fn $name() { killed(Column::$column, 0); })*
-        }
-        mod synced_power_lost {
-            use super::*;
-            $(#[cfg(feature = $feature)] #[test] fn $name() {
-                if let Some(totals) = power_lost(Column::$column, 100) {
-                    assert_eq!(totals.lost_batches, 0, "{totals:?}");
-                }
-            })*
-        }
+fn synced_power_lost(column: Column) {
+    if let Some(totals) = power_lost(column, 100) {
+        assert_eq!(totals.lost_batches, 0, "{totals:?}");
+    }
+}
+
+/// Buffered commits are lost where they may be, and nowhere else.
+fn buffered_power_lost(column: Column) {
+    let Some(totals) = power_lost(column, 0) else { return };
+    let may_be_lost = match column.engine().buffered {
+        Buffered::All => 0..=0,
+        Buffered::AllButNewest => 1..=POWER_LOSSES,
+        Buffered::AllButNewestOnes => 1..=u64::MAX,
     };
-}
-
-synced_survives! {
-    rocksdb Rocksdb "rocksdb";
-    lmdb Lmdb "lmdb";
-    redb Redb "redb";
-    strata Strata "strata";
-}
-
-mod buffered_power_lost {
-    use super::*;
-
-    #[cfg(feature = "rocksdb")]
-    #[test]
-    fn rocksdb_may_lose_the_newest() {
-        if let Some(totals) = power_lost(Column::Rocksdb, 0) {
-            assert!(totals.lost_batches > 0, "nothing was lost: nothing was tested: {totals:?}");
-        }
-    }
-
-    #[cfg(feature = "strata")]
-    #[test]
-    fn strata_may_lose_the_newest() {
-        if let Some(totals) = power_lost(Column::Strata, 0) {
-            assert!(totals.lost_batches > 0, "nothing was lost: nothing was tested: {totals:?}");
-        }
-    }
-
-    #[cfg(feature = "lmdb")]
-    #[test]
-    fn lmdb_may_lose_the_newest_alone() {
-        if let Some(totals) = power_lost(Column::Lmdb, 0) {
-            assert!((1..=POWER_LOSSES).contains(&totals.lost_batches), "{totals:?}");
-        }
-    }
-
-    #[cfg(feature = "redb")]
-    #[test]
-    fn redb_loses_none() {
-        if let Some(totals) = power_lost(Column::Redb, 0) {
-            assert_eq!(totals.lost_batches, 0, "{totals:?}");
-        }
-    }
+    assert!(may_be_lost.contains(&totals.lost_batches), "may_be_lost={may_be_lost:?} {totals:?}");
 }
 
 /// A synced batch makes the buffered batches before it durable, too, whichever process wrote those.
-mod mixed {
-    use super::*;
-
-    fn mixed(column: Column) {
-        let ends = vec![EndKind::Kill, EndKind::KillAt, EndKind::Power, EndKind::PowerAt];
-        let swarm = Swarm { synced: 20, chunks: true, habits: u64::MAX, ends, turns: 12, ..plain() };
-        if let Some(totals) = live(column, 5, swarm) {
-            assert!(totals.commits > 20, "{totals:?}");
-        }
-    }
-
-    #[cfg(feature = "rocksdb")]
-    #[test]
-    fn rocksdb() {
-        mixed(Column::Rocksdb);
-    }
-
-    #[cfg(feature = "rocksdb")]
-    #[test]
-    fn rocksdb_bloom() {
-        mixed(Column::RocksdbBloom);
-    }
-
-    #[cfg(feature = "rocksdb")]
-    #[test]
-    fn rocksdb_tuned() {
-        mixed(Column::RocksdbTuned);
-    }
-
-    #[cfg(feature = "lmdb")]
-    #[test]
-    fn lmdb() {
-        mixed(Column::Lmdb);
-    }
-
-    #[cfg(feature = "redb")]
-    #[test]
-    fn redb() {
-        mixed(Column::Redb);
-    }
-
-    #[cfg(feature = "strata")]
-    #[test]
-    fn strata() {
-        mixed(Column::Strata);
+fn mixed(column: Column) {
+    let ends = vec![EndKind::Kill, EndKind::KillAt, EndKind::Power, EndKind::PowerAt];
+    let swarm = Swarm { synced: 20, chunks: true, habits: u64::MAX, ends, turns: 12, ..plain() };
+    if let Some(totals) = live(column, 5, swarm) {
+        assert!(totals.commits > 20, "{totals:?}");
     }
 }
+
+macro_rules! each_engine {
+    ($($kind:ident = $feature:tt in $home:ident: $name:ident $($further:ident)*;)+) => { $(
+        #[cfg(feature = $feature)]
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn synced_commits_survive_kills() {
+                killed(default_column($feature), 100);
+            }
+
+            #[test]
+            fn buffered_commits_survive_kills() {
+                killed(default_column($feature), 0);
+            }
+
+            #[test]
+            fn synced_commits_survive_power_losses() {
+                synced_power_lost(default_column($feature));
+            }
+
+            #[test]
+            fn buffered_commits_survive_power_losses_as_promised() {
+                buffered_power_lost(default_column($feature));
+            }
+
+            #[test]
+            fn mixed_commits_survive_with_any_options() {
+                Column::of($feature).for_each(mixed);
+            }
+        }
+    )+ };
+}
+engines::for_each_engine!(each_engine);

@@ -3,13 +3,13 @@
 
 use solkv_torture::{Column, EndKind, FaultKind, Swarm, Totals, live_in_memory};
 
-use crate::{live, plain};
+use crate::{default_column, live, plain};
 
 const TURNS: u64 = 5;
 
 fn survives(fault: FaultKind) {
-    let in_files = |column: &Column| column.is_compiled() && *column != Column::StrataDevice;
-    for (column, seed) in Column::ALL.into_iter().zip(1..).filter(|(column, _)| in_files(column)) {
+    let in_files = |column: &Column| *column != Column::StrataDevice;
+    for (column, seed) in Column::compiled().zip(1..).filter(|(column, _)| in_files(column)) {
         let ends = vec![EndKind::Close, EndKind::Power];
         let swarm = Swarm {
             synced: 50,
@@ -61,29 +61,12 @@ mod a_failed_flush_and_then_a_power_loss {
         }
     }
 
-    #[cfg(feature = "rocksdb")]
-    #[test]
-    fn rocksdb() {
-        survives(Column::Rocksdb);
+    macro_rules! each_engine {
+        ($($kind:ident = $feature:tt in $home:ident: $name:ident $($further:ident)*;)+) => {
+            $(#[cfg(feature = $feature)] #[test] fn $name() { survives(default_column($feature)); })+
+        };
     }
-
-    #[cfg(feature = "lmdb")]
-    #[test]
-    fn lmdb() {
-        survives(Column::Lmdb);
-    }
-
-    #[cfg(feature = "redb")]
-    #[test]
-    fn redb() {
-        survives(Column::Redb);
-    }
-
-    #[cfg(feature = "strata")]
-    #[test]
-    fn strata() {
-        survives(Column::Strata);
-    }
+    engines::for_each_engine!(each_engine);
 }
 
 #[test]

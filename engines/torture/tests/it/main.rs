@@ -30,6 +30,11 @@ fn plain() -> Swarm {
     }
 }
 
+/// Returns the column of an engine with its defaults.
+fn default_column(engine: &str) -> Column {
+    Column::of(engine).next().expect("an engine of this build")
+}
+
 /// Runs the whole life of a store. Returns `None` if the disk that loses power cannot be mounted, which needs root.
 fn live(column: Column, seed: u64, swarm: Swarm) -> Option<Totals> {
     if swarm.fuse
