@@ -17,7 +17,7 @@ BIN := $(CARGO_TARGET_DIR)/programs
 
 # The engines to compile in: all for tests and checks, one for the demo; `ENGINES="lmdb strata" make test` tests these
 # alone. RocksDB's C++ is linked from the copy that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
-ALL_ENGINES := rocksdb lmdb redb strata
+ALL_ENGINES := $(shell sed -n 's/^default = \[\(.*\)\]/\1/p' engines/registry/Cargo.toml | tr -d '",')
 demo demo-archive: ENGINES := $(ENGINE)
 demo demo-archive: BIN := $(CARGO_TARGET_DIR)/programs-demo
 # Not a prerequisite: make runs a target once, and `make build demo` needs both kinds of programs.
@@ -27,8 +27,10 @@ unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
 $(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
 comma := ,
 space := $(subst ,, )
-# $(call with,NAMES): cargo's options that give the packages solkv-NAME the engines and nothing else.
-with = --no-default-features --features $(subst $(space),$(comma),$(strip $(foreach p,$1,$(foreach e,$(ENGINES),solkv-$p/$e)) $2))
+# $(call with,NAMES): cargo's options that give the packages solkv-NAME the engines and nothing else. Torture names them again,
+# because its tests are a list for each engine.
+with = --no-default-features --features $(subst $(space),$(comma),$(strip $(foreach e,$(ENGINES),engines/$e $(if \
+	$(filter torture,$1),solkv-torture/$e)) $2))
 # Every package but the engines that were not asked for; the instrument links three of them.
 WORKSPACE = --workspace $(foreach e,$(filter-out $(ENGINES),$(ALL_ENGINES)),--exclude solkv-engine-$e) \
 	$(call with,engine-registry torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,solkv-loadgen/instrument))

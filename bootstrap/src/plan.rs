@@ -5,7 +5,7 @@
 
 mod measured;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bytesize::ByteSize;
 use engines::{EngineKind, EngineOptions};
 use probe::MemoryLimit;
@@ -38,7 +38,10 @@ pub(crate) struct PlanArgs {
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<u8> {
-    say!("{}", Plan::of(args.engine, args.pairs).text(args.memory));
+    let Some(plan) = Plan::of(args.engine, args.pairs) else {
+        bail!("this engine was not measured: engine={}: measure it with loadgen on your machine", args.engine)
+    };
+    say!("{}", plan.text(args.memory));
     Ok(0)
 }
 
@@ -50,8 +53,9 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(engine: EngineKind, pairs: u64) -> Self {
-        Self { engine, pairs, facts: Facts::of(engine) }
+    /// Returns the needs on an engine; `None` if it was not measured.
+    fn of(engine: EngineKind, pairs: u64) -> Option<Self> {
+        Some(Self { engine, pairs, facts: Facts::of(engine)? })
     }
 
     /// Returns bytes for all pairs from hundredths of a byte for one.
@@ -221,7 +225,7 @@ mod tests {
             .to_owned();
         for pairs in [730_000_000, 1_100_000_000] {
             for engine in EngineKind::ALL {
-                let plan = Plan::of(engine, pairs);
+                let Some(plan) = Plan::of(engine, pairs) else { continue };
                 let bytes = |bytes: u64| ByteSize::b(bytes).to_string();
                 let cells = [
                     short(pairs),
@@ -252,7 +256,7 @@ mod tests {
         for engine in EngineKind::ALL {
             let mut last = [0; 6];
             for pairs in [1, 1_000_000, 700_000_000, 1_200_000_000, 1_000_000_000_000] {
-                let plan = Plan::of(engine, pairs);
+                let Some(plan) = Plan::of(engine, pairs) else { continue };
                 let [least, cached] = [plan.least_bytes(), plan.cached_bytes()];
                 let filtered = plan.filtered_bytes().unwrap_or(least);
                 assert!(least <= filtered && filtered <= cached, "{engine} {pairs}");
@@ -267,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_plan_says_what_it_was_not_measured_for_and_whether_memory_suffices() {
-        let text = |pairs, memory| Plan::of(EngineKind::Strata, pairs).text(Some(ByteSize::mib(memory)));
+        let text = |pairs, memory| Plan::of(EngineKind::Strata, pairs).unwrap().text(Some(ByteSize::mib(memory)));
         assert!(text(1_200_000_000, 8192).contains("computed beyond what was measured"));
         assert!(!text(700_000_000, 8192).contains("computed beyond"));
         for (memory, says) in [
@@ -279,7 +283,7 @@ mod tests {
             assert!(text(700_000_000, memory).contains(says), "{memory}: {}", text(700_000_000, memory));
         }
         // The largest measured loads: 51.0 and 54.5 GB of disk at the peak.
-        let peak = |engine| Plan::of(engine, 700_000_000).load_disk_bytes() / 100_000_000;
+        let peak = |engine| Plan::of(engine, 700_000_000).unwrap().load_disk_bytes() / 100_000_000;
         assert_eq!([peak(EngineKind::Strata), peak(EngineKind::Rocksdb)].map(|gb| gb.abs_diff(530) <= 35), [true; 2]);
     }
 

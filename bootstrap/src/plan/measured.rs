@@ -115,8 +115,9 @@ const FACTS: [Facts; 4] = [
 ];
 
 impl Facts {
-    pub(super) fn of(engine: EngineKind) -> &'static Self {
-        FACTS.iter().find(|facts| facts.engine == engine).expect("every engine has a row, as a test sees")
+    /// Returns the figures of an engine; `None` if it was not measured.
+    pub(super) fn of(engine: EngineKind) -> Option<&'static Self> {
+        FACTS.iter().find(|facts| facts.engine == engine)
     }
 }
 

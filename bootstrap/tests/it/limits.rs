@@ -27,7 +27,8 @@ pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)>
 /// The first engine gets more records than fit into the cap, so buffers that ignored the cap would end the load.
 #[test]
 fn a_load_stays_within_a_small_cap() {
-    for (engine, count) in engines().zip([2_600_000, 300_000, 300_000, 300_000]) {
+    for (place, engine) in engines().enumerate() {
+        let count = if place == 0 { 2_600_000 } else { 300_000 };
         // On a real disk, because the files of a tmpfs count as memory.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let store = dir.path().join("store");

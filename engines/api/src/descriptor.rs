@@ -125,6 +125,9 @@ pub enum Count {
 /// the caller asks again once the store is open.
 pub type Open = fn(&Path, &Settings, &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Box<dyn Engine>>;
 
+/// Function that opens a store in a directory for reading alone.
+pub type OpenReadOnly = fn(&Path, &Settings) -> Result<Box<dyn Engine>>;
+
 /// Facts about an engine, and the functions that open its stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
@@ -202,8 +205,8 @@ pub struct Descriptor {
     pub small: &'static [(&'static str, &'static str)],
     /// Opens a store, and creates it if it is missing.
     pub open: Open,
-    /// Opens a store for reading alone.
-    pub open_read_only: fn(&Path, &Settings) -> Result<Box<dyn Engine>>,
+    /// Opens a store for reading alone, without changing anything in its directory; `None` if the engine cannot.
+    pub open_read_only: Option<OpenReadOnly>,
 }
 
 impl Descriptor {
@@ -244,7 +247,7 @@ impl Descriptor {
         columns: &[],
         small: &[],
         open: |dir, _, _| Err(not_in_this_build(dir)),
-        open_read_only: |dir, _| Err(not_in_this_build(dir)),
+        open_read_only: None,
     };
 }
 

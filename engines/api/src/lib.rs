@@ -16,7 +16,8 @@ mod words;
 
 pub use checkpoint::{Checkpoint, Durability};
 pub use descriptor::{
-    Buffered, Column, Count, Descriptor, Note, Open, Options, PairBytes, Repair, Repaired, Settings, Share,
+    Buffered, Column, Count, Descriptor, Note, Open, OpenReadOnly, Options, PairBytes, Repair, Repaired, Settings,
+    Share,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{

@@ -40,7 +40,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     }],
     small: &[(MAP_SIZE, "4194304")],
     open: |dir, settings, _| Ok(Box::new(LmdbEngine::open(dir, &options(settings)?)?)),
-    open_read_only: |dir, settings| Ok(Box::new(LmdbEngine::open_read_only(dir, &options(settings)?)?)),
+    open_read_only: Some(|dir, settings| Ok(Box::new(LmdbEngine::open_read_only(dir, &options(settings)?)?))),
     ..Descriptor::NONE
 };
 

@@ -34,7 +34,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
         torture: None,
     }],
     open: |dir, settings, _| Ok(Box::new(RedbEngine::open(dir, &options(settings)?)?)),
-    open_read_only: |dir, settings| Ok(Box::new(RedbEngine::open_read_only(dir, &options(settings)?)?)),
+    open_read_only: Some(|dir, settings| Ok(Box::new(RedbEngine::open_read_only(dir, &options(settings)?)?))),
     ..Descriptor::NONE
 };
 

@@ -6,15 +6,17 @@
 use std::path::Path;
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan};
-use engine_kit::{allocated_bytes, copy_to_new, create_dir};
+use engine_kit::{allocated_bytes, copy_by_scan, create_dir};
 use redb::ReadableTableMetadata;
 
-use crate::copy::copy_to;
 use crate::damage::caught;
 use crate::reader::RedbReader;
 use crate::store::Store;
 use crate::write::{RedbTxn, load_sorted};
 use crate::{RedbOptions, error};
+
+/// Page cache of a copy in bytes. Small, because the copy is written once, front to back.
+const COPY_CACHE_BYTES: u64 = 64 << 20;
 
 pub struct RedbEngine {
     store: Store,
@@ -80,7 +82,8 @@ impl Engine for RedbEngine {
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        copy_to_new(dir, || caught("redb snapshot failed", || copy_to(&self.store, dir)))
+        let options = RedbOptions { cache_bytes: COPY_CACHE_BYTES, ..*self.store.options() };
+        copy_by_scan(&mut *self.reader()?, dir, || Ok(Box::new(Self::open(dir, &options)?)))
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {

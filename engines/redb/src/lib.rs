@@ -44,7 +44,6 @@
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
-mod copy;
 mod damage;
 mod descriptor;
 mod engine;

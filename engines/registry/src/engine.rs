@@ -27,8 +27,21 @@ pub(crate) fn kept(options: &EngineOptions, known: Option<&Identity>) -> Options
 }
 
 /// Opens the engine whose files are in `data` for reading alone.
+///
+/// # Errors
+/// `FixInput` if the engine cannot; any error of opening it.
 pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
-    (options.engine.descriptor().open_read_only)(data, &options.settings())
+    match options.engine.descriptor().open_read_only {
+        Some(open) => open(data, &options.settings()),
+        None => Err(Error::new(
+            ErrorKind::FixInput,
+            format!(
+                "the engine cannot open a store for reading alone: engine={} dir={}: start the service on it, and ask that",
+                options.engine,
+                data.display()
+            ),
+        )),
+    }
 }
 
 /// Adds the possible remedies to the error of an engine that cannot open its files, because they are damaged or the

@@ -121,10 +121,10 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
 /// # Errors
 /// Any error of [`check_seq`], or of opening the engine.
 pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Identity) -> Result<()> {
-    let Some(ending) = known.engine.descriptor().log_ending.filter(|_| known.seq.is_some_and(|seq| seq > 0)) else {
-        return Ok(());
-    };
-    if names(dir)?.iter().any(|name| name.ends_with(ending)) {
+    let engine = known.engine.descriptor();
+    let Some(ending) = engine.log_ending.filter(|_| known.seq.is_some_and(|seq| seq > 0)) else { return Ok(()) };
+    // An engine that cannot be opened for reading alone has its seq checked once it is open.
+    if engine.open_read_only.is_none() || names(dir)?.iter().any(|name| name.ends_with(ending)) {
         return Ok(());
     }
     process::raise_open_files();

@@ -331,7 +331,7 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
         ErrorKind::FixInput,
         format!(
             "engine={engine} is not in this build, which has {}: choose one of these, or build with the cargo feature \
-             {engine}",
+             engines/{engine}",
             compiled().iter().map(|engine| engine.as_str()).collect::<Vec<_>>().join(", ")
         ),
     ))

@@ -91,7 +91,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     reserve_bytes: |settings| options(settings).disk_reserve_bytes,
     columns: &COLUMNS,
     open: |dir, settings, _| Ok(Box::new(RocksdbEngine::open(dir, &options(settings))?)),
-    open_read_only: |dir, settings| Ok(Box::new(RocksdbEngine::open_read_only(dir, &options(settings))?)),
+    open_read_only: Some(|dir, settings| Ok(Box::new(RocksdbEngine::open_read_only(dir, &options(settings))?))),
     ..Descriptor::NONE
 };
 

@@ -35,7 +35,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     }),
     reserve_bytes: |settings| options(settings).reserve_bytes(),
     open: |dir, settings, accept| Ok(Box::new(StrataEngine::open_accepted(dir, &options(settings), accept)?)),
-    open_read_only: |dir, settings| Ok(Box::new(StrataEngine::open_read_only(dir, &options(settings))?)),
+    open_read_only: Some(|dir, settings| Ok(Box::new(StrataEngine::open_read_only(dir, &options(settings))?))),
     ..Descriptor::NONE
 };
 

@@ -171,7 +171,7 @@ fn engines_that_are_not_compiled_in_are_named() {
     for kind in EngineKind::ALL.into_iter().filter(|kind| !engines::compiled().contains(kind)) {
         let dir = tempfile::tempdir().unwrap();
         let message = refused(dir.path(), &EngineOptions::new(kind), OpenMode::Create);
-        assert!(message.contains(&format!("cargo feature {kind}")), "{message}");
+        assert!(message.contains(&format!("cargo feature engines/{kind}")), "{message}");
     }
 }
 
