@@ -9,7 +9,15 @@ import sys
 import time
 import urllib.request
 
-ENGINES = ["lmdb", "redb", "rocksdb", "strata"]
+def engines():
+    """Returns the names of the engines, which are the registry's default features."""
+    manifest = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../engines/registry/Cargo.toml")
+    with open(manifest, encoding="utf-8") as file:
+        default = next(line for line in file if line.startswith("default = "))
+    return sorted(json.loads(default.removeprefix("default = ")))
+
+
+ENGINES = engines()
 
 
 class Failed(Exception):

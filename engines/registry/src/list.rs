@@ -2,6 +2,9 @@
 //!
 //! Owns: the names, and which of the engines are in this build. Must not: know anything else of an engine; its
 //! [`Descriptor`] has that. Threads: none.
+//!
+//! `.ci/new-engine` adds an engine to a copy of the repository. It names the files outside of the engine's crate that have to
+//! change.
 
 use std::fmt;
 
