@@ -113,7 +113,7 @@ pub struct Column {
 /// How well an engine knows the number of its pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// The number is exact.
+    /// The number counts each pair once.
     Exact,
     /// The number is an upper bound, and exact in a settled store of which everything can be read.
     AtMost,

@@ -26,6 +26,13 @@ pub(crate) fn kept(options: &EngineOptions, known: Option<&Identity>) -> Options
     (options.engine.descriptor().kept)(&options.options, known.map(|known| &known.options))
 }
 
+impl EngineOptions {
+    /// Whether lookups of absent keys are answered by a filter in memory, in a store with these options.
+    pub fn has_filter_in_memory(&self) -> bool {
+        (self.engine.descriptor().has_filter_in_memory)(&effective(self, None).options)
+    }
+}
+
 /// Opens the engine whose files are in `data` for reading alone.
 ///
 /// # Errors

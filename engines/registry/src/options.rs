@@ -7,7 +7,6 @@ use clap::ValueEnum;
 use engine_api::{Error, ErrorKind, Options, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::effective;
 use crate::list::{EngineKind, compiled};
 
 /// Smallest memory of an engine in bytes.
@@ -244,11 +243,6 @@ impl EngineOptions {
     /// For an existing store the open engine's own label counts, because its filter may come from the directory.
     pub fn label(&self) -> &'static str {
         (self.engine.descriptor().label)(&self.options).unwrap_or(self.engine.as_str())
-    }
-
-    /// Whether lookups of absent keys are answered by a filter in memory, in a store with these options.
-    pub fn has_filter_in_memory(&self) -> bool {
-        (self.engine.descriptor().has_filter_in_memory)(&effective(self, None).options)
     }
 
     /// Refuses options that the engine does not have, and values that no engine accepts.

@@ -75,6 +75,7 @@ mod files;
 mod frame;
 mod manifest;
 mod notes;
+mod options;
 mod reader;
 mod replay;
 mod scrub;

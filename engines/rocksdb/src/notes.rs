@@ -10,8 +10,8 @@ use engine_api::{Note, Settings};
 use rustix::process::{Resource, getrlimit};
 
 use crate::Profile;
-use crate::descriptor::{bloom_bits, profile};
 use crate::files::Files;
+use crate::options::{bloom_bits, profile};
 use crate::settings::{FILE_BYTES_A_PAIR, INDEX_CENTIBYTES_A_PAIR, PINNED_EIGHTHS, pinned_bytes};
 
 /// Memory in addition to cache, filters and indexes: vanilla's two memtables of 64 MiB, and as much for the program and
@@ -195,16 +195,10 @@ mod tests {
     #[test]
     fn a_store_is_looked_at_by_its_files() {
         let dir = tempfile::tempdir().unwrap();
-        let of = |bloom_bits, profile| {
-            let settings = Settings {
-                cache_bytes: GIB,
-                limit_bytes: 4 * GIB,
-                bloom_bits,
-                profile,
-                map_bytes: None,
-                set: Vec::new(),
-            };
-            notes(dir.path(), &settings)
+        let of = |bloom_bits: u32, profile: &str| {
+            let options = [("bloom", bloom_bits.to_string()), ("profile", profile.to_owned())];
+            let options = options.map(|(name, value)| (name.to_owned(), value)).into();
+            notes(dir.path(), &Settings { cache_bytes: GIB, limit_bytes: 4 * GIB, options, set: Vec::new() })
         };
         assert_eq!(of(0, "vanilla"), []);
         assert_eq!(of(20, "vanilla").len(), 1);
