@@ -1,6 +1,6 @@
 //! The two options of RocksDB that have a flag of their own: the filter and the profile.
 //!
-//! Owns: their names, their values, and what a store keeps of them. Must not: know RocksDB's settings. Threads: none.
+//! Owns: their names, their values, and the rule by which a store keeps them. Must not: know RocksDB's settings. Threads: none.
 
 use engine_api::{Error, ErrorKind, Options, Result, Settings};
 
