@@ -72,6 +72,8 @@ demo-archive: ## Loads a snapshot archive made here, follows its stream, looks u
 	@$(DEMO_BUILD)
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo-archive.sh
 
+# A test that lacks root, a memory cgroup or another ability of the machine is left out, which it prints; it fails if
+# SOLKV_MUST_RUN=root,cgroup,fuse names the ability (engines/conformance/src/ability.rs).
 test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, without compiling RocksDB).
 	@$(call topic,test,all)
 

@@ -183,6 +183,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::process::{Command, Stdio};
 
+    use conformance::{Ability, able};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
@@ -280,15 +281,12 @@ mod tests {
         }
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The assertions above need no tool; where Prometheus is installed, `promtool` checks the text as well.
-        match promtool.spawn() {
-            Err(missing) => eprintln!("not judged by promtool (Debian package prometheus): {missing}"),
-            Ok(mut child) => {
-                child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-                let output = child.wait_with_output().unwrap();
-                assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
-            }
-        }
+        // The assertions above need no tool; where Prometheus is installed (Debian package prometheus), `promtool`
+        // checks the text as well.
+        let Some(mut child) = able(Ability::Promtool, promtool.spawn()) else { return };
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
     }
 
     #[tokio::test]

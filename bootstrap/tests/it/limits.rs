@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use conformance::{Ability, able};
 use probe::Cap;
 
 use crate::{digest, engines, ok, raw_file, str, synthetic, text};
@@ -15,11 +16,11 @@ static ONE: Mutex<()> = Mutex::new(());
 /// Runs the program under a memory cap. `None` if this machine does not let the process create a cgroup.
 pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)> {
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let cap = Cap::create(bytes);
-    if let Cap::None(why) = &cap {
-        eprintln!("not run: {why}");
-        return None;
-    }
+    let cap = match Cap::create(bytes) {
+        Cap::None(ref why) => Err(why.clone()),
+        cap => Ok(cap),
+    };
+    let cap = able(Ability::Cgroup, cap)?;
     let output = cap.command(Path::new(env!("CARGO_BIN_EXE_bootstrap"))).unwrap().args(args).output().unwrap();
     Some((output.status.code(), text(&output)))
 }
@@ -84,10 +85,8 @@ fn mounted(mount: &[&str], dir: &Path, args: &[&str], input: Option<&Path>) -> O
     let input = input.map_or_else(Stdio::null, |path| Stdio::from(File::open(path).unwrap()));
     let output = command.args(args).stdin(input).output().unwrap();
     let said = text(&output);
-    if output.status.code() == Some(77) || said.contains("unshare: unshare failed") {
-        eprintln!("not run: {said}");
-        return None;
-    }
+    let is_mounted = output.status.code() != Some(77) && !said.contains("unshare: unshare failed");
+    let said = able(Ability::Root, if is_mounted { Ok(said) } else { Err(said) })?;
     Some((output.status.code(), said))
 }
 

@@ -15,6 +15,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use conformance::{Ability, able};
 use torture::{Disk, Fault, FaultKind, Notice, Rng};
 
 use crate::archive::{self, Made};
@@ -36,10 +37,8 @@ fn loads_end_right_or_name_what_is_wrong() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let one = number("TORTURE_SEED");
     let lives = one.map_or_else(|| number("TORTURE_LIVES").unwrap_or(LIVES), |_| 1);
-    let fuse = torture::can_lose_power();
-    if let Err(why) = &fuse {
-        println!("no full disks and no losses of power: {why}");
-    }
+    // Without it there are no full disks and no losses of power.
+    let fuse = able(Ability::Fuse, torture::can_lose_power()).is_some();
     let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let mut seeds = Rng::new(clock);
     let mut totals = Totals::default();
@@ -49,7 +48,7 @@ fn loads_end_right_or_name_what_is_wrong() {
         // a life.
         let wanted = life % (2 * engines().count() as u64);
         let seed = if one.is_some() { seed } else { seed / 8 * 8 + wanted };
-        let mut life = Life::new(seed, fuse.is_ok());
+        let mut life = Life::new(seed, fuse);
         if let Err(violation) = life.run(&mut totals) {
             panic!("VIOLATION: {violation}\nagain: make torture TOPIC=load SEED={seed}\n{}", life.log.join("\n"));
         }

@@ -8,11 +8,11 @@ use std::process::Command;
 
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
 
-use crate::Store;
 use crate::agent::{Agent, say};
 use crate::support::{
     Change, Map, apply, assert_holds, commit, describe, key, mark, must, temp_dir, try_commit, value,
 };
+use crate::{Ability, Store, able};
 
 /// Size of the device: twice the free space that an engine may require before it begins a batch (64 MiB).
 const DEVICE_MIB: u64 = 128;
@@ -31,28 +31,18 @@ const SIZE_BATCHES: u64 = 400;
 /// is space.
 pub fn full_disk_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
-    match Tmpfs::mount(&dir.path().join("device")) {
-        Ok(device) => {
-            println!("full disk: tmpfs of {DEVICE_MIB} MiB");
-            on_a_full_device(store, &device);
-        }
-        Err(reason) => {
-            println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
-            with_limited_files(store, dir.path());
-        }
+    match able(Ability::Root, Tmpfs::mount(&dir.path().join("device"))) {
+        Some(device) => on_a_full_device(store, &device),
+        None => with_limited_files(store, dir.path()),
     }
 }
 
 /// Other programs take the space while a transaction is open, after every check that an engine makes at its beginning.
 pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
-    let device = match Tmpfs::mount(&dir.path().join("device")) {
-        Ok(device) => device,
+    let Some(device) = able(Ability::Root, Tmpfs::mount(&dir.path().join("device"))) else {
         // A test must not fill a device that it shares. A limit on file sizes causes the same error.
-        Err(reason) => {
-            println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
-            return with_limited_files(store, dir.path());
-        }
+        return with_limited_files(store, dir.path());
     };
     let home = device.path.join("store");
     let engine = must("create", store.open(&home));

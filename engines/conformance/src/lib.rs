@@ -7,6 +7,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a suite of tests")]
 
+mod ability;
 pub mod agent;
 pub mod basic;
 pub mod bulk;
@@ -24,6 +25,7 @@ mod support;
 
 use std::path::Path;
 
+pub use ability::{Ability, able};
 use engine_api::{Engine, Result};
 
 /// The way in which a test opens the engine under test.

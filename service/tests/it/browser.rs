@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use conformance::{Ability, able};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -52,7 +53,8 @@ impl Browser {
     /// Starts a browser; `None` where no Chromium is installed.
     pub(crate) fn start() -> Option<Self> {
         let found = |name: &&&str| Command::new(name).arg("--version").output().is_ok_and(|told| told.status.success());
-        let program = NAMES.iter().find(found)?;
+        let program = NAMES.iter().find(found).ok_or("none is installed (Debian package chromium)");
+        let program = able(Ability::Chromium, program)?;
         let profile = tempfile::tempdir().unwrap();
         let stderr = std::fs::File::create(profile.path().join("stderr")).unwrap();
         let mut child = Command::new("sh")

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use client::Builder;
+use conformance::{Ability, able};
 use workload::Pairs;
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
@@ -19,15 +20,13 @@ const DISK_MIB: u64 = 400;
 pub(crate) struct Disk(pub(crate) PathBuf);
 
 impl Disk {
+    /// `None` if this process may not mount anything.
     pub(crate) fn mount(path: PathBuf) -> Option<Self> {
         std::fs::create_dir(&path).unwrap();
         let size = format!("size={DISK_MIB}m");
         let output = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&path).output().unwrap();
-        if !output.status.success() {
-            eprintln!("NOT TESTED, no right to mount: {}", String::from_utf8_lossy(&output.stderr).trim());
-            return None;
-        }
-        Some(Self(path))
+        let said = String::from_utf8_lossy(&output.stderr);
+        able(Ability::Root, if output.status.success() { Ok(Self(path)) } else { Err(said) })
     }
 
     /// Fills all free space of the disk.

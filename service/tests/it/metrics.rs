@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use conformance::{Ability, able};
 use proto::v1::kv_client::KvClient;
 use proto::v1::{Commitment, GetRequest};
 use solkv_service::catalogue::{ALL, Metric};
@@ -93,18 +94,14 @@ fn check(text: &str) -> BTreeSet<String> {
     found.into_keys().collect()
 }
 
-/// Checks the text with Prometheus's own tool, where that is installed.
+/// Checks the text with Prometheus's own tool, where that is installed (Debian package prometheus).
 fn judge(text: &str) {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    match promtool.spawn() {
-        Err(missing) => eprintln!("not judged by promtool (Debian package prometheus): {missing}"),
-        Ok(mut child) => {
-            child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-            let output = child.wait_with_output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        }
-    }
+    let Some(mut child) = able(Ability::Promtool, promtool.spawn()) else { return };
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Looks up a present key at each commitment, over the network.

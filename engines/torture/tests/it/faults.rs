@@ -1,7 +1,7 @@
 //! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
 //! error, never returns a wrong value, and recovers when the fault ends. Tests the faults of strata's device as well.
 
-use solkv_torture::{Column, EndKind, FaultKind, Swarm, Totals, live_in_memory};
+use solkv_torture::{Column, EndKind, FaultKind, Swarm};
 
 use crate::{default_column, live, plain};
 
@@ -69,11 +69,11 @@ mod a_failed_flush_and_then_a_power_loss {
     engines::for_each_engine!(each_engine);
 }
 
+#[cfg(feature = "strata")]
 #[test]
 fn lives_on_the_simulated_device_have_each_kind_of_fault() {
-    // A build without strata has no such life.
-    let Some(live) = live_in_memory(Column::StrataDevice) else { return };
-    let mut all = Totals::default();
+    let live = solkv_torture::live_in_memory(Column::StrataDevice).unwrap();
+    let mut all = solkv_torture::Totals::default();
     for seed in 1..=12 {
         let (totals, outcome) = live(seed);
         if let Err(violation) = outcome {

@@ -10,6 +10,7 @@ mod faults;
 
 use std::path::Path;
 
+use conformance::{Ability, able};
 use solkv_torture::{Column, Life, Swarm, Totals, can_lose_power};
 
 /// Returns the options of a test that sets no others: only batches, on the disk that loses power.
@@ -37,11 +38,8 @@ fn default_column(engine: &str) -> Column {
 
 /// Runs the whole life of a store. Returns `None` if the disk that loses power cannot be mounted, which needs root.
 fn live(column: Column, seed: u64, swarm: Swarm) -> Option<Totals> {
-    if swarm.fuse
-        && let Err(reason) = can_lose_power()
-    {
-        println!("not tested: {reason}");
-        return None;
+    if swarm.fuse {
+        able(Ability::Fuse, can_lose_power())?;
     }
     let root = tempfile::tempdir().unwrap();
     let mut life = Life::new(column, seed, swarm, root.path(), Path::new(env!("CARGO_BIN_EXE_torture"))).unwrap();
