@@ -301,6 +301,9 @@ mod tests {
         state.published.publish(ChainCheckpoint { slot: Some(8), ..ChainCheckpoint::default() });
         state.readiness.set_phase(Phase::CatchingUp);
         assert_eq!(state.readiness.verdict().gap, None, "the other one has brought it");
+        assert!(state.providers.is_distrusted(0));
+        standing.healed();
+        assert!(!state.providers.is_distrusted(0), "it had contradicted a chain that the store has left");
     }
 
     #[test]
