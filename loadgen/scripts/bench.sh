@@ -19,7 +19,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ ! -f "$OUT/query.jsonl" ]; then
     pairs=1000000
-    for engine in rocksdb lmdb redb strata; do
+    for engine in $(sed -n 's/^default = \[\(.*\)\]/\1/p' engines/registry/Cargo.toml | tr -d '",'); do
         "$BIN/bootstrap" --engine "$engine" --dir "$work/store" --pairs "$pairs" --order sorted --extract account-owner >/dev/null 2>&1
         # This measures only lookups: nothing listens on the stream's port, and the service keeps trying to connect.
         "$BIN/service" --engine "$engine" --dir "$work/store" --geyser http://127.0.0.1:9 --listen 127.0.0.1:17400 \

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 
-from kit import Failed, options, used_bytes
+from kit import ENGINES, Failed, options, used_bytes
 
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.1
@@ -37,6 +37,7 @@ EVENTS_PER_SLOT = 2000
 PACKED_VERSION_BYTES = 64
 SPILL_BYTES = 73
 STORE_BYTES = {"strata": 75, "lmdb": 90, "redb": 90, "rocksdb": 120}
+STORE_BYTES_MOST = 120
 # The part of the store that is in the spill as well, and the part of the spill that is merged before the others.
 TWICE = 1 / 64 + 1 / 32
 COMBINED = 1 / 7
@@ -139,7 +140,7 @@ def bounds(args, engine, archives):
     reading = sort + PROGRAM + READER + READER_FILE * sum(archive["files"] for archive in archives)
     filling = memory + sort // 2 + CHUNKS + PROGRAM + MEMTABLES.get(engine, 0)
     versions = sum(os.path.getsize(archive["file"]) for archive in archives) / PACKED_VERSION_BYTES
-    store, spill = versions * STORE_BYTES[engine], versions * SPILL_BYTES * (1 + COMBINED)
+    store, spill = versions * STORE_BYTES.get(engine, STORE_BYTES_MOST), versions * SPILL_BYTES * (1 + COMBINED)
     return max(reading, filling), max(store, spill) + store * TWICE + ALLOCATED_AHEAD
 
 
@@ -225,7 +226,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="seed of the archives and of the places of the kills")
     parser.add_argument("--memory", default="128MiB", help="memory of the engine")
     parser.add_argument("--sort-memory", default="64MiB", help="memory for sorting")
-    parser.add_argument("engines", nargs="+", choices=sorted(STORE_BYTES))
+    parser.add_argument("engines", nargs="+", choices=ENGINES)
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
     engine = args.engines[0]
