@@ -225,11 +225,15 @@ fn a_copy_takes_a_free_place_and_nothing_else() {
     assert!(refusal(&full.join("mine")).to_string().contains("it is a file"));
     assert_eq!(refusal(Path::new("/")).kind(), ErrorKind::FixInput);
 
+    // The directory around it is made too.
+    let below = home.path().join("new").join("copy");
+    engine.snapshot(&below).unwrap();
+    open(&below, &options(), OpenMode::Existing).unwrap();
     // A failure leaves nothing.
-    assert!(engine.snapshot(&home.path().join("missing").join("copy")).is_err());
+    assert!(engine.snapshot(&full.join("mine").join("copy")).is_err());
     let mut left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["empty", "full", "store"]);
+    assert_eq!(left, ["empty", "full", "new", "store"]);
 }
 
 #[test]
