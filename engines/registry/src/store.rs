@@ -112,8 +112,8 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 /// Opens the store in `dir` on `terms`.
 ///
 /// The engine is fixed when the store is created. Options that the engine has its stores keep, and that are not given, are
-/// those of the last opening. Others are written to the marker, and hold for files written from then on. Facts that the terms state and the store does not know are written to the marker once
-/// the engine has opened. Only a new store has a marker before that.
+/// those of the last opening. Others are written to the marker, and hold for files written from then on. Facts that the
+/// terms state and the store does not know are written to the marker once the engine has opened. Only a new store has a marker before that.
 ///
 /// # Errors
 /// `FixInput` naming the directory, if it does not match `mode`, holds another engine, differs from the terms, or has

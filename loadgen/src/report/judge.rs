@@ -253,7 +253,7 @@ fn apart(one: &Sample, other: &Sample) -> f64 {
     APART_MIN.max(1.0 + share(one).max(share(other)) + f64::EPSILON.sqrt()).ln()
 }
 
-/// Pairs the repeats of one number. If fewer than a verdict needs have one, as of two sessions, the repeats are paired in their order.
+/// Pairs the repeats of one number. If fewer than a verdict needs have one, as of files of two days, the repeats are paired in their order.
 fn pairs(one: &Sample, other: &Sample) -> Vec<(f64, f64)> {
     let by_number: Vec<_> =
         one.values.iter().filter_map(|(repeat, value)| Some((*value, other.of_repeat(*repeat)?))).collect();

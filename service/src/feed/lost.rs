@@ -5,8 +5,8 @@
 //!
 //! A frame is flushed before the engine commits it, and the engine's commit is flushed before the next frame is appended.
 //! So a store has every flushed frame that another frame follows. Without flushes the same holds until the machine stops,
-//! because a process that ends, in whatever way, takes nothing from either file. The store's own check of its last seq, in the marker,
-//! knows only where the store stood when it was last closed.
+//! because a process that ends, in whatever way, takes nothing from either file. The store's own check of its last seq, in
+//! the marker, knows only where the store stood when it was last closed.
 
 use std::fs::File;
 use std::path::Path;

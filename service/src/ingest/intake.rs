@@ -90,8 +90,8 @@ impl<'a> Intake<'a> {
         // What is applied already may come again.
         let is_later = self.state.resume.slot().is_none_or(|applied| slot > applied);
         let (above, reach) = (slot.saturating_sub(parent_slot), self.state.readiness.reach());
-        let may_skip = || self.state.providers.may_skip(self.at, slot, above.saturating_sub(1), reach);
-        if !is_later || may_skip() || self.state.providers.is_claimed_by_another(slot, self.at) {
+        let is_near = || self.state.providers.note_block(self.at, slot, above.saturating_sub(1), reach);
+        if !is_later || is_near() || self.state.providers.is_claimed_by_another(slot, self.at) {
             return Ok(());
         }
         self.state.providers.claim(self.at, slot);

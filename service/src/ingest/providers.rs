@@ -218,7 +218,7 @@ impl Providers {
 
     /// Notes a block of the provider, which leaves out `skipped` slots before it. Returns false, and notes nothing, if its
     /// blocks would leave out `reach` slots or more. So many small leaps lead no further than a large one.
-    pub(super) fn may_skip(&self, index: usize, slot: u64, skipped: u64, reach: u64) -> bool {
+    pub(super) fn note_block(&self, index: usize, slot: u64, skipped: u64, reach: u64) -> bool {
         let Some(provider) = self.all.get(index) else { return skipped < reach };
         // ORDERING: Relaxed: only the connection to the provider asks.
         if slot <= provider.reached_slot.load(Ordering::Relaxed) {

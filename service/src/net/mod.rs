@@ -1,7 +1,8 @@
 //! The rules of the network edge: addresses to listen on, secrets that guard them, limits on connections.
 //!
-//! Owns: these rules, for gRPC and HTTP alike, and the closing of Unix sockets that hold data. Must not: speak a protocol; `rpc` and `http` do. Threads: `main` at
-//! start, then the tokio runtime of the network edge; files are read on its blocking pool.
+//! Owns: these rules, for gRPC and HTTP alike, and the closing of Unix sockets that hold data. Must not: speak a
+//! protocol; `rpc` and `http` do. Threads: `main` at start, then the tokio runtime of the network edge; files are read
+//! on its blocking pool.
 
 mod access;
 mod bind;
