@@ -7,6 +7,7 @@
 
 mod archive;
 mod bench;
+mod best;
 mod follow;
 mod like;
 mod live;
