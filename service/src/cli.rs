@@ -13,14 +13,14 @@ use program::{say, tell};
 use solana::archive::is_url;
 use tracing_subscriber::EnvFilter;
 
-use crate::audit;
-use crate::backup;
+use crate::admin::audit;
+use crate::admin::backup;
+use crate::base::failed::Failed;
 use crate::config::{Config, LogFormat, Moment, Settings, file};
-use crate::failed::Failed;
 use crate::heal;
 use crate::ingest::geyser::Geyser;
 use crate::ingest::provider;
-use crate::metrics;
+use crate::pages::metrics;
 use crate::run::{Checked, run};
 use crate::store;
 

@@ -55,11 +55,11 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::chain::{Base, Phase};
+use crate::base::chain::{Base, Phase};
+use crate::base::figure::count;
 use crate::config::Config;
 use crate::creation::{self, Shown};
 use crate::feed::FEED_DIR;
-use crate::figure::count;
 use crate::ingest::State;
 use crate::ingest::healing::{Differences, Heal};
 use crate::ingest::receive::{Message, ReceiveConfig};

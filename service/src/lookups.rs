@@ -18,13 +18,13 @@ use engine_api::{Key, Value};
 use engine_latency::{Latency, Measured};
 use tokio::sync::oneshot;
 
-use crate::chain::Commitment;
-use crate::figure::count;
-use crate::pulse::Pulses;
+use crate::base::chain::Commitment;
+use crate::base::figure::count;
+use crate::base::pulse::Pulses;
+use crate::base::setting::{HOUR, settings};
+use crate::base::slow::Transport;
+use crate::base::stop;
 pub(crate) use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
-use crate::setting::{HOUR, settings};
-use crate::slow::Transport;
-use crate::stop;
 use queue::{Batch, BatchQueue};
 use worker::{Request, Worker};
 
@@ -61,11 +61,11 @@ settings! {
     pub struct LookupSettings from LookupGiven {
         /// A lookup that takes this long is logged with its cause, without its keys; 0s means never [default: 10ms]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
         /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         lookup_threads: u32, within 1..=THREADS_MAX;
     }
 }
@@ -231,9 +231,9 @@ pub(crate) mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::handles::Handles;
     use crate::ingest;
     use crate::overlay::Overlay;
+    use crate::pages::handles::Handles;
     use crate::readiness::Limits;
 
     /// A pool on a store with key `[1; 32]` at slot 7, of an engine in this build.

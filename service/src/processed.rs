@@ -17,12 +17,12 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::chain::Base;
+use crate::base::chain::Base;
+use crate::base::published::Published;
 use crate::ingest::State;
 use crate::ingest::receive::ReceiveConfig;
 use crate::overlay::banks::{Banks, Limits};
 use crate::overlay::{Message, Overlay};
-use crate::published::Published;
 use receive::receive;
 
 /// Maximum number of batches in the channel between the overlay's receiver and the `overlay` thread, each of up to

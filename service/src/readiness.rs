@@ -22,10 +22,10 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 // Outside of simulations this is the machine's monotonic clock.
 use tokio::time::Instant;
 
-use crate::chain::{Contradiction, Gap, Phase};
-use crate::plausible;
-use crate::published::Published;
-use crate::setting::{DAY, Given as _, settings};
+use crate::base::chain::{Contradiction, Gap, Phase};
+use crate::base::plausible;
+use crate::base::published::Published;
+use crate::base::setting::{DAY, Given as _, settings};
 
 /// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
@@ -49,11 +49,11 @@ settings! {
     pub struct Limits from LimitsGiven {
         /// Not ready once the newest applied slot is older than this [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         max_lag: Duration = Duration::from_secs(10), within Duration::from_millis(1)..=DAY;
         /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         max_lag_slots: u64 = 150, within 1..=LAG_SLOTS_MAX;
     }
 }

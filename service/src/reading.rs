@@ -40,13 +40,13 @@ use engine_api::{Error, ErrorKind, Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
-use crate::chain::{Base, Commitment};
-use crate::figure::count;
+use crate::base::chain::{Base, Commitment};
+use crate::base::figure::count;
+use crate::base::published::{Published, between_slots, is_between_slots};
+use crate::base::slow::SlowLog;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
 use crate::overlay::{Known, Overlay};
-use crate::published::{Published, between_slots, is_between_slots};
-use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
 

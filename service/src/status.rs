@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proto::v1::{Checkpoint, Gap, StatusResponse};
 
+use crate::base::published::Published;
 use crate::ingest::providers::Providers;
 use crate::ingest::{self, Figures};
-use crate::published::Published;
 use crate::readiness::Readiness;
 
 /// State of which the answer is made. Clones share it.

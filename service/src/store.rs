@@ -13,8 +13,8 @@ use engine_api::{Checkpoint, Engine, Error, ErrorKind};
 use engines::{Holds, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
-use crate::chain::SLOT_END;
-use crate::failed::Failed;
+use crate::base::chain::SLOT_END;
+use crate::base::failed::Failed;
 use crate::feed::{self, FEED_DIR};
 use crate::ingest::extract::Extract;
 pub(crate) use settings::{EngineGiven, EngineSettings, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};

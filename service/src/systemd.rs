@@ -17,9 +17,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
-use crate::chain::Phase;
+use crate::base::chain::Phase;
+use crate::base::pulse::{Pulses, Seen};
 use crate::ingest::receive::Message;
-use crate::pulse::{Pulses, Seen};
 use crate::readiness::Verdict;
 use crate::shm::Doorbell;
 use crate::status::Status;
@@ -206,7 +206,7 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
-    use crate::chain::Gap;
+    use crate::base::chain::Gap;
     use crate::ingest;
     use crate::readiness::Age;
 

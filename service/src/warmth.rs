@@ -16,8 +16,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use crate::base::stop;
 use crate::lookups::LookupFigures;
-use crate::stop;
 
 /// How often a pause is interrupted to see whether the service stops, because a stop waits for it.
 const PAUSE_STEP: Duration = Duration::from_millis(50);

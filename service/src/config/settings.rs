@@ -12,13 +12,13 @@ use anyhow::Result;
 use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
+use crate::base::setting::{Given, HOUR, WAIT_MIN, settings};
 use crate::feed::FeedGiven;
 use crate::ingest::{CommitGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
 use crate::net::limit::ConnectionGiven;
 use crate::net::{AccessGiven, GrpcGiven, HttpGiven, ShmGiven};
 use crate::readiness::LimitsGiven;
-use crate::setting::{Given, HOUR, WAIT_MIN, settings};
 use crate::store::{EngineGiven, EngineUseGiven, StoreGiven};
 
 /// Makes, from the list of groups, the settings that are given, the configuration, and the way from one to the other.
@@ -129,7 +129,7 @@ settings! {
         log_format: LogFormat = LogFormat::Text;
         /// Time for a clean stop after SIGTERM [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         // A service manager does not wait longer than an hour either.
         shutdown_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }

@@ -32,9 +32,9 @@ use solana::ChainCheckpoint;
 
 use super::Filter;
 use super::pool::{NotDone, Pool};
-use crate::published::{between_slots, is_between_slots};
-use crate::stop;
-use crate::views::Views;
+use crate::base::published::{between_slots, is_between_slots};
+use crate::base::stop;
+use crate::base::views::Views;
 
 /// Maximum number of dumps under way. Each holds one range that is sent and one that is copied, 32 MiB for all of them.
 pub(crate) const DUMPS_MAX: usize = 8;

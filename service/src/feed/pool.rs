@@ -11,7 +11,7 @@ use std::time::Instant;
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use tokio::sync::oneshot;
 
-use crate::stop;
+use crate::base::stop;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use shm_layout::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter, SlotEnd};
 
 use super::{Change, Cursor, Feed, Frame};
-use crate::figure::unix_ms;
+use crate::base::figure::unix_ms;
 
 /// Number of sleepers to wake: all of them.
 const EVERYBODY: u32 = i32::MAX as u32;

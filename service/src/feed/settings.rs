@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use bytesize::ByteSize;
 
 use super::Retention;
-use crate::setting::{DAY, HOUR, WAIT_MIN, settings};
+use crate::base::setting::{DAY, HOUR, WAIT_MIN, settings};
 
 /// Maximum size of the feed's log: a segment of it is at least 1 MiB, and each segment is a name in one directory and
 /// an entry in memory.
@@ -32,23 +32,23 @@ settings! {
         feed: bool = true;
         /// Disk space for changes kept for subscribers that reconnect, 112 bytes a change [default: 1GiB]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
-        #[serde(deserialize_with = "crate::setting::size")]
+        #[serde(deserialize_with = "crate::base::setting::size")]
         feed_retention_bytes: ByteSize = ByteSize::gib(1), within ByteSize::b(0)..=RETENTION_BYTES_MAX;
         /// Maximum age of changes kept for subscribers that reconnect, counted in slots of 400 ms [default: 1day]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         feed_retention_time: Duration = DAY, within Duration::ZERO..=RETENTION_TIME_MAX;
         /// Subscribers of the feed at a time, 1 to 1024 [default: 64]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         feed_subscribers: u32 = 64;
         /// A subscriber gets a heartbeat after this long without another message [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         feed_heartbeat: Duration = Duration::from_secs(1), within HEARTBEAT_MIN..=HOUR;
         /// A subscriber that reads nothing for this long is cut off [default: 30s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         // A stalled subscriber holds its place and its messages for this long.
         feed_stall_timeout: Duration = Duration::from_secs(30), within WAIT_MIN..=DAY;
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::dump::DUMPS_MAX;
-use crate::figure::unix_ms;
+use crate::base::figure::unix_ms;
 
 /// List of the current subscribers, with figures of all since the start.
 #[derive(Debug)]

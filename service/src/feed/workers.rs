@@ -11,8 +11,8 @@ use engine_latency::Measured;
 
 use super::dump::Dumps;
 use super::pool::{NotDone, Pool};
-use crate::stop;
-use crate::views::Views;
+use crate::base::stop;
+use crate::base::views::Views;
 
 /// Number of threads that read changes for subscribers: one may wait for the disk while the other works.
 const READ_THREADS: usize = 2;

@@ -31,8 +31,8 @@ use tracing::{error, info, warn};
 use super::record::{Beginning, Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
-use crate::figure::unix_ms;
-use crate::published::is_between_slots;
+use crate::base::figure::unix_ms;
+use crate::base::published::is_between_slots;
 
 /// Length of a segment where the retention is large enough, in bytes. Expiry removes this much at a time, and a new
 /// subscriber reads at most this much to find its place.

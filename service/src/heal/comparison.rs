@@ -19,7 +19,7 @@ use engine_latency::Measured;
 use super::archives::{Archives, Found};
 use super::heal_dir;
 use super::newest::Newest;
-use crate::chain::Base;
+use crate::base::chain::Base;
 use crate::config::Config;
 use crate::creation::Shown;
 use crate::ingest::healing::{DifferenceWriter, Differences};

@@ -9,7 +9,7 @@
 use tokio::time::{Duration, Instant, sleep};
 
 use super::LOOK_EVERY;
-use crate::chain::Phase;
+use crate::base::chain::Phase;
 use crate::ingest::State;
 
 /// How long slots have to be missing. Another provider would take over in less time.
@@ -81,7 +81,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::chain::Gap;
+    use crate::base::chain::Gap;
 
     const GAP_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::archives::{Found, Search, Sources};
 use super::choice::Wanted;
 use super::{Healer, LOOK_EVERY, Stopped, until};
-use crate::chain::Phase;
+use crate::base::chain::Phase;
 use crate::ingest::State;
 use crate::ingest::healing::Figures;
 

@@ -32,10 +32,10 @@ use super::receive::{Message, Whole};
 use super::settings::{CommitSettings, ReceiveSettings};
 use super::standing::Standing;
 use super::waiting::Waiting;
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::base::chain::{Base, Gap, WholeSlot};
+use crate::base::figure::{count, unix_ms};
+use crate::base::pulse::Pulse;
 use crate::feed::{FeedWriter, SlotEnd};
-use crate::figure::{count, unix_ms};
-use crate::pulse::Pulse;
 
 /// Value of [`ApplyConfig::full_retry`] outside of a simulation.
 const FULL_RETRY: Duration = Duration::from_secs(2);

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use self::gaps::{contradiction, same_block};
 pub use self::limits::{DEFAULT_BYTES_MAX, DEFAULT_SLOTS_MAX, Limits};
 use super::late::Late;
-use crate::chain::{Base, Event, Gap, KeyMap, SLOT_END, WholeSlot};
+use crate::base::chain::{Base, Event, Gap, KeyMap, SLOT_END, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
 /// It is more than the 150 slots that a stock server replays.

@@ -16,9 +16,9 @@ use engine_latency::MeasuredReader;
 use engines::EngineKind;
 
 use super::reads::Reads;
-use crate::chain::{Gap, KeyMap, WholeSlot};
+use crate::base::chain::{Gap, KeyMap, WholeSlot};
+use crate::base::pulse::Pulse;
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
-use crate::pulse::Pulse;
 
 /// Number of changes after which a commit is due while more messages are queued. The two flushes of a commit cost next
 /// to nothing compared with this many changes. A commit of this size still fits whole into the feed's memory and into
@@ -200,8 +200,8 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
-    use crate::chain::Event;
-    use crate::pulse::Pulses;
+    use crate::base::chain::Event;
+    use crate::base::pulse::Pulses;
 
     const FEW: Limits = Limits { due: 3, most: 4 };
 

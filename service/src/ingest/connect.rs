@@ -16,7 +16,7 @@ use super::backoff::Waits;
 use super::refusals::{Terms, client_ended, not_available, status_ended};
 use super::subscribe::has_narrower;
 use super::upstream::{Client, Upstream};
-use crate::chain::Gap;
+use crate::base::chain::Gap;
 
 /// Maximum time that the server may take over one request. The subscription's answer may take `idle_timeout` where that
 /// is longer.

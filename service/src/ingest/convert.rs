@@ -13,7 +13,7 @@ use yellowstone_grpc_proto::prost_types::Timestamp;
 use super::assemble::Input;
 use super::follow::Selection;
 use super::subscribe::Commitment;
-use crate::chain::{Event, SLOT_END};
+use crate::base::chain::{Event, SLOT_END};
 use crate::readiness::CHAIN_BEGAN_UNIX_MS;
 
 /// How much a block's own time may be before the creation of its message. The cluster estimates the time of a block from
@@ -128,7 +128,7 @@ fn blockhash(text: &str) -> Option<[u8; 32]> {
 /// Returns a message's time of creation in ms since the Unix epoch, never 0. A message without one gets the time of its
 /// arrival. A time before 1970 counts as the first moment of 1970, because it cannot be right.
 fn unix_ms(created_at: Option<Timestamp>) -> u64 {
-    let Some(at) = created_at else { return crate::figure::unix_ms() };
+    let Some(at) = created_at else { return crate::base::figure::unix_ms() };
     let seconds = u64::try_from(at.seconds).unwrap_or(0);
     let nanos = u64::try_from(at.nanos).unwrap_or(0);
     seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000).max(1)

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::State;
-use crate::chain::{Base, Contradiction, Gap};
+use crate::base::chain::{Base, Contradiction, Gap};
 
 /// Wait after a failed write. The disk may have room again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);

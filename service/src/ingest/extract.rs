@@ -11,7 +11,7 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
 
 use super::follow::{Follow, Selection};
 use super::token::{self, SHAPE_SLICES};
-use crate::chain::Event;
+use crate::base::chain::Event;
 
 /// Reason why an account update cannot be converted into an event.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use super::convert::Converted;
 use super::follow::Selection;
 use super::intake::Intake;
 use super::subscribe::Commitment;
-use crate::chain::{Base, SLOT_END, WholeSlot};
-use crate::figure::unix_ms;
+use crate::base::chain::{Base, SLOT_END, WholeSlot};
+use crate::base::figure::unix_ms;
+use crate::base::plausible::reach;
 use crate::overlay::Overlay;
-use crate::plausible::reach;
 use crate::readiness;
 
 /// Limits of the assembler, small so that the fuzzer reaches both.
@@ -89,6 +89,6 @@ fn drain(assembler: &mut Assembler, state: &State) {
         state.overlay.published(Some(slot));
         state.readiness.slot_applied(state.readiness.age(created_unix_ms, unix_ms()));
         state.readiness.verdict();
-        assert!(state.overlay.slot(crate::chain::Commitment::Finalized) <= Some(slot), "unrooted");
+        assert!(state.overlay.slot(crate::base::chain::Commitment::Finalized) <= Some(slot), "unrooted");
     }
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 use solana::ChainCheckpoint;
 use tokio::sync::oneshot;
 
-use crate::chain::Base;
+use crate::base::chain::Base;
 use crate::feed::Change;
 
 /// Bytes of a difference in the file: the key, which values there are, the old value and the new one.

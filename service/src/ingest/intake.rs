@@ -9,7 +9,7 @@
 //! | field | extremes |
 //! |---|---|
 //! | `slot` of accounts, block metas, statuses; `parent_slot`, `parent` | from [`SLOT_END`] on the message is malformed |
-//! | `slot` of a block meta | too far above `parent_slot` by the clock ([`reach`](crate::plausible::reach)): a gap, unless another provider claims to have such a slot |
+//! | `slot` of a block meta | too far above `parent_slot` by the clock ([`reach`](crate::base::plausible::reach)): a gap, unless another provider claims to have such a slot |
 //! | `slot` of the status finalized | counts once that slot is applied, see [`undo`](crate::overlay::undo) |
 //! | `slot` of other statuses and accounts | far ahead: held within the limits of the assembler, and applied only with a block meta |
 //! | `status` | an unknown number is ignored |
@@ -34,8 +34,8 @@ use super::convert::{Converted, MalformedUpdate, convert};
 use super::extract::Sent;
 use super::follow::Selection;
 use super::subscribe::Commitment;
-use crate::chain::{Gap, SLOT_END};
-use crate::figure::count;
+use crate::base::chain::{Gap, SLOT_END};
+use crate::base::figure::count;
 
 /// Minimum number of updates of token accounts by which [`Tokens`] judges a server. A mainnet slot has more.
 const TOKENS_MIN: u64 = 32;
@@ -173,11 +173,11 @@ mod tests {
     use yellowstone_grpc_proto::solana::storage::confirmed_block::{BlockHeight, UnixTimestamp};
 
     use super::*;
-    use crate::chain::Base;
+    use crate::base::chain::Base;
+    use crate::base::plausible::reach;
     use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
     use crate::ingest::follow::Follow;
     use crate::ingest::fuzzing;
-    use crate::plausible::reach;
     use crate::readiness::Age;
 
     const ALL: Selection = Selection { extract: Extract::AccountOwner, follow: Follow::Exact };
@@ -281,10 +281,10 @@ mod tests {
         let finalized = |slot| update(UpdateOneof::Slot(SubscribeUpdateSlot { slot, status, ..Default::default() }));
         assert!(intake.take(finalized(1 << 62)).is_err() && intake.take(finalized(1 << 39)).is_ok());
         state.overlay.settle();
-        assert_eq!(state.overlay.slot(crate::chain::Commitment::Finalized), None);
+        assert_eq!(state.overlay.slot(crate::base::chain::Commitment::Finalized), None);
         assert!(intake.take(finalized(1000)).is_ok());
         state.overlay.settle();
-        assert_eq!(state.overlay.slot(crate::chain::Commitment::Finalized), Some(1000));
+        assert_eq!(state.overlay.slot(crate::base::chain::Commitment::Finalized), Some(1000));
     }
 
     #[test]

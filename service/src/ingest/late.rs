@@ -23,7 +23,7 @@ use tokio::time::{Duration, Instant};
 use tracing::warn;
 
 use super::providers::Providers;
-use crate::chain::Event;
+use crate::base::chain::Event;
 
 /// Maximum number of complete slots whose versions are kept. At this age a slot is rooted.
 const SLOTS_MAX: usize = 32;

@@ -33,7 +33,7 @@ use super::State;
 use super::assemble::Input;
 use super::late::Late;
 use super::receive::{Message, Wholes};
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::base::chain::{Base, Gap, WholeSlot};
 
 /// How often the lanes' state is looked at while nothing arrives.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

@@ -24,13 +24,13 @@ pub mod receive;
 mod refusals;
 mod roster;
 mod settings;
-#[cfg(test)]
-mod simulation;
 pub mod spooling;
 mod standing;
 mod state;
 pub mod stream;
 pub mod subscribe;
+#[cfg(test)]
+mod tests;
 mod token;
 pub(crate) mod upstream;
 mod waiting;

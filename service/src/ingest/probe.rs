@@ -15,8 +15,8 @@ use tracing::{info, warn};
 use super::State;
 use super::subscribe::Commitment;
 use super::upstream::Upstream;
-use crate::chain::SLOT_END;
-use crate::plausible::reach;
+use crate::base::chain::SLOT_END;
+use crate::base::plausible::reach;
 
 /// Time between two rounds of questions. A round takes up to [`ANSWER_TIMEOUT`] longer.
 const ASK_EVERY: Duration = Duration::from_secs(2);

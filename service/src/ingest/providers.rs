@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 
-use crate::figure::count;
-use crate::plausible::SLACK_SLOTS;
+use crate::base::figure::count;
+use crate::base::plausible::SLACK_SLOTS;
 use crate::spool::source_of;
 
 /// Maximum length of the kept text of an error, in bytes. A server may send an error of any length.

@@ -31,7 +31,7 @@ use engine_api::{Engine, Error, ErrorKind, Key, Reader, Result, Value};
 use engine_latency::{Measured, MeasuredReader};
 use tracing::warn;
 
-use crate::chain::Event;
+use crate::base::chain::Event;
 
 /// Default number of keys that are looked up together. With fewer, the device idles more often at the end of a batch:
 /// TRIED.md has the rates.

@@ -30,8 +30,8 @@ use super::roster::{Lag, Roster};
 use super::settings::ReceiveSettings;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
-use crate::chain::{Gap, WholeSlot};
-use crate::figure::{count, unix_ms};
+use crate::base::chain::{Gap, WholeSlot};
+use crate::base::figure::{count, unix_ms};
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
 /// 260 thousand updates or 40 MiB, a few seconds at full rate. A commit of that length does not stop the reading of the

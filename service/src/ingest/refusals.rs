@@ -8,7 +8,7 @@ use yellowstone_grpc_client::GeyserGrpcClientError;
 use super::connect::Ended;
 use super::provider::Compression;
 use super::upstream::{Access, chain};
-use crate::chain::{Gap, SLOT_END};
+use crate::base::chain::{Gap, SLOT_END};
 
 /// How servers say that they no longer have the slot that a replay begins with: the code, a part of the text, and whether
 /// a server says the same of a slot that it does not have yet.

@@ -15,10 +15,10 @@ use super::provider::{self, Compression};
 use super::providers::LANES_MAX;
 use super::reads;
 use super::subscribe::Commitment;
+use crate::base::setting::{HOUR, WAIT_MIN, settings};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::net::secrets;
 use crate::readiness::LAG_SLOTS_MAX;
-use crate::setting::{HOUR, WAIT_MIN, settings};
 
 /// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -204,16 +204,16 @@ settings! {
         /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
         /// [default: up to 65536, as memory allows]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         commit_every: u32, within 1..=FRAME_CHANGES_MAX as u32;
         /// While catching up, slots share a commit for at most this long [default: 1s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         // Uncommitted slots are received again after a crash.
         commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
         /// Number of keys of one slot that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         ingest_depth: u32 = reads::DEPTH as u32, within 1..=INGEST_DEPTH_MAX;
     }
 }
@@ -224,12 +224,12 @@ settings! {
     pub struct ReceiveSettings from ReceiveGiven {
         /// Reconnect to the stream after this long without a slot that can be applied [default: 30s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         idle_timeout: Duration = Duration::from_secs(30), within IDLE_MIN..=HOUR;
         /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 20s with
         /// several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         // Slots that wait are held in memory.
         gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
         /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
@@ -238,7 +238,7 @@ settings! {
         geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
         /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         takeover_lag_slots: u64 = 50, within 1..=LAG_SLOTS_MAX;
     }
 }

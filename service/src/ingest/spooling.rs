@@ -28,7 +28,7 @@ use super::State;
 use super::receive::{Message, ReceiveConfig, queue_batches};
 use super::stream::receive_from;
 use super::upstream::Upstream;
-use crate::chain::{Base, Gap};
+use crate::base::chain::{Base, Gap};
 use crate::overlay::Overlay;
 use crate::readiness;
 use crate::spool::{Figures, Reader, Writer};

@@ -19,8 +19,8 @@ use tracing::{error, info};
 
 use super::State;
 use super::assemble::DEFAULT_SLOTS_MAX;
-use crate::chain::{Gap, Phase};
-use crate::figure::unix_ms;
+use crate::base::chain::{Gap, Phase};
+use crate::base::figure::unix_ms;
 use crate::readiness::Age;
 
 /// The standing of ingest-apply, published through `state`.

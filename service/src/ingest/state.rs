@@ -13,9 +13,9 @@ use solana::ChainCheckpoint;
 use super::assemble::Assembler;
 use super::healing;
 use super::providers::Providers;
-use crate::figure::count;
+use crate::base::figure::count;
+use crate::base::published::Published;
 use crate::overlay::Overlay;
-use crate::published::Published;
 use crate::readiness::{Limits, Readiness};
 
 /// State that the ingest writes. Clones share it.
@@ -311,7 +311,7 @@ impl Resume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::{Base, Phase};
+    use crate::base::chain::{Base, Phase};
     use crate::ingest::assemble::{Input, Limits as Held};
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::assemble::Assembler;
-use crate::chain::Gap;
+use crate::base::chain::Gap;
 use crate::readiness::Awaited;
 
 /// The wait of an assembler's first whole slot for its parent.

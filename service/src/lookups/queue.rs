@@ -12,7 +12,7 @@ use engine_api::{Key, Value};
 use tokio::sync::oneshot;
 
 use super::{Answer, BATCH_COUNTED_KEYS_MIN, GET_MANY_QUEUE_KEYS, LookupError, Origin, counted_keys};
-use crate::chain::Commitment;
+use crate::base::chain::Commitment;
 
 /// A batch of gets, with the channel for its answer.
 pub(super) struct Batch {

@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 
 use super::queue::{Batch, BatchQueue};
 use super::{Answer, IDLE_REFRESH, LookupError, LookupState, Origin, SOURCE};
-use crate::chain::Commitment;
-use crate::pulse::Pulse;
+use crate::base::chain::Commitment;
+use crate::base::pulse::Pulse;
+use crate::base::slow::{Parts, Slow, SlowLog};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
-use crate::slow::{Parts, Slow, SlowLog};
 
 /// Maximum number of gets that are looked up together: as many reads as strata keeps in flight.
 const TOGETHER_MAX: usize = 64;

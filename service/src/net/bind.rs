@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use tokio::net::{TcpListener, TcpSocket};
 
 use super::{Access, Settings};
-use crate::failed::Failed;
+use crate::base::failed::Failed;
 
 /// Connections that the kernel completes before they are accepted: the same as tokio's own listeners.
 const BACKLOG: u32 = 1024;
@@ -191,7 +191,7 @@ fn loopback(addresses: &[SocketAddr]) -> bool {
 mod tests {
     use super::super::{AccessGiven, GrpcGiven, HttpGiven};
     use super::*;
-    use crate::setting::Given as _;
+    use crate::base::setting::Given as _;
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
         let grpc = GrpcGiven { listen: Some(listen.into()), ..GrpcGiven::default() }.in_effect().unwrap();

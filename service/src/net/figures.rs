@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::figure::count;
+use crate::base::figure::count;
 
 /// The listener that accepted a connection; the label `listener` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,8 +19,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
-use crate::figure::count;
-use crate::setting::{DAY, HOUR, WAIT_MIN, settings};
+use crate::base::figure::count;
+use crate::base::setting::{DAY, HOUR, WAIT_MIN, settings};
 
 /// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
 /// network does not lock out the machine's own processes.
@@ -52,20 +52,20 @@ settings! {
     pub struct ConnectionLimits from ConnectionGiven {
         /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         max_connections: u32 = 1024, within 1..=CONNECTIONS_MAX;
         /// gRPC connections that one address may have (IPv6: one /64; Unix socket: one user) [default: a quarter of
         /// max_connections]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::setting::count")]
+        #[serde(deserialize_with = "crate::base::setting::count")]
         max_connections_per_address: u32 = default_per_source(max_connections);
         /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         idle_connection_timeout: Duration = Duration::from_secs(600), within Duration::ZERO..=365 * DAY;
         /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::setting::duration")]
+        #[serde(with = "crate::base::setting::duration")]
         // A request holds its resources for this long.
         request_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }

@@ -18,7 +18,7 @@ mod tokens;
 
 use std::sync::Arc;
 
-use crate::failed::Failed;
+use crate::base::failed::Failed;
 
 pub use access::Access;
 pub(crate) use bind::{Addresses, Ports};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use super::socket::{SocketAccess, SocketGroup, SocketMode};
-use crate::setting::settings;
+use crate::base::setting::settings;
 
 settings! {
     /// Where gRPC listens, on TCP and on a Unix socket.

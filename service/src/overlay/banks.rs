@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::view::{Block, View, Writes, is_parent};
-use crate::chain::{Base, Event};
+use crate::base::chain::{Base, Event};
 
 /// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
 /// ten.

@@ -29,8 +29,8 @@ use engine_api::Value;
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
-use crate::chain::{Base, Commitment};
-use crate::published::Published;
+use crate::base::chain::{Base, Commitment};
+use crate::base::published::Published;
 use banks::{Banks, Dropped, Seen};
 use undo::{CHANGES_MAX, Change, Undo};
 use view::View;

@@ -11,7 +11,7 @@ use engine_api::{Key, Value};
 use workload::Rng;
 
 use super::banks::{BankStatus, Banks, Limits, Seen};
-use crate::chain::{Base, Event};
+use crate::base::chain::{Base, Event};
 use crate::lookups::LookupState;
 
 pub(super) const KEYS: u64 = 24;

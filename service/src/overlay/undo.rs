@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use engine_api::{Key, Value};
 
 use super::Known;
-use crate::chain::KeyMap;
+use crate::base::chain::KeyMap;
 
 /// Maximum number of changes kept. Each takes at most 256 bytes: its key twice, its old value, its slot and the tables.
 /// That is 64 MiB in all. Finality lags by 32 slots, so there is room

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use engine_api::{Key, Value};
 
 use super::Known;
-use crate::chain::Base;
+use crate::base::chain::Base;
 
 /// Placeholder for an unknown blockhash, which a store loaded from outside a stream has.
 const UNKNOWN: [u8; 32] = [0; 32];

@@ -6,7 +6,7 @@
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
-use crate::chain::Base;
+use crate::base::chain::Base;
 use crate::ingest::assemble::Input;
 use crate::ingest::convert::{MalformedUpdate, account, block_meta, status};
 use crate::ingest::follow::Selection;

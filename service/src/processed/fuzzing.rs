@@ -6,7 +6,7 @@
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::convert::convert;
-use crate::chain::Base;
+use crate::base::chain::Base;
 use crate::ingest::follow::Selection;
 use crate::overlay::banks::{Banks, Limits, Seen};
 

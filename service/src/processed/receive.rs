@@ -21,8 +21,9 @@ use tracing::info;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::convert::convert;
-use crate::chain::Commitment;
-use crate::figure::count;
+use crate::base::chain::Commitment;
+use crate::base::figure::count;
+use crate::base::plausible::SLACK_SLOTS;
 use crate::ingest::State;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
@@ -31,7 +32,6 @@ use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
 use crate::overlay::Message;
 use crate::overlay::banks::Seen;
-use crate::plausible::SLACK_SLOTS;
 
 /// How often it is checked whether the ingest is subscribed, while it is not.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -12,8 +12,8 @@ use engine_api::{Key, Reader as _, Value};
 use engine_latency::Measured;
 
 use super::{LookupError, LookupState, Reading, Spent, unknown};
-use crate::chain::Commitment;
-use crate::figure::count;
+use crate::base::chain::Commitment;
+use crate::base::figure::count;
 use crate::overlay::Known;
 
 /// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::budget::{Budget, Peer};
 use super::local::Local;
 use super::socket::{Socket, Transport};
-use crate::figure::count;
+use crate::base::figure::count;
 use crate::net::discard::Discard;
 use crate::net::figures::Ending;
 use crate::net::limit::{Admission, Limit};

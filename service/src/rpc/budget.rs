@@ -22,7 +22,7 @@ use tonic::Status;
 
 use super::account::{Account, Places, Taken};
 use super::places::UDS_SHARE;
-use crate::figure::count;
+use crate::base::figure::count;
 use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;
 use crate::net::source::Source;

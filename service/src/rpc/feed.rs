@@ -22,8 +22,8 @@ use super::dump::Dump;
 use super::maps::refuse_other_map;
 use super::places::Taking;
 use super::subscription::{CHANGES_PER_MESSAGE, Ended, Subscription, gone};
+use crate::base::figure::unix_ms;
 use crate::feed::{DUMPS_MAX, Feed, FeedSettings, Filter, Registration, Scope, Tail, Workers};
-use crate::figure::unix_ms;
 use crate::net::figures::Place;
 
 /// Messages queued between a subscriber's task and its connection: about two megabytes with [`CHANGES_PER_MESSAGE`]. A

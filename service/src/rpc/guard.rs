@@ -21,7 +21,7 @@ use tower::{Layer, Service};
 
 use super::MESSAGE_BYTES_MAX;
 use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
-use crate::figure::count;
+use crate::base::figure::count;
 use crate::net::limit::Refused;
 use crate::net::{Access, Refusal};
 

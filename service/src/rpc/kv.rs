@@ -14,11 +14,11 @@ use super::budget::Peer;
 use super::maps::refuse_other_map;
 use super::places::Taking;
 use super::wait::{Waits, Wanted};
+use crate::base::published::between_slots;
+use crate::base::slow::Transport;
 use crate::lookups::{GET_MANY_QUEUE_KEYS, LookupError, Lookups, Origin, counted_keys};
 use crate::net::figures::Place;
 use crate::overlay::Overlay;
-use crate::published::between_slots;
-use crate::slow::Transport;
 use crate::status;
 
 /// The methods' implementation, shared by both listeners.

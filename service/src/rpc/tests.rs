@@ -14,15 +14,15 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::ServingStatus;
 
 use super::*;
-use crate::chain::{Gap, Phase};
+use crate::base::chain::{Gap, Phase};
+use crate::base::setting::Given as _;
 use crate::feed::FeedGiven;
-use crate::handles::Handles;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
 use crate::net::limit::tests::ROOMY;
 use crate::net::socket::{SocketAccess, SocketMode};
+use crate::pages::handles::Handles;
 use crate::readiness::Age;
-use crate::setting::Given as _;
 
 /// Longer than any request of these tests takes.
 const LONG: Duration = Duration::from_secs(10);

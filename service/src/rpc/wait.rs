@@ -11,7 +11,7 @@ use tonic::metadata::MetadataMap;
 
 use super::budget::Peer;
 use super::places::Taking;
-use crate::chain::Commitment;
+use crate::base::chain::Commitment;
 use crate::net::figures::Place;
 use crate::overlay::Overlay;
 

@@ -32,13 +32,13 @@ use engine_latency::Measured;
 use rustix::net::sockopt::socket_peercred;
 use shm_layout::{hello, sleep_fence};
 
-use crate::chain::Commitment;
+use crate::base::chain::Commitment;
+use crate::base::pulse::{Pulse, Pulses};
+use crate::base::stop;
 use crate::lookups::IDLE_REFRESH;
 use crate::net::discard::{Discard, deafen};
-use crate::pulse::{Pulse, Pulses};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
-use crate::stop;
 use bells::Bells;
 use room::{Full, full};
 use session::{Scratch, Served, Session, Taken};

@@ -28,10 +28,10 @@ use shm_layout::{
 
 use super::bells;
 use super::state::ShmState;
-use crate::chain;
+use crate::base::chain;
+use crate::base::slow::{Parts, Slow, Transport};
 use crate::lookups::LookupError;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
-use crate::slow::{Parts, Slow, Transport};
 
 // A client splits a request at one size, whichever way it goes.
 const _: () = assert!(KEYS_MAX == GET_MANY_KEYS_MAX);

@@ -14,9 +14,9 @@ use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hell
 
 use super::room::SESSIONS_PER_USER;
 use super::*;
-use crate::handles::Handles;
 use crate::lookups::tests::{Pool, commit, later};
 use crate::net::discard::tests::pass_lingering;
+use crate::pages::handles::Handles;
 
 struct Raw {
     segment: Segment,

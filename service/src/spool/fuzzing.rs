@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::record::{self, FRAME_HEADER_BYTES, HEADER_BYTES, Head};
 use super::{FILE, Figures, Origin, Reader, Writer};
-use crate::chain::{Base, Event, WholeSlot};
+use crate::base::chain::{Base, Event, WholeSlot};
 
 /// Opens four spools in `dir`, which is emptied before each: the bytes as the file, the bytes after a valid header, and
 /// a valid file changed by the bytes, without and with right checksums. Asserts that the slots read form a chain, and

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::FILE;
 use super::record::{self, FRAME_HEADER_BYTES, HEADER_BYTES, Head, Origin};
-use crate::chain::{Base, WholeSlot};
+use crate::base::chain::{Base, WholeSlot};
 
 /// Content of a spool that nobody writes, as its whole frames show it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::mem::size_of;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::chain::{Base, Event, WholeSlot};
+use crate::base::chain::{Base, Event, WholeSlot};
 
 /// Maximum number of events of one slot. No block of the chain can write-lock a third as many accounts. The number
 /// bounds the memory that a damaged length can make a reader allocate.

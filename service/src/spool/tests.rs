@@ -9,7 +9,7 @@ use tempfile::tempdir;
 
 use super::fuzzing::slot;
 use super::{FILE, Figures, Origin, Reader, Writer, look, remove, source_of};
-use crate::chain::{Base, WholeSlot};
+use crate::base::chain::{Base, WholeSlot};
 
 const ROOM: u64 = 1 << 30;
 

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::reader::{Found, find};
 use super::record::{self, EVENTS_MAX, Origin};
 use super::{FILE, Figures};
-use crate::chain::{Base, WholeSlot};
+use crate::base::chain::{Base, WholeSlot};
 
 /// Mode of the spool's directory: as private as the store's.
 const DIR_MODE: u32 = 0o700;

@@ -10,7 +10,7 @@ use engine_api::Durability;
 use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
 
-use crate::setting::{Given as _, settings};
+use crate::base::setting::{Given as _, settings};
 
 settings! {
     /// The engine and its options, as the file and the flags name them.
@@ -29,16 +29,16 @@ settings! {
         /// eighths for strata and tuned rocksdb, a half for rocksdb's memory profile, a quarter for vanilla rocksdb and
         /// redb; lmdb takes none]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
-        #[serde(deserialize_with = "crate::setting::size")]
+        #[serde(deserialize_with = "crate::base::setting::size")]
         memory: ByteSize;
         /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
-        #[serde(deserialize_with = "crate::setting::size")]
+        #[serde(deserialize_with = "crate::base::setting::size")]
         lmdb_map_size: ByteSize;
         /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; may be given several
         /// times
         #[arg(value_name = "NAME=VALUE", value_parser = engines::setting)]
-        #[serde(skip_serializing_if = "crate::setting::is_empty")]
+        #[serde(skip_serializing_if = "crate::base::setting::is_empty")]
         set: Vec<String> = Vec::new();
     }
 }
@@ -94,12 +94,12 @@ settings! {
         /// the differences are applied, and then the slots that were kept. Lookups are answered as of the slot before the gap
         /// meanwhile. After a restart while differences are applied, lookups are refused until that is done.
         #[arg(value_name = "DIR_OR_URL")]
-        #[serde(skip_serializing_if = "crate::setting::is_empty")]
+        #[serde(skip_serializing_if = "crate::base::setting::is_empty")]
         heal_from: Vec<String> = Vec::new();
         /// Disk space for slots of the stream that come while the archive is loaded or the store is healed, about 66
         /// bytes an update [default: 16GiB]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
-        #[serde(deserialize_with = "crate::setting::size")]
+        #[serde(deserialize_with = "crate::base::setting::size")]
         spool_max_bytes: ByteSize = ByteSize::gib(16);
         /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
         #[arg(value_name = "NAME")]

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Apply, STATS_EVERY};
-use crate::figure::{count, unix_ms};
+use crate::base::figure::{count, unix_ms};
 
 impl Apply {
     /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and

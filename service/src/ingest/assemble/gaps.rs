@@ -2,7 +2,7 @@
 //!
 //! Owns: when a slot contradicts the chain. Must not: hold a slot. Runs where an assembler runs.
 
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::base::chain::{Base, Gap, WholeSlot};
 
 /// Returns the gap of a slot that contradicts the chain up to `last`, which it is no child of. `None` if its parent may
 /// still come.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::chain::{Base, Event, Gap, WholeSlot};
+use crate::base::chain::{Base, Event, Gap, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, Input, Limits};
 use crate::ingest::late::Lines;

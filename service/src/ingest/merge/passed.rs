@@ -8,7 +8,7 @@ use std::hash::BuildHasher as _;
 
 use foldhash::fast::RandomState;
 
-use crate::chain::{Base, WholeSlot};
+use crate::base::chain::{Base, WholeSlot};
 use crate::ingest::assemble::REMEMBERED_SLOTS;
 
 /// Maximum number of keys of all remembered slots but the newest: those of more than a minute of mainnet, in some 10 MB.
@@ -156,7 +156,7 @@ fn contradicts(slot: &WholeSlot, passed: Base) -> Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::Event;
+    use crate::base::chain::Event;
 
     fn slot(number: u64, hash: u8, values: &[u8]) -> WholeSlot {
         let event = |value: &u8| Event { key: [*value; 32], value: Some([*value; 32]), write_version: 0 };

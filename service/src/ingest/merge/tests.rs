@@ -3,7 +3,7 @@
 use solana::ChainCheckpoint;
 
 use super::*;
-use crate::chain::Event;
+use crate::base::chain::Event;
 
 const BASE: u64 = 10;
 
@@ -365,7 +365,7 @@ async fn slots_of_one_provider_that_join_nothing_are_not_the_newest_ones() {
 #[tokio::test]
 async fn a_contradiction_is_shown_while_the_first_provider_is_away() {
     let mut two = Two::new();
-    two.state.readiness.set_phase(crate::chain::Phase::CatchingUp);
+    two.state.readiness.set_phase(crate::base::chain::Phase::CatchingUp);
     two.connect(0, 0).await;
     two.connect(1, 1).await;
     two.take(0, Message::Batch(named(11, 99, 10))).await;

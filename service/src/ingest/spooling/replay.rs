@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
 use super::{Spooling, remove, remove_dir};
-use crate::chain::{Base, Gap, Phase, WholeSlot};
+use crate::base::chain::{Base, Gap, Phase, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::receive::{Message, Wholes};
 use crate::spool::{Figures, Reader};

@@ -10,7 +10,7 @@ use anyhow::Result;
 use tokio::sync::mpsc;
 use tracing::error;
 
-use crate::chain::{Base, Gap, WholeSlot};
+use crate::base::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::assemble::{Assembler, Input, Limits};
 use crate::ingest::late::Lines;

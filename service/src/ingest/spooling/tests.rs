@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::tempdir;
 
 use super::*;
-use crate::chain::WholeSlot;
+use crate::base::chain::WholeSlot;
 use crate::spool::{Origin, source_of};
 
 const PROVIDERS: [&str; 2] = ["http://followed", "http://spooled"];

@@ -1,0 +1,3 @@
+//! Tests of the ingest as a whole.
+
+mod simulation;

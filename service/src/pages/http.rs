@@ -1,0 +1,319 @@
+//! HTTP: metrics, probes, histograms, the status as JSON, and the dashboard.
+//!
+//! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge. A snapshot of the
+//! histograms takes milliseconds and therefore runs on the blocking pool.
+
+mod host;
+mod server;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Router, middleware};
+use bootstrap::Seen;
+use engine_latency::{Latency, Snapshot, export};
+use futures::FutureExt as _;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use crate::base::chain::Phase;
+use crate::net::limit::Limit;
+use crate::pages::dashboard::{self, Dashboard, History, Identity};
+use crate::pages::handles::Handles;
+use crate::pages::metrics;
+
+pub(crate) use host::Hosts;
+
+/// How long a request under way may take after the shutdown has begun.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// State from which the pages are rendered.
+#[derive(Clone)]
+pub(crate) struct HttpState {
+    pub latency: Arc<Latency>,
+    pub handles: Handles,
+    /// Past samples for the dashboard.
+    pub history: Arc<History>,
+    /// Host names that requests may use.
+    pub hosts: Arc<Hosts>,
+    pub identity: Arc<Identity>,
+}
+
+/// Serves until `shutdown` is ready, then finishes the requests under way and returns.
+pub(crate) async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let ended = shutdown.boxed().shared();
+    let overdue = ended.clone().then(|()| tokio::time::sleep(SHUTDOWN_GRACE));
+    let limit = Limit::http(&state.handles.net);
+    tokio::select! {
+        () = server::serve(listener, router(state), limit, ended) => {}
+        () = overdue => {}
+    }
+}
+
+fn router(state: HttpState) -> Router {
+    let host = middleware::from_fn_with_state((Arc::clone(&state.hosts), Arc::clone(&state.handles.net)), host::check);
+    let dashboard = Dashboard {
+        handles: state.handles.clone(),
+        history: Arc::clone(&state.history),
+        identity: Arc::clone(&state.identity),
+    };
+    Router::new()
+        .route("/healthz", get(async || page(TEXT, "ok\n")))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/status.json", get(status))
+        .route("/histograms.json", get(histograms_json))
+        .route("/histograms.hlog", get(histograms_hlog))
+        .merge(dashboard::routes(dashboard))
+        .with_state(state)
+        .layer(host)
+}
+
+async fn readyz(State(state): State<HttpState>) -> Response {
+    let status = state.handles.status.response();
+    if status.ready {
+        return page(TEXT, "ready\n");
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, page(TEXT, format!("{}\n", status.not_ready_reason))).into_response()
+}
+
+async fn metrics(State(state): State<HttpState>) -> Response {
+    let (handles, resources) = (state.handles.clone(), state.history.resources());
+    let render = move |snapshot: &Snapshot| metrics::prometheus(&handles, resources, snapshot).into_bytes();
+    of_snapshot(state, PROMETHEUS, render).await
+}
+
+async fn histograms_json(State(state): State<HttpState>) -> Response {
+    of_snapshot(state, JSON, |snapshot| {
+        serde_json::to_vec(&export::report(snapshot)).expect("a report has string keys only")
+    })
+    .await
+}
+
+async fn histograms_hlog(State(state): State<HttpState>) -> Response {
+    of_snapshot(state, TEXT, export::hlog).await
+}
+
+async fn status(State(state): State<HttpState>) -> Response {
+    page(JSON, status_json(&state.handles).to_string())
+}
+
+/// Returns every field of the Status rpc under its own name, the providers, the load, the spool, the heal, the warm-up, and
+/// the counters.
+fn status_json(handles: &Handles) -> Value {
+    let phase = handles.status.readiness.phase();
+    let status = handles.status.response();
+    let checkpoint = status.checkpoint.map(|checkpoint| {
+        json!({
+            "seq": checkpoint.seq,
+            "slot": checkpoint.slot,
+            "blockhash": bs58::encode(&checkpoint.blockhash).into_string(),
+        })
+    });
+    let gap =
+        status.gap.map(|gap| json!({ "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail }));
+    let counters: Map<String, Value> = metrics::counters(handles)
+        .into_iter()
+        .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
+        .collect();
+    json!({
+        "engine": status.engine,
+        "pairs_estimate": status.pairs_estimate,
+        "checkpoint": checkpoint,
+        "lag_slots": status.lag_slots,
+        "lag_ms": status.lag_ms,
+        "ready": status.ready,
+        "not_ready_reason": status.not_ready_reason,
+        "gap": gap,
+        "version": status.version,
+        "providers": handles.status.providers.reports(),
+        "load": load_json(&handles.load, matches!(phase, Phase::Loading(_))),
+        "spool": handles.spool.json(),
+        "heal": handles.healing.json(matches!(phase, Phase::Healing(_))),
+        "warm_up": handles.warmth.json(),
+        "counters": counters,
+    })
+}
+
+/// Returns the progress of the load, or of the comparison of a heal. `under_way`: whether the store is being loaded.
+fn load_json(load: &Seen, under_way: bool) -> Value {
+    json!({
+        "under_way": under_way,
+        "read_bytes": load.read_bytes(),
+        "archive_bytes": load.archive_bytes(),
+        "versions": load.versions(),
+        "pairs": load.pairs(),
+        "waiting": load.waiting().map(|waiting| waiting.to_string()),
+    })
+}
+
+async fn of_snapshot(
+    state: HttpState,
+    content_type: &'static str,
+    render: impl FnOnce(&Snapshot) -> Vec<u8> + Send + 'static,
+) -> Response {
+    match tokio::task::spawn_blocking(move || render(&state.latency.snapshot())).await {
+        Ok(body) => page(content_type, body),
+        Err(error) => {
+            tracing::error!(%error, "cannot render a snapshot of the histograms");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn page(content_type: &'static str, body: impl IntoResponse) -> Response {
+    ([(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::SocketAddr;
+    use std::process::{Command, Stdio};
+
+    use conformance::{Ability, able};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::base::chain::{Commitment, Gap};
+    use crate::lookups::Origin;
+    use crate::lookups::tests::Pool;
+    use crate::readiness::Age;
+
+    async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
+        fetch_as(address, path, "host: localhost\r\n").await
+    }
+
+    async fn fetch_as(address: SocketAddr, path: &str, host: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    async fn start(pool: &Pool) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let latency = Arc::clone(pool.engine.latency());
+        let state = HttpState {
+            latency,
+            handles: pool.handles.clone(),
+            history: Arc::default(),
+            hosts: Arc::default(),
+            identity: Arc::default(),
+        };
+        tokio::spawn(serve(listener, state, std::future::pending()));
+        address
+    }
+
+    #[tokio::test]
+    async fn readyz_follows_readiness_and_names_the_gap() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
+        pool.handles.status.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
+        pool.handles.status.readiness.set_phase(Phase::Live);
+        assert_eq!(fetch(address, "/readyz").await.0, 200);
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
+        pool.handles.status.readiness.set_phase(Phase::Gap(gap));
+        let (code, reason) = fetch(address, "/readyz").await;
+        assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9: parent\n"));
+        assert_eq!(fetch(address, "/healthz").await.0, 200);
+        assert_eq!(fetch(address, "/none").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_page_of_another_name_reads_nothing() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        for path in ["/", "/dashboard.json", "/status.json", "/metrics", "/readyz", "/healthz", "/none"] {
+            let (code, body) = fetch_as(address, path, "host: rebound.example:7401\r\n").await;
+            assert_eq!(code, 421, "{path}");
+            assert!(body.contains("rebound.example") && body.contains("metrics_hosts"), "{body}");
+        }
+        let two = "host: localhost\r\nhost: rebound.example\r\n";
+        assert_eq!(fetch_as(address, "/healthz", two).await.0, 421);
+        assert_eq!(fetch_as(address, "http://rebound.example/healthz", "host: localhost\r\n").await.0, 421);
+        assert_eq!(fetch_as(address, "/healthz", &format!("host: {address}\r\n")).await.0, 200);
+        assert_eq!(fetch_as(address, "/healthz", "").await.0, 400, "HTTP/1.1 without a host");
+        assert_eq!(pool.handles.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_what_prometheus_reads() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+        let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
+        pool.handles.status.ingest.stats.store(Arc::new(stats));
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false };
+        pool.handles.status.readiness.set_phase(Phase::Gap(gap));
+        let (_, text) = fetch(address, "/metrics").await;
+        for line in [
+            "# TYPE solkv_lookups_total counter",
+            "solkv_lookups_total 1",
+            "solkv_ready 0",
+            "solkv_checkpoint_slot 7",
+            "solkv_gap_first_slot 8",
+            "solkv_gap_last_slot 9",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing {line}\n{text}");
+        }
+        for sample in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = sample.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("solkv_") && value.parse::<f64>().is_ok(), "{sample}");
+        }
+        let mut promtool = Command::new("promtool");
+        promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The assertions above need no tool; where Prometheus is installed (Debian package prometheus), `promtool`
+        // checks the text as well.
+        let Some(mut child) = able(Ability::Promtool, promtool.spawn()) else { return };
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[tokio::test]
+    async fn status_and_histograms_are_json() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+        let (_, body) = fetch(address, "/status.json").await;
+        let status: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(status["checkpoint"]["slot"], 7);
+        assert_eq!(status["checkpoint"]["blockhash"], "1".repeat(32));
+        assert_eq!(status["counters"]["lookups"], 1);
+        assert_eq!(status["warm_up"]["state"], "not_open");
+        let load = json!({
+            "under_way": false, "read_bytes": 0, "archive_bytes": null, "versions": 0, "pairs": 0, "waiting": null,
+        });
+        assert_eq!(status["load"], load);
+        let spool = json!({ "under_way": false, "bytes": 0, "slots": 0, "last_slot": null, "stopped": null });
+        assert_eq!(status["spool"], spool);
+        let heal = json!({
+            "under_way": false, "differences": 0, "applied": 0, "healed": 0, "failures": 0, "sources_failing": 0,
+            "newest_archive_slot": null,
+        });
+        assert_eq!(status["heal"], heal);
+        let (_, body) = fetch(address, "/histograms.json").await;
+        let report: export::Report = serde_json::from_str(&body).unwrap();
+        assert_eq!(report.get("rpc", engine_latency::Op::ReadPositive).map(|series| series.count), Some(1));
+        assert!(fetch(address, "/histograms.hlog").await.1.starts_with('#'));
+    }
+}
