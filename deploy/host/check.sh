@@ -15,7 +15,7 @@ Usage: solkv-host-check [--dir DIR] [--root DIR] [--apply NAME...]
   --apply NAME...  change these, until the next boot; the names are those of the table
 
 Verdicts: ok; hurts: slower or less even than it could be; bad: lookups or data are at risk;
-unknown: not to be seen here. Exit codes: 0 looked, or applied; 1 something could not be applied;
+unknown: unknown here. Exit codes: 0 looked, or applied; 1 something could not be applied;
 2 wrong arguments.
 END
 }
@@ -89,18 +89,18 @@ look_memory() {
         madvise) verdict=ok ;;
         always) verdict=hurts ;;
         never) verdict=hurts ;;
-        *) verdict=unknown thp='not to be seen' ;;
+        *) verdict=unknown thp='unknown' ;;
     esac
     show thp "$thp" "$verdict" \
-        "always: engines that did not ask get them, and wait for the kernel to make room; never: strata asks, in vain" \
+        "always: the kernel also gives huge pages to engines that did not request them, and stalls them to make room; never: strata's requests have no effect" \
         "echo madvise > $root/sys/kernel/mm/transparent_hugepage/enabled" \
         "'w /sys/kernel/mm/transparent_hugepage/enabled - - - - madvise' in /etc/tmpfiles.d/solkv-host.conf"
 
     huge=$(first /proc/sys/vm/nr_hugepages)
     verdict=ok; number "$huge" || verdict=unknown
     [ "$verdict" = unknown ] || [ "$huge" -eq 0 ] || verdict=hurts
-    show hugepages "${huge:-not to be seen} reserved" "$verdict" \
-        "reserved huge pages are lost to solkv, which takes transparent ones" \
+    show hugepages "${huge:-unknown} reserved" "$verdict" \
+        "solkv uses transparent huge pages only, so reserved ones are memory that it cannot use" \
         "echo 0 > $root/proc/sys/vm/nr_hugepages" "vm.nr_hugepages = 0 in /etc/sysctl.d/60-solkv.conf"
 
     swap=$(awk '$1 == "SwapTotal:" { print $2 }' "$root/proc/meminfo" 2>/dev/null)
@@ -108,22 +108,22 @@ look_memory() {
     verdict=ok; number "$swap" && number "$swappiness" || verdict=unknown
     [ "$verdict" = unknown ] || [ "$swap" -eq 0 ] || [ "$swappiness" -le 10 ] || verdict=hurts
     show swap "${swap:-?} KiB, swappiness ${swappiness:-?}" "$verdict" \
-        "filters and caches that went to swap cost a read of the device where there should be none" \
+        "each lookup that needs a swapped-out filter or cache waits for the device" \
         "echo 1 > $root/proc/sys/vm/swappiness" "vm.swappiness = 1 in /etc/sysctl.d/60-solkv.conf"
 
     maps=$(first /proc/sys/vm/max_map_count)
     verdict=ok; number "$maps" || verdict=unknown
     [ "$verdict" = unknown ] || [ "$maps" -ge 65530 ] || verdict=bad
-    show max_map_count "${maps:-not to be seen}" "$verdict" "below the kernel's default: allocations of large stores may fail" \
+    show max_map_count "${maps:-unknown}" "$verdict" "below the kernel's default: allocations of large stores may fail" \
         "echo 65530 > $root/proc/sys/vm/max_map_count" "vm.max_map_count = 65530 in /etc/sysctl.d/60-solkv.conf"
 
     over=$(first /proc/sys/vm/overcommit_memory)
     case $over in
         0 | 1) verdict=ok ;;
         2) verdict=bad ;;
-        *) verdict=unknown over='not to be seen' ;;
+        *) verdict=unknown over='unknown' ;;
     esac
-    show overcommit "$over" "$verdict" "2: thread stacks and caches count in full before they are used, and may be refused" \
+    show overcommit "$over" "$verdict" "2: the kernel counts thread stacks and caches in full before they are used, and may refuse them" \
         "echo 0 > $root/proc/sys/vm/overcommit_memory" "vm.overcommit_memory = 0 in /etc/sysctl.d/60-solkv.conf"
 }
 
@@ -131,8 +131,8 @@ look_disk() {
     ahead=$(first "$queue/read_ahead_kb")
     verdict=ok; number "$ahead" || verdict=unknown
     [ "$verdict" = unknown ] || [ "$ahead" -le 128 ] || verdict=hurts
-    show readahead "${ahead:-not to be seen} KiB on $block" "$verdict" \
-        "a page that a memory map misses may bring all of it: measured 200 times slower at 8192; solkv's engines ask for none, backups and other programs do not" \
+    show readahead "${ahead:-unknown} KiB on $block" "$verdict" \
+        "a page fault may read this much: lookups were 200 times slower at 8192. solkv's engines switch readahead off for their files; backups and other programs do not" \
         "echo 128 > $root$queue/read_ahead_kb" \
         "'ACTION==\"add|change\", KERNEL==\"$block\", ATTR{queue/read_ahead_kb}=\"128\"' in /etc/udev/rules.d/60-solkv.rules"
 
@@ -140,20 +140,20 @@ look_disk() {
     [ -n "$scheduler" ] || scheduler=$(first "$queue/scheduler")
     case $scheduler in
         none | mq-deadline | kyber) verdict=ok ;;
-        '') verdict=unknown scheduler='not to be seen' ;;
+        '') verdict=unknown scheduler='unknown' ;;
         *) verdict=hurts ;;
     esac
-    show scheduler "$scheduler on $block" "$verdict" "it lets a read wait for others, which a flash drive does not need" \
+    show scheduler "$scheduler on $block" "$verdict" "it makes reads wait for others, which a flash drive does not need" \
         "echo none > $root$queue/scheduler" \
         "'ACTION==\"add|change\", KERNEL==\"$block\", ATTR{queue/scheduler}=\"none\"' in /etc/udev/rules.d/60-solkv.rules"
 
     rotational=$(first "$queue/rotational")
     case $rotational in
-        0) verdict=ok kind='no turning disk' ;;
-        1) verdict=hurts kind='turning disk, or a virtual one that says so' ;;
-        *) verdict=unknown kind='not to be seen' ;;
+        0) verdict=ok kind='not rotational' ;;
+        1) verdict=hurts kind='rotational, or a virtual disk that reports so' ;;
+        *) verdict=unknown kind='unknown' ;;
     esac
-    show disk "$kind: $block" "$verdict" "a turning disk takes 10 ms a lookup that memory does not answer" '' ''
+    show disk "$kind: $block" "$verdict" "on a rotating disk, each lookup that misses memory takes 10 ms" '' ''
 
     case ${fstype:-$fs} in
         ext4 | xfs | ext2/ext3) verdict=ok ;;
@@ -161,8 +161,8 @@ look_disk() {
         '') verdict=unknown ;;
         *) verdict=hurts ;;
     esac
-    show filesystem "${fstype:-${fs:-not to be seen}} at $below" "$verdict" \
-        "measured on ext4; copy-on-write file systems write twice, network ones and memory do not keep the promise of a flush" '' ''
+    show filesystem "${fstype:-${fs:-unknown}} at $below" "$verdict" \
+        "solkv is measured on ext4. Copy-on-write file systems write data twice; on network and memory file systems a flushed write can be lost" '' ''
 
     case ,$options, in
         *,nobarrier,* | *,barrier=0,* | *,data=writeback,*) verdict=bad ;;
@@ -170,8 +170,8 @@ look_disk() {
         ,,) verdict=unknown ;;
         *) verdict=ok ;;
     esac
-    show mount "${options:-not to be seen}" "$verdict" \
-        "without barriers a power cut loses what was committed; sync and strictatime write at every turn" \
+    show mount "${options:-unknown}" "$verdict" \
+        "without barriers, a power cut loses committed data; sync and strictatime write on every access" \
         "mount -o remount,barrier=1,relatime $mount" "the same options in /etc/fstab"
 }
 
@@ -180,20 +180,20 @@ look_processor() {
         awk '{ print $2; exit }')
     case $governor in
         performance) verdict=ok ;;
-        '') verdict=ok governor='none, the host or the firmware decides' ;;
+        '') verdict=ok governor='none: the host or the firmware decides' ;;
         *) verdict=hurts ;;
     esac
-    show governor "$governor" "$verdict" "a core that slept is slow for the first lookups after each pause" \
+    show governor "$governor" "$verdict" "after each pause, the first lookups run on a core at low speed" \
         "for f in $root/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor; do echo performance > \"\$f\"; done" \
         "cpufreq.default_governor=performance on the kernel's command line"
 
     clock=$(first /sys/devices/system/clocksource/clocksource0/current_clocksource)
     case $clock in
         tsc | kvm-clock | hyperv_clocksource_tsc_page | arch_sys_counter) verdict=ok ;;
-        '') verdict=unknown clock='not to be seen' ;;
+        '') verdict=unknown clock='unknown' ;;
         *) verdict=hurts ;;
     esac
-    show clocksource "$clock" "$verdict" "asking for the time is a system call, or a slow device, at each of many turns" \
+    show clocksource "$clock" "$verdict" "each reading of the clock is a system call or an access to a slow device, and solkv reads it often" \
         "echo tsc > $root/sys/devices/system/clocksource/clocksource0/current_clocksource" \
         "clocksource=tsc on the kernel's command line, if the kernel offers it"
 }
@@ -203,7 +203,7 @@ look_limits() {
     verdict=ok
     [ "$files" = unlimited ] || { number "$files" && [ "$files" -ge 65536 ]; } || verdict=hurts
     show nofile "$files in this shell" "$verdict" \
-        "engines keep every file of a store open; the unit sets its own limit, so this is about runs by hand" '' \
+        "engines keep all files of a store open. This concerns programs started by hand; the unit sets its own limit" '' \
         "'* hard nofile 1048576' in /etc/security/limits.d/solkv.conf"
 
     kernel=$(first /proc/sys/kernel/osrelease)
@@ -216,16 +216,16 @@ look_limits() {
         [ "$lock" = unlimited ] || { number "$lock" && [ "$lock" -ge 65536 ]; } || verdict=hurts
     fi
     show memlock "$lock KiB, Linux ${kernel:-?}" "$verdict" \
-        "before Linux 5.12 rings of io_uring count as locked memory; the unit sets its own limit" '' \
+        "before Linux 5.12, io_uring's rings count as locked memory. The unit sets its own limit" '' \
         "'* hard memlock 65536' in /etc/security/limits.d/solkv.conf"
 
     uring=$(first /proc/sys/kernel/io_uring_disabled)
     case $uring in
         0) verdict=ok ;;
-        '') verdict=ok uring='no switch, it is on from Linux 5.1' ;;
+        '') verdict=ok uring='no such setting: enabled since Linux 5.1' ;;
         *) verdict=hurts ;;
     esac
-    show io_uring_disabled "$uring" "$verdict" "strata reads batches one page after another without it" \
+    show io_uring_disabled "$uring" "$verdict" "without io_uring, strata reads the pages of a batch one after another" \
         "echo 0 > $root/proc/sys/kernel/io_uring_disabled" "kernel.io_uring_disabled = 0 in /etc/sysctl.d/60-solkv.conf"
 
     if [ -e "$root/sys/fs/cgroup/cgroup.controllers" ]; then
@@ -233,9 +233,9 @@ look_limits() {
     elif [ -d "$root/sys/fs/cgroup/memory" ]; then
         version=v1 verdict=hurts
     else
-        version='none to be seen' verdict=unknown
+        version=none verdict=unknown
     fi
-    show cgroup "$version" "$verdict" "with v1 MemoryMax holds, and MemoryHigh and MemorySwapMax do nothing" '' \
+    show cgroup "$version" "$verdict" "with v1, MemoryMax works, but MemoryHigh and MemorySwapMax have no effect" '' \
         "systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
 }
 
@@ -257,7 +257,7 @@ for only in $apply; do
         continue
     fi
     if [ -z "$shown_command" ]; then
-        echo "$only: nothing that this program could change; its line in the table says what to do" >&2
+        echo "$only: this program cannot change it; its line in the table says how" >&2
         failed=1
         continue
     fi
