@@ -5,6 +5,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::Code;
+
 /// The caller's reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -29,6 +31,7 @@ pub enum ErrorKind {
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
+    code: Option<Code>,
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -39,7 +42,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// Builds an error without an underlying cause.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, code: None, message: message.into(), source: None }
     }
 
     /// Builds an error that keeps the engine library's own error as its source.
@@ -48,7 +51,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self { kind, message: message.into(), source: Some(source.into()) }
+        Self { kind, code: None, message: message.into(), source: Some(source.into()) }
     }
 
     /// Builds an error from an I/O error of the file or directory named in `message`. A full disk is
@@ -68,6 +71,23 @@ impl Error {
     /// Returns the reaction that the error asks for.
     pub fn kind(&self) -> ErrorKind {
         self.kind
+    }
+
+    /// Gives the error a code more exact than that of its kind.
+    #[must_use]
+    pub fn with_code(self, code: Code) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// Returns the error's code, or that of its kind; `None` for a kind with many causes.
+    pub fn code(&self) -> Option<Code> {
+        self.code.or(match self.kind {
+            ErrorKind::Retry | ErrorKind::FixInput => None,
+            ErrorKind::FreeSpace => Some(Code::Space),
+            ErrorKind::DataDamaged => Some(Code::Damaged),
+            ErrorKind::Reopen => Some(Code::Reopen),
+            ErrorKind::Internal => Some(Code::Bug),
+        })
     }
 }
 

@@ -9,12 +9,14 @@
 #![warn(missing_docs)]
 
 mod checkpoint;
+mod code;
 mod descriptor;
 mod error;
 mod traits;
 mod words;
 
 pub use checkpoint::{Checkpoint, Durability};
+pub use code::{Code, Coded};
 pub use descriptor::{
     Buffered, Column, Count, Descriptor, Note, Open, OpenReadOnly, Options, PairBytes, Repair, Repaired, Settings,
     Share,

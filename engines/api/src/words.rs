@@ -4,14 +4,17 @@
 
 use std::error::Error as StdError;
 
-/// Returns the error's message followed by those of its causes. A cause whose text is already in the line is left out,
+use crate::Code;
+
+/// Returns the error's code, its message, and those of its causes. A cause whose text is already in the line is left out,
 /// because messages of engines often contain the system's reason.
 pub fn words(error: &(dyn StdError + 'static)) -> String {
-    let mut said = error.to_string();
+    let mut said = Code::of(error).map_or_else(String::new, |code| format!("{code}: "));
+    said.push_str(&error.to_string());
     let mut cause = error.source();
     while let Some(error) = cause {
         let text = error.to_string();
-        if !said.contains(&text) {
+        if !error.is::<Code>() && !said.contains(&text) {
             said.push_str(": ");
             said.push_str(&text);
         }
@@ -31,6 +34,14 @@ mod tests {
         let named = Error::io(format!("cannot open file=x reason={}", denied()), denied());
         assert_eq!(words(&named), "cannot open file=x reason=Permission denied (os error 13)");
         let adds = Error::with_source(ErrorKind::Reopen, "cannot commit", denied());
-        assert_eq!(words(&adds), "cannot commit: Permission denied (os error 13)");
+        assert_eq!(words(&adds), "E-REOPEN: cannot commit: Permission denied (os error 13)");
+    }
+
+    #[test]
+    fn the_code_comes_first_wherever_it_is_in_the_chain() {
+        let held = Error::new(ErrorKind::Retry, "store is open in another process").with_code(Code::Lock);
+        assert_eq!(words(&held), "E-LOCK: store is open in another process");
+        let outer = Error::with_source(ErrorKind::FixInput, "cannot begin", Code::Resume.error("nothing to resume"));
+        assert_eq!(words(&outer), "E-RESUME: cannot begin: nothing to resume");
     }
 }
