@@ -3,6 +3,7 @@
 //! Owns: their names, defaults and help; the refusal of options that are of no use together; the options that a resumed
 //! load takes from its spill. Must not: open a file, or decide anything about a store. Runs on the main thread.
 
+use engine_api::Code;
 use std::fmt::Display;
 use std::path::PathBuf;
 
@@ -139,10 +140,13 @@ impl LoadArgs {
         };
         match unused {
             None => Ok(()),
-            Some(option) => Err(Wrong::error(format!(
-                "{option} is for order=shuffled: a sorted load takes chunks of its own size and flushes each: leave it out, or \
+            Some(option) => Err(Wrong::error(
+                Code::Arguments,
+                format!(
+                    "{option} is for order=shuffled: a sorted load takes chunks of its own size and flushes each: leave it out, or \
                  add --order shuffled"
-            ))),
+                ),
+            )),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Result, anyhow};
-use engine_api::{Engine, Key, Value};
+use engine_api::{Code, Engine, Key, Value};
 
 use crate::out::say;
 use crate::running::warn_of_part;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let same = args.dir.canonicalize().ok() == args.with.canonicalize().ok() && args.dir.exists();
     if same {
         let (dir, with) = (args.dir.display(), args.with.display());
-        return Err(Wrong::error(format!("both directories are the same: dir={dir} with={with}")));
+        return Err(Wrong::error(Code::Arguments, format!("both directories are the same: dir={dir} with={with}")));
     }
     let (engine, other) = (open_to_scan(&args.dir, None, None)?, open_to_scan(&args.with, None, None)?);
     for dir in [&args.dir, &args.with] {

@@ -5,6 +5,7 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
+use engine_api::Code;
 use engines::{EngineKind, EngineOptions};
 use probe::MemoryLimit;
 
@@ -159,13 +160,16 @@ impl Buffers {
         // The default is always right.
         let most_bytes = own_bytes.saturating_sub(READING_BYTES).min(merged_bytes).max(self.sort_bytes as u64);
         if bytes > most_bytes {
-            return Err(Wrong::error(format!(
-                "--sort-memory is more than this process may use: sort_memory={asked} maximum={} memory_limit={} \
+            return Err(Wrong::error(
+                Code::Memory,
+                format!(
+                    "--sort-memory is more than this process may use: sort_memory={asked} maximum={} memory_limit={} \
                  engine_memory={}: lower it, or leave it out",
-                ByteSize::b(most_bytes),
-                ByteSize::b(limit.bytes),
-                ByteSize::b(cache_bytes)
-            )));
+                    ByteSize::b(most_bytes),
+                    ByteSize::b(limit.bytes),
+                    ByteSize::b(cache_bytes)
+                ),
+            ));
         }
         let sort_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         Ok(Self { sort_bytes, heads_bytes: sort_bytes / 2, ..self })
@@ -214,14 +218,17 @@ fn divide_limit(
         };
         let smaller = if cache_bytes > share.cache_min_bytes { ", or set --memory lower" } else { "" };
         let sorted = if memtables_bytes > 0 { ", or load with --order sorted, which needs less" } else { "" };
-        return Err(Wrong::error(format!(
-            "the memory limit is too small for this load: limit={} limit_from={from} needed={} engine={} \
+        return Err(Wrong::error(
+            Code::Memory,
+            format!(
+                "the memory limit is too small for this load: limit={} limit_from={from} needed={} engine={} \
              engine_memory={}: {raise}{smaller}{sorted}",
-            ByteSize::b(limit.bytes),
-            ByteSize::b(needed_bytes(cache_bytes)),
-            options.engine,
-            ByteSize::b(cache_bytes)
-        )));
+                ByteSize::b(limit.bytes),
+                ByteSize::b(needed_bytes(cache_bytes)),
+                options.engine,
+                ByteSize::b(cache_bytes)
+            ),
+        ));
     }
     // The other half stays for the page cache, which is charged too, and for the engine's own copy of a chunk.
     let buffers_bytes = (limit.bytes - cache_bytes - fixed_bytes) / 2;

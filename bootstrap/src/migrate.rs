@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Checkpoint, Code, Durability, Engine, ErrorKind, Key, Value};
 use engines::{
     Digest, EngineArgs, EngineKind, Identity, Load, LoadState, LoadTerm, Loaded, OpenMode, Terms, source_id,
 };
@@ -230,10 +230,13 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
         .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
     let held = identity.engine;
     if let Some(asked) = args.from_engine.filter(|asked| *asked != held) {
-        return Err(Wrong::error(format!(
-            "the store to read has another engine: dir={} engine={held} from_engine={asked}: leave --from-engine out",
-            dir.display()
-        )));
+        return Err(Wrong::error(
+            Code::Engine,
+            format!(
+                "the store to read has another engine: dir={} engine={held} from_engine={asked}: leave --from-engine out",
+                dir.display()
+            ),
+        ));
     }
     if is_complete(dir)? == Some(false) {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);

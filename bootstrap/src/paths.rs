@@ -3,6 +3,7 @@
 //! Owns: these refusals, and the default place of a spill. Must not: create or change anything. Runs on the main
 //! thread, before a source is read.
 
+use engine_api::Code;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
@@ -21,29 +22,35 @@ use crate::wrong::Wrong;
 /// dangling link.
 pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &SourceArgs) -> Result<WorkDir> {
     if dir.is_symlink() && !dir.exists() {
-        return Err(Wrong::error(format!(
-            "the store's directory is a symbolic link to a missing directory: dir={}",
-            dir.display()
-        )));
+        return Err(Wrong::error(
+            Code::Directory,
+            format!("the store's directory is a symbolic link to a missing directory: dir={}", dir.display()),
+        ));
     }
     let default = || WorkDir { is_default: true, ..WorkDir::named(beside(dir, ending)) };
     let work = asked.map_or_else(default, WorkDir::named);
     let (at, store) = (resolved(&work.path), resolved(dir));
     if at.starts_with(&store) || store.starts_with(&at) {
-        return Err(Wrong::error(format!(
-            "the store and the spill need directories of their own: dir={} work_dir={}: name one beside the store with \
+        return Err(Wrong::error(
+            Code::Directory,
+            format!(
+                "the store and the spill need directories of their own: dir={} work_dir={}: name one beside the store with \
              --work-dir",
-            store.display(),
-            at.display()
-        )));
+                store.display(),
+                at.display()
+            ),
+        ));
     }
     let inputs = [&source.input, &source.incremental].into_iter().flatten().filter(|input| **input != Path::new("-"));
     if let Some(input) = inputs.into_iter().find(|input| resolved(input).starts_with(&at)) {
-        return Err(Wrong::error(format!(
-            "the input is inside the directory of the spill: file={} work_dir={}: name another with --work-dir",
-            input.display(),
-            work.path.display()
-        )));
+        return Err(Wrong::error(
+            Code::Directory,
+            format!(
+                "the input is inside the directory of the spill: file={} work_dir={}: name another with --work-dir",
+                input.display(),
+                work.path.display()
+            ),
+        ));
     }
     Ok(work)
 }
@@ -61,16 +68,19 @@ pub(crate) fn check_outputs(args: &LoadArgs, work: &Path) -> Result<()> {
     earlier.extend(args.source.incremental.as_deref().map(|input| ("--incremental", input)));
     for (name, path) in outputs.into_iter().filter_map(|(name, path)| Some((name, path?))) {
         if let Some((other, _)) = earlier.iter().find(|(_, other)| is_same(path, other)) {
-            return Err(Wrong::error(format!(
-                "{name} and {other} are the same file: file={}: name another one for {name}",
-                path.display()
-            )));
+            return Err(Wrong::error(
+                Code::Directory,
+                format!("{name} and {other} are the same file: file={}: name another one for {name}", path.display()),
+            ));
         }
         let at = resolved(path);
         for dir in [args.dir.as_path(), work] {
             if at.starts_with(resolved(dir)) {
                 let (dir, file) = (dir.display(), path.display());
-                return Err(Wrong::error(format!("{name} is inside dir={dir}: file={file}: name a file elsewhere")));
+                return Err(Wrong::error(
+                    Code::Directory,
+                    format!("{name} is inside dir={dir}: file={file}: name a file elsewhere"),
+                ));
             }
         }
         earlier.push((name, path));

@@ -9,7 +9,7 @@ use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
-use engine_api::{Checkpoint, ErrorKind};
+use engine_api::{Checkpoint, Code, ErrorKind};
 use solana::{ChainCheckpoint, Extract, MapPhase};
 
 use crate::args::LoadArgs;
@@ -85,11 +85,14 @@ impl Known {
     pub(crate) fn refuse_without_incremental(&self, source: &Source, work: &WorkDir) -> Result<()> {
         let (Source::Archives(archives), Some((words, _))) = (source, &self.spilled) else { return Ok(()) };
         let Some(shown) = archives.incremental_left_out(words) else { return Ok(()) };
-        Err(Wrong::error(format!(
-            "the load was begun with an incremental archive: incremental={shown}: give it again with --incremental, or \
+        Err(Wrong::error(
+            Code::Resume,
+            format!(
+                "the load was begun with an incremental archive: incremental={shown}: give it again with --incremental, or \
              remove dir={} to load the full archive alone",
-            work.path.display()
-        )))
+                work.path.display()
+            ),
+        ))
     }
 }
 

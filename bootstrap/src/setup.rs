@@ -5,6 +5,7 @@
 //! already ends here. Must not: begin a load. Runs on the main thread.
 
 use anyhow::{Result, bail};
+use engine_api::Code;
 use engines::{EngineKind, EngineOptions, OpenMode, Terms};
 
 use crate::args::LoadArgs;
@@ -74,10 +75,13 @@ pub(crate) fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, S
     let meaning = MeaningArgs { extract: args.meaning.extract.or(known.extract), ..args.meaning.clone() };
     if args.resume && !known.is_begun && meaning.extract.is_none() && args.source.is_of_archives() {
         let dir = args.dir.display();
-        return Err(Wrong::error(format!(
-            "there is nothing to resume, because no load was begun or nothing of it was kept: dir={dir}: leave --resume out \
+        return Err(Wrong::error(
+            Code::Resume,
+            format!(
+                "there is nothing to resume, because no load was begun or nothing of it was kept: dir={dir}: leave --resume out \
              and say with --extract which value is taken from each account, such as --extract token-owner"
-        )));
+            ),
+        ));
     }
     let mut args = LoadArgs { meaning, ..args.clone() };
     if !args.is_part {

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use engine_api::{Key, Value};
+use engine_api::{Code, Key, Value};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
 use solana::archive::is_url;
@@ -149,10 +149,11 @@ impl Source {
             (None, Some(path)) if args.is_of_archives() => {
                 Ok(Self::Archives(Archives::new(path, args.incremental.as_deref(), extract, seen)?))
             }
-            _ if args.incremental.is_some() => {
-                Err(Wrong::error("--incremental adds to a snapshot archive: name the full one with --input"))
-            }
-            (Some(0), _) => Err(Wrong::error("there is nothing to do: pairs=0")),
+            _ if args.incremental.is_some() => Err(Wrong::error(
+                Code::Arguments,
+                "--incremental adds to a snapshot archive: name the full one with --input",
+            )),
+            (Some(0), _) => Err(Wrong::error(Code::Arguments, "there is nothing to do: pairs=0")),
             (Some(count), _) => {
                 Ok(Self::Synthetic { pairs: Pairs::with_values(args.seed, args.values), count: *count })
             }
@@ -161,7 +162,7 @@ impl Source {
                 let by_name = if is_csv { Format::Csv } else { Format::Raw };
                 Ok(Self::File { path: path.clone(), format: args.format.unwrap_or(by_name) })
             }
-            (None, None) => Err(Wrong::error("no source: give --pairs N --seed S, or --input FILE")),
+            (None, None) => Err(Wrong::error(Code::Arguments, "no source: give --pairs N --seed S, or --input FILE")),
         }
     }
 
@@ -311,10 +312,13 @@ fn refuse_scheme(args: &SourceArgs) -> Result<()> {
         let is_scheme = |text: &str| text.starts_with(|c: char| c.is_ascii_alphabetic()) && !text.contains(['/', '.']);
         let scheme = location.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| is_scheme(scheme));
         if let Some(scheme) = scheme.filter(|_| !is_url(&location)) {
-            return Err(Wrong::error(format!(
-                "the URL's scheme is not supported: scheme={scheme}: give an http:// or https:// URL, or download the file \
+            return Err(Wrong::error(
+                Code::Fetch,
+                format!(
+                    "the URL's scheme is not supported: scheme={scheme}: give an http:// or https:// URL, or download the file \
                  and name it"
-            )));
+                ),
+            ));
         }
     }
     Ok(())

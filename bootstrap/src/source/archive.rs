@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, ensure};
+use engine_api::Code;
 use serde::{Deserialize, Serialize};
 use solana::Extract;
 use solana::archive::append_vec::HEADER_BYTES;
@@ -70,6 +71,7 @@ impl Archives {
     pub(crate) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>, seen: &Seen) -> Result<Self> {
         let Some(extract) = extract else {
             return Err(Wrong::error(
+                Code::Extract,
                 "an archive holds accounts, and several values can be taken from each: name one with --extract, such as \
                  --extract token-owner",
             ));
@@ -91,10 +93,10 @@ impl Archives {
     /// Adds the archive at `path` if `check`, which gets its name and its location for messages, takes it.
     fn push(&mut self, path: &Path, check: impl FnOnce(Option<&Name>, &str) -> Result<()>) -> Result<()> {
         let Some(location) = path.to_str().map(str::to_owned) else {
-            return Err(Wrong::error(format!(
-                "the archive's path is not UTF-8: archive={}: rename it, or give a link to it",
-                path.display()
-            )));
+            return Err(Wrong::error(
+                Code::ArchiveKind,
+                format!("the archive's path is not UTF-8: archive={}: rename it, or give a link to it", path.display()),
+            ));
         };
         let archive = open(&location, &self.seen)?;
         check(archive.name(), archive.shown())?;
@@ -139,11 +141,12 @@ impl Archives {
     /// [`Wrong`] if the archive is of another slot than the one asked for, or if neither is known.
     fn slot(&self, asked: Option<u64>) -> Result<u64> {
         match (self.named_slot(), asked) {
-            (Some(slot), Some(asked)) if slot != asked => Err(Wrong::error(format!(
-                "the archive is of another slot: slot={slot} asked_slot={asked}: leave --slot out"
-            ))),
+            (Some(slot), Some(asked)) if slot != asked => Err(Wrong::error(
+                Code::ArchiveKind,
+                format!("the archive is of another slot: slot={slot} asked_slot={asked}: leave --slot out"),
+            )),
             (Some(slot), _) | (None, Some(slot)) => Ok(slot),
-            (None, None) => Err(Wrong::error(self.unnamed())),
+            (None, None) => Err(Wrong::error(Code::ArchiveKind, self.unnamed())),
         }
     }
 
@@ -316,14 +319,17 @@ fn check(full_slot: Option<Option<u64>>, name: Option<&Name>, shown: &str) -> Re
         (Some(_), None) => return Err(not_incremental(shown)),
         _ => return Ok(()),
     };
-    Err(Wrong::error(wrong))
+    Err(Wrong::error(Code::ArchiveBase, wrong))
 }
 
 fn not_incremental(shown: &str) -> anyhow::Error {
-    Wrong::error(format!(
-        "not an incremental archive by its name: archive={shown}: such a file is called \
+    Wrong::error(
+        Code::ArchiveKind,
+        format!(
+            "not an incremental archive by its name: archive={shown}: such a file is called \
          incremental-snapshot-BASE-SLOT-HASH.tar.zst"
-    ))
+        ),
+    )
 }
 
 /// Returns the slot that the files of an unpacked archive name, in `snapshots/SLOT`; `None` if they name none or several.

@@ -45,6 +45,11 @@ impl Error {
         Self { kind, code: None, message: message.into(), source: None }
     }
 
+    /// Builds an error of [`ErrorKind::FixInput`] with a code.
+    pub fn wrong(code: Code, message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::FixInput, code: Some(code), message: message.into(), source: None }
+    }
+
     /// Builds an error that keeps the engine library's own error as its source.
     pub fn with_source(
         kind: ErrorKind,
@@ -73,7 +78,7 @@ impl Error {
         self.kind
     }
 
-    /// Gives the error a code more exact than that of its kind.
+    /// Gives the error a code of its own, in the place of its kind's.
     #[must_use]
     pub fn with_code(self, code: Code) -> Self {
         Self { code: Some(code), ..self }

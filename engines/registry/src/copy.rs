@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 
-use engine_api::{Engine, Error, ErrorKind, Result};
+use engine_api::{Code, Engine, Error, ErrorKind, Result};
 
 use crate::checked::{self, Found};
 use crate::directory::{CONTRADICTION, DATA, names, new_dir, sync_parent};
@@ -76,7 +76,7 @@ pub fn remove_cut_short(dir: &Path) -> Result<Option<PathBuf>> {
             "no copy that was cut short has left this: dir={} entry={name}: move it away, or name another place",
             partial.display()
         );
-        return Err(Error::new(ErrorKind::FixInput, message));
+        return Err(Error::wrong(Code::Directory, message));
     }
     let lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;
     remove(&partial).map_err(|e| {
@@ -104,7 +104,7 @@ fn remove(partial: &Path) -> std::io::Result<()> {
 /// Builds the error for a copy that another process makes.
 fn under_way(partial: &Path) -> Error {
     let message = format!("a copy to this place is under way: dir={}: wait for its end", partial.display());
-    Error::new(ErrorKind::Retry, message)
+    Error::new(ErrorKind::Retry, message).with_code(Code::Lock)
 }
 
 fn explain_lock(error: Error, partial: &Path) -> Error {
@@ -156,8 +156,8 @@ pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
     if !place.starts_with(&store) && !store.starts_with(&place) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::FixInput,
+    Err(Error::wrong(
+        Code::Directory,
         format!(
             "a store and its copy need directories of their own: store={} copy={}: name a directory beside the store",
             store.display(),
@@ -192,8 +192,8 @@ fn refuse_unless_empty(dir: &Path) -> Result<()> {
     };
     match found {
         None => Ok(()),
-        Some(why) => Err(Error::new(
-            ErrorKind::FixInput,
+        Some(why) => Err(Error::wrong(
+            Code::Directory,
             format!("a copy needs a missing or empty directory: dir={} reason={why}: name another", dir.display()),
         )),
     }
@@ -202,7 +202,7 @@ fn refuse_unless_empty(dir: &Path) -> Result<()> {
 /// Returns the path `DIR.partial`. It is next to `dir`, so that the rename stays within one file system.
 fn partial(dir: &Path) -> Result<PathBuf> {
     let name = dir.file_name().ok_or_else(|| {
-        Error::new(ErrorKind::FixInput, format!("not the name of a directory: dir={}: name another", dir.display()))
+        Error::wrong(Code::Directory, format!("not the name of a directory: dir={}: name another", dir.display()))
     })?;
     let mut name = OsString::from(name);
     name.push(".partial");

@@ -8,7 +8,7 @@ use std::error::Error as _;
 use std::io;
 use std::path::Path;
 
-use engine_api::{Engine, Error, ErrorKind, Options, Result};
+use engine_api::{Code, Engine, Error, ErrorKind, Options, Result};
 
 use crate::list::EngineKind;
 use crate::marker::Identity;
@@ -40,8 +40,8 @@ impl EngineOptions {
 pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
     match options.engine.descriptor().open_read_only {
         Some(open) => open(data, &options.settings()),
-        None => Err(Error::new(
-            ErrorKind::FixInput,
+        None => Err(Error::wrong(
+            Code::Engine,
             format!(
                 "the engine cannot open a store for reading alone: engine={} dir={}: start the service on it, and ask that",
                 options.engine,

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind as Io, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Code, Error, ErrorKind, Result};
 use rustix::fs::{Access, OFlags, access};
 
 use crate::place::Id;
@@ -201,6 +201,7 @@ fn pid(dir: &Path) -> String {
 /// Returns the error of a directory that is locked itself. Any program that may read the directory can have locked it.
 fn held_itself(dir: &Path) -> Error {
     Error::new(ErrorKind::Retry, format!("{}; `fuser {}` shows who has locked the directory", held(dir), dir.display()))
+        .with_code(Code::Lock)
 }
 
 /// Returns the error of a lock that only readers hold; `None` if a writer does. This process may not hold a lock on
@@ -210,7 +211,7 @@ fn is_read(locked: &File, dir: &Path) -> Option<Error> {
     let shown = dir.display();
     let message =
         format!("a program is reading the store: dir={shown}: wait for its end; `fuser {shown}` shows which one it is");
-    Some(Error::new(ErrorKind::Retry, message))
+    Some(Error::new(ErrorKind::Retry, message).with_code(Code::Lock))
 }
 
 fn held(dir: &Path) -> Error {
@@ -220,4 +221,5 @@ fn held(dir: &Path) -> Error {
         ErrorKind::Retry,
         format!("store is open in another process: dir={} holder_pid={pid}: stop that process first", dir.display()),
     )
+    .with_code(Code::Lock)
 }

@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::io::{self, ErrorKind as Io};
 use std::path::Path;
 
-use engine_api::{Error, ErrorKind, Options, Result};
+use engine_api::{Code, Error, ErrorKind, Options, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
@@ -112,7 +112,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         Err(e) if io_kind(&e) == Some(Io::NotADirectory) => {
             let message =
                 format!("this is a file, not a directory: dir={}: name the directory of a store", dir.display());
-            return Err(Error::new(ErrorKind::FixInput, message));
+            return Err(Error::wrong(Code::Directory, message));
         }
         Err(e) if io_kind(&e) == Some(Io::InvalidInput) => return Err(damaged(&path, e)),
         Err(e) => return Err(e),
@@ -126,8 +126,8 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         Ordering::Greater => ("a newer", "use that version"),
         Ordering::Less => ("an older", "load it again into another directory, or use that version"),
     };
-    Err(Error::new(
-        ErrorKind::FixInput,
+    Err(Error::wrong(
+        Code::Format,
         format!(
             "store was written by {age} solkv: file={} format={} known={FORMAT_VERSION}: {way_out}",
             path.display(),
@@ -141,8 +141,8 @@ fn refuse_unless_known(path: &Path, engine: Option<&str>) -> Result<()> {
     let known = EngineKind::ALL.map(EngineKind::as_str);
     match engine.filter(|engine| !known.contains(engine)) {
         None => Ok(()),
-        Some(engine) => Err(Error::new(
-            ErrorKind::FixInput,
+        Some(engine) => Err(Error::wrong(
+            Code::Engine,
             format!(
                 "this solkv has no such engine: file={} engine={engine} known={}: use the version that made the store, or \
                  load it again into another directory",

@@ -4,7 +4,7 @@
 
 use bytesize::ByteSize;
 use clap::ValueEnum;
-use engine_api::{Error, ErrorKind, Options, Result};
+use engine_api::{Code, Error, Options, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::list::{EngineKind, compiled};
@@ -218,14 +218,15 @@ impl EngineOptions {
         let known = (self.engine.descriptor().settings)();
         let settings = self.settings();
         let Some((name, _)) = settings.set.iter().find(|(name, _)| !known.contains(&name.as_str())) else {
-            return (self.engine.descriptor().check)(&settings);
+            let with_code = |error: Error| if error.code().is_none() { error.with_code(Code::Option) } else { error };
+            return (self.engine.descriptor().check)(&settings).map_err(with_code);
         };
         let taken = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         let message = format!(
             "this engine has no such setting, or it must not be set: engine={} name={name}: it takes {taken}",
             self.engine
         );
-        Err(Error::new(ErrorKind::FixInput, message))
+        Err(Error::wrong(Code::Option, message))
     }
 
     /// Refuses an option that only another engine has. A build without the named engine refuses that engine itself.
@@ -235,7 +236,7 @@ impl EngineOptions {
         let owner = compiled().iter().find(|engine| takes(**engine, name));
         let owner = owner.map_or("an engine that is not in this build".to_owned(), |owner| format!("engine={owner}"));
         let message = format!("option {name} is for {owner}, not engine={}: leave it out", self.engine);
-        Err(Error::new(ErrorKind::FixInput, message))
+        Err(Error::wrong(Code::Option, message))
     }
 
     /// Returns the label for metrics and table rows, such as `lmdb` or `rocksdb_bloom`.
@@ -248,13 +249,13 @@ impl EngineOptions {
     /// Refuses options that the engine does not have, and values that no engine accepts.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`] naming the option or the setting.
+    /// `FixInput` naming the option or the setting.
     pub fn validate(&self) -> Result<()> {
         self.validate_options()?;
         self.validate_settings()?;
         match self.memory.map(|memory| memory.as_u64()) {
-            Some(bytes @ 0..MEMORY_BYTES_MIN) => Err(Error::new(
-                ErrorKind::FixInput,
+            Some(bytes @ 0..MEMORY_BYTES_MIN) => Err(Error::wrong(
+                Code::Memory,
                 format!("memory is too small: bytes={bytes} minimum_bytes={MEMORY_BYTES_MIN}"),
             )),
             _ => Ok(()),
@@ -264,6 +265,8 @@ impl EngineOptions {
 
 #[cfg(test)]
 mod tests {
+    use engine_api::ErrorKind;
+
     use super::*;
 
     #[test]

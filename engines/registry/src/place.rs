@@ -8,7 +8,7 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Code, Error, Result};
 
 use crate::directory::DATA;
 use crate::list::EngineKind;
@@ -62,6 +62,6 @@ impl Place {
              it would be lost at the next start: put the files back and start again, or restore a snapshot",
             self.path.display()
         );
-        Err(Error::new(ErrorKind::FixInput, message))
+        Err(Error::wrong(Code::Directory, message))
     }
 }

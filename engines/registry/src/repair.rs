@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{Error, ErrorKind, Repaired, Result};
+use engine_api::{Code, Error, Repaired, Result};
 
 use crate::directory::DATA;
 use crate::engine::{effective, open_engine};
@@ -72,8 +72,8 @@ pub fn lost(dir: &Path) -> Result<u64> {
 }
 
 fn no_repair(engine: EngineKind, data: &Path) -> Error {
-    Error::new(
-        ErrorKind::FixInput,
+    Error::wrong(
+        Code::Engine,
         format!(
             "engine={engine} cannot be repaired by this build, which repairs only strata: dir={}: restore a copy, or \
              load the store again",

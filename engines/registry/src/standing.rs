@@ -9,7 +9,7 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Code, Error, ErrorKind, Result};
 
 use crate::directory::DATA;
 use crate::engine::open_engine;
@@ -62,7 +62,7 @@ pub(crate) fn no_store(dir: &Path) -> Error {
         ),
         _ => format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"),
     };
-    Error::new(ErrorKind::FixInput, message)
+    Error::wrong(Code::NoStore, message)
 }
 
 /// Refuses a directory that contains a pipe or a device: opening it by the name of a file would wait for the pipe's
@@ -78,7 +78,7 @@ pub(crate) fn check_kinds(dir: &Path) -> Result<()> {
                 let file = entry.path();
                 let message =
                     format!("a pipe or a device is in a store's directory: file={}: move it away", file.display());
-                return Err(Error::new(ErrorKind::FixInput, message));
+                return Err(Error::wrong(Code::Directory, message));
             }
         }
     }
@@ -93,8 +93,8 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
     let (held, shown) = (known.engine, dir.display());
     for other in compiled().iter().copied().filter(|other| *other != held) {
         if has_files(dir, other)? {
-            return Err(Error::new(
-                ErrorKind::FixInput,
+            return Err(Error::wrong(
+                Code::StoreFiles,
                 format!(
                     "the marker names engine={held}, and the files are those of engine={other}: dir={shown} \
                      marker={MARKER} file={DATA}/{}: put the marker back, or restore a snapshot",
@@ -106,8 +106,8 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
     if known.seq.is_none() || has_files(dir, held)? {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::FixInput,
+    Err(Error::wrong(
+        Code::StoreFiles,
         format!(
             "the store's files are gone: dir={shown} engine={held} missing_or_empty={DATA}/{}: {WAYS_OUT}",
             held.descriptor().main_file
@@ -160,7 +160,8 @@ pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> 
                 dir.display(),
                 if can_be_repaired() { "; bootstrap repair continues without the lost changes" } else { "" }
             ),
-        )),
+        )
+        .with_code(Code::StoreFiles)),
         _ => Ok(()),
     }
 }

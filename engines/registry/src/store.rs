@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Pace, Reader, Result, Stats, Warmed, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Code, Engine, Error, Pace, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::checked;
 use crate::content::{Load, LoadState};
@@ -283,7 +283,7 @@ impl Engine for Store {
 
 /// Checks that `dir` matches `mode`, and returns its marker if there is one.
 fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<Identity>> {
-    let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
+    let refuse = |code, message: String| Err(Error::wrong(code, message));
     let shown = dir.display();
     let names = names(dir)?;
     let Some(identity) = marker::read(dir)? else {
@@ -293,28 +293,40 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
         let is_ours = |name: &str| [MARKER_TEMPORARY, SPOOL].contains(&name) || name == LOCK && lock::is_ours(dir);
         let foreign = names.iter().find(|name| !is_ours(name));
         return match foreign {
-            Some(name) => refuse(format!(
-                "directory is not empty and not a solkv store: dir={shown} entry={name}: name an empty directory"
-            )),
+            Some(name) => refuse(
+                Code::Directory,
+                format!(
+                    "directory is not empty and not a solkv store: dir={shown} entry={name}: name an empty directory"
+                ),
+            ),
             None => Ok(None),
         };
     };
     let held = identity.engine;
     standing::check_files(dir, &identity)?;
     if held != engine {
-        return refuse(format!(
-            "directory holds {held}, asked for {engine}: dir={shown}: use --engine {held} or another directory"
-        ));
+        return refuse(
+            Code::Engine,
+            format!(
+                "directory holds {held}, asked for {engine}: dir={shown}: use --engine {held} or another directory"
+            ),
+        );
     }
     let has_data = standing::has_files(dir, held)?;
     match mode {
-        OpenMode::Create if has_data => refuse(format!(
-            "directory already holds a {held} store: dir={shown}: name an empty directory, or open the store there"
-        )),
-        OpenMode::Existing if !has_data => refuse(format!(
-            "store has no data: dir={shown} marker={MARKER} missing={DATA}: its creation was cut short; create it again \
+        OpenMode::Create if has_data => refuse(
+            Code::Directory,
+            format!(
+                "directory already holds a {held} store: dir={shown}: name an empty directory, or open the store there"
+            ),
+        ),
+        OpenMode::Existing if !has_data => refuse(
+            Code::NoStore,
+            format!(
+                "store has no data: dir={shown} marker={MARKER} missing={DATA}: its creation was cut short; create it again \
              with bootstrap"
-        )),
+            ),
+        ),
         _ => Ok(Some(identity)),
     }
 }
@@ -327,8 +339,8 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     if compiled().contains(&engine) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::FixInput,
+    Err(Error::wrong(
+        Code::Engine,
         format!(
             "engine={engine} is not in this build, which has {}: choose one of these, or build with the cargo feature \
              engines/{engine}",

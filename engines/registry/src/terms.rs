@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Code, Error, ErrorKind, Result};
 
 use crate::content::{Holds, Load, LoadState};
 use crate::hold;
@@ -81,8 +81,8 @@ fn check_name(what: &str, name: Option<&str>) -> Result<()> {
     if plain && (1..=NAME_BYTES_MAX).contains(&name.len()) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::FixInput,
+    Err(Error::wrong(
+        Code::Arguments,
         format!(
             "not a name: {what}={name:?}: give 1 to {NAME_BYTES_MAX} bytes without control characters or spaces around \
              them, such as mainnet"
@@ -99,8 +99,8 @@ fn one(
     way_out: &str,
 ) -> Result<Option<String>> {
     match (known, asked) {
-        (Some(known), Some(asked)) if known != asked => Err(Error::new(
-            ErrorKind::FixInput,
+        (Some(known), Some(asked)) if known != asked => Err(Error::wrong(
+            Code::OtherMap,
             format!("the store holds {what}={known}, asked for {what}={asked}: dir={}: {way_out}", dir.display()),
         )),
         (Some(known), _) => Ok(Some(known.clone())),
@@ -114,9 +114,10 @@ fn not_finished(dir: &Path, source: &str) -> Error {
         Ok(Some(pid)) if pid != own => Error::new(
             ErrorKind::Retry,
             format!("the load of this store is under way: dir={dir_shown} source={source} pid={pid}: wait for its end"),
-        ),
-        _ => Error::new(
-            ErrorKind::FixInput,
+        )
+        .with_code(Code::Loading),
+        _ => Error::wrong(
+            Code::Loading,
             format!(
                 "the load of this store has not finished: dir={dir_shown} source={source}: continue with bootstrap --resume, or \
                  remove the directory and load again"
