@@ -13,7 +13,7 @@ install -m 644 deploy/grafana/solkv.json "$share/grafana/"
 (cd proto/proto && find . -name '*.proto') | while read -r file; do
     install -D -m 644 "proto/proto/$file" "$share/proto/$file"
 done
-for name in README GUIDE RUNBOOK ARCHITECTURE CHANGELOG METRICS RELIABILITY; do
+for name in README GUIDE RUNBOOK ARCHITECTURE CHANGELOG ERRORS METRICS RELIABILITY; do
     # First, links and code that name installed parts get the installed paths. Then pictures are removed, and links to
     # the rest, which all begin with a small letter, lose their target.
     sed -E \

@@ -1,6 +1,6 @@
 //! Stable codes of the errors that a person or a program does something about.
 //!
-//! Owns: the list; RUNBOOK.md, "Error codes", says what to do about each. Must not: lose or rename a code once it was
+//! Owns: the list; ERRORS.md says what to do about each. Must not: lose or rename a code once it was
 //! released, or hold more than 60. An error without a code has its way out in its text alone. Any thread.
 
 use std::error::Error as StdError;
@@ -16,7 +16,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// Every code, in the order of RUNBOOK.md.
+            /// Every code, in the order of ERRORS.md.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
             /// Returns the code's text, such as `E-LOCK`.
@@ -176,9 +176,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runbook_has_each_code_once_in_this_order() {
-        let runbook = include_str!("../../../RUNBOOK.md");
-        let rows = runbook.lines().filter_map(|line| line.strip_prefix("| `E-")?.split('`').next());
+    fn the_document_has_each_code_once_in_this_order() {
+        let document = include_str!("../../../ERRORS.md");
+        let rows = document.lines().filter_map(|line| line.strip_prefix("| `E-")?.split('`').next());
         let listed: Vec<_> = Code::ALL.iter().map(|code| &code.as_str()["E-".len()..]).collect();
         assert_eq!(rows.collect::<Vec<_>>(), listed);
         assert!(listed.len() <= 60);
