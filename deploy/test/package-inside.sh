@@ -25,7 +25,7 @@ is "state" "$(show ActiveState)" inactive
 is "enabled" "$(systemctl is-enabled solkv.service || true)" disabled
 for file in /usr/share/man/man1/solkv-{service,bootstrap,loadgen,host-check}.1.gz \
     /usr/share/bash-completion/completions/solkv-service /usr/share/zsh/vendor-completions/_solkv-bootstrap \
-    /usr/share/fish/vendor_completions.d/solkv-loadgen.fish /usr/share/doc/solkv/{copyright,{README,GUIDE,RUNBOOK,ARCHITECTURE,CHANGELOG,METRICS,RELIABILITY}.md} \
+    /usr/share/fish/vendor_completions.d/solkv-loadgen.fish /usr/share/doc/solkv/{copyright,{README,GUIDE,RUNBOOK,ARCHITECTURE,CHANGELOG,ERRORS,METRICS,RELIABILITY}.md} \
     /usr/share/solkv/prometheus/solkv.{alerts,recording}.yml /usr/share/solkv/grafana/solkv.json \
     /usr/share/solkv/proto/solkv/{v1/kv,v1/feed,admin/v1/admin}.proto \
     /usr/share/solkv/systemd/memory-8g.conf /usr/bin/solkv-host-check; do
