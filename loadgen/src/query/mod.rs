@@ -154,8 +154,8 @@ impl QueryArgs {
             (None, None) => bail!("no service: give --target HOST:PORT or --uds PATH"),
         };
         let transport = match address.parse()? {
-            Address::Tcp(_) if address.starts_with("https://") => "grpc-tls",
-            Address::Tcp(_) => "grpc-tcp",
+            Address::Tcp { tls: true, .. } => "grpc-tls",
+            Address::Tcp { tls: false, .. } => "grpc-tcp",
             Address::Unix(_) => "grpc-uds",
             Address::Shm(_) => bail!("query asks over gRPC: target={address}: give HOST:PORT or unix:///PATH"),
         };

@@ -2,11 +2,10 @@
 //!
 //! Owns: the forms of an address. Must not: connect.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-
-use http::Uri;
 
 use crate::error::Error;
 
@@ -17,8 +16,26 @@ pub enum Address {
     Shm(PathBuf),
     /// `unix:///path`: gRPC on the socket at this path.
     Unix(PathBuf),
-    /// `http://host:port` or `https://host:port`: gRPC on TCP, without or with TLS.
-    Tcp(Uri),
+    /// `http://host:port` or `https://host:port`: gRPC on TCP.
+    Tcp {
+        /// Whether TLS protects the connection: `https`.
+        tls: bool,
+        /// Name or address of the machine; an IPv6 address is in brackets.
+        host: String,
+        /// Port of the service.
+        port: u16,
+    },
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shm(path) => write!(f, "shm://{}", path.display()),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Tcp { tls: false, host, port } => write!(f, "http://{host}:{port}"),
+            Self::Tcp { tls: true, host, port } => write!(f, "https://{host}:{port}"),
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -35,12 +52,14 @@ impl FromStr for Address {
         match text.split_once("://") {
             Some(("shm", rest)) => path(rest).map(Self::Shm),
             Some(("unix", rest)) => path(rest).map(Self::Unix),
-            Some(("http" | "https", _)) => {
-                let uri = Uri::from_str(text).map_err(|error| wrong(&error.to_string()))?;
-                if uri.port().is_none() {
-                    return Err(wrong("it names no port"));
+            Some((scheme @ ("http" | "https"), rest)) => {
+                let named = rest.strip_suffix('/').unwrap_or(rest).rsplit_once(':');
+                match named.and_then(|(host, port)| Some((host, port.parse().ok()?))) {
+                    Some((host, port)) if !host.is_empty() => {
+                        Ok(Self::Tcp { tls: scheme == "https", host: host.to_owned(), port })
+                    }
+                    _ => Err(wrong("it names no host or no port")),
                 }
-                Ok(Self::Tcp(uri))
             }
             None if text.contains(':') => format!("http://{text}").parse(),
             _ => Err(wrong("it names no transport that is known")),
@@ -51,14 +70,22 @@ impl FromStr for Address {
 impl Address {
     /// Whether a network could read the traffic to this address: plain `http` to another machine.
     pub(crate) fn is_exposed(&self) -> bool {
-        let Self::Tcp(uri) = self else { return false };
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-        let loopback = host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
-        uri.scheme_str() == Some("http") && !loopback
+        let Self::Tcp { tls: false, host, .. } = self else { return false };
+        let host = host.trim_matches(['[', ']']);
+        host != "localhost" && !host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     }
 
     pub(crate) fn has_tls(&self) -> bool {
-        matches!(self, Self::Tcp(uri) if uri.scheme_str() == Some("https"))
+        matches!(self, Self::Tcp { tls: true, .. })
+    }
+
+    /// Returns the error of a client for an address whose transport was not compiled in.
+    #[cfg(not(all(feature = "grpc", feature = "shm")))]
+    pub(crate) fn left_out(&self) -> Error {
+        let feature = if matches!(self, Self::Shm(_)) { "shm" } else { "grpc" };
+        Error::bad_input(format!(
+            "this program was built without the transport: address={self}; build solkv-client with its feature {feature}"
+        ))
     }
 }
 
@@ -71,12 +98,23 @@ mod tests {
     fn the_scheme_chooses_the_transport() {
         assert_eq!("shm:///a/b".parse::<Address>().unwrap(), Address::Shm("/a/b".into()));
         assert_eq!("unix:///a/b".parse::<Address>().unwrap(), Address::Unix("/a/b".into()));
-        assert!(matches!("https://h:1".parse::<Address>().unwrap(), Address::Tcp(_)));
+        let tcp = |tls, host: &str| Address::Tcp { tls, host: host.to_owned(), port: 1 };
+        assert_eq!("https://h:1".parse::<Address>().unwrap(), tcp(true, "h"));
+        assert_eq!("http://[::1]:1/".parse::<Address>().unwrap(), tcp(false, "[::1]"));
         assert_eq!("h:1".parse::<Address>().unwrap(), "http://h:1".parse().unwrap());
-        for wrong in ["h", "h:", "h:port", "shm://name", "unix:/a", "http://h", "ftp://h:1", "http://h:99999", ""] {
+        for wrong in
+            ["h", "h:", "h:port", "shm://name", "unix:/a", "http://h", "ftp://h:1", "http://h:99999", "http://:1", ""]
+        {
             let error = wrong.parse::<Address>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BadInput, "{wrong}");
             assert!(error.to_string().contains("expected="), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_shown_as_it_is_given() {
+        for text in ["shm:///a/b", "unix:///a", "http://h:1", "https://[::1]:7400"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Owns: the length of the pauses. Must not: sleep.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// The first pause: a service that restarts is usually back after a few of these.
 const FIRST: Duration = Duration::from_millis(10);
@@ -26,6 +28,16 @@ impl Backoff {
         let pause = self.next;
         self.next = (pause * 2).min(MAX);
         pause
+    }
+
+    /// Returns the pause after an attempt to connect that failed with `error`.
+    ///
+    /// # Errors
+    /// The same error if another attempt cannot mend it, or would come after `deadline`.
+    pub(crate) fn after(&mut self, error: Error, deadline: Instant) -> Result<Duration> {
+        let pause = self.pause();
+        let time = Instant::now() + pause < deadline;
+        if error.kind() == ErrorKind::Unavailable && time { Ok(pause) } else { Err(error) }
     }
 }
 

@@ -1,9 +1,6 @@
 //! Errors, sorted by the caller's reaction.
 //!
-//! Owns: the kinds of errors, and the mapping of gRPC codes to them. Must not: carry a secret. Messages are the
-//! service's or this crate's, never a token.
-
-use tonic::{Code, Status};
+//! Owns: the kinds of errors. Must not: carry a secret. Messages are the service's or this crate's, never a token.
 
 /// The result of this crate's fallible calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -66,46 +63,4 @@ impl Error {
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
     }
-
-    /// Returns the error of a failed call, with the service's message.
-    pub(crate) fn of_call(status: &Status) -> Self {
-        let kind = match status.code() {
-            Code::ResourceExhausted => ErrorKind::RetryLater,
-            Code::InvalidArgument | Code::OutOfRange => ErrorKind::BadInput,
-            Code::Unauthenticated | Code::PermissionDenied | Code::FailedPrecondition => ErrorKind::Refused,
-            Code::Unavailable => ErrorKind::Unavailable,
-            Code::DeadlineExceeded | Code::Cancelled => return Self::deadline(),
-            _ if is_broken(status) => ErrorKind::Unavailable,
-            _ => ErrorKind::Failed,
-        };
-        Self::new(kind, words(status))
-    }
-
-    /// Returns the error of a failed subscription, where two codes concern the feed instead of the call.
-    pub(crate) fn of_feed(status: &Status) -> Self {
-        match status.code() {
-            Code::OutOfRange | Code::FailedPrecondition => Self::new(ErrorKind::FeedLost, words(status)),
-            _ => Self::of_call(status),
-        }
-    }
-}
-
-/// Whether the connection failed: an error that the service itself sent has no source on this side.
-pub(crate) fn is_broken(status: &Status) -> bool {
-    let code = matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal);
-    code && std::error::Error::source(status).is_some()
-}
-
-/// Returns the message with its causes, which tonic keeps apart.
-fn words(status: &Status) -> String {
-    let mut words = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !words.contains(&text) {
-            words = format!("{words}: {text}");
-        }
-        cause = error.source();
-    }
-    words
 }

@@ -3,29 +3,29 @@
 //! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
 
 use std::future::Future;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use futures::stream::FuturesOrdered;
+use prost::Message as _;
 use proto::v1::kv_client::KvClient;
 use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, StatusRequest};
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::timeout_at;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
-use crate::address::Address;
 use crate::backoff::Backoff;
-use crate::error::{Error, Result, is_broken};
-use crate::settings::{Credentials, Settings};
-use crate::{Answer, Commitment, Key, StatusResponse, Value};
+use crate::codes::{self, is_broken, with_causes};
+use crate::credentials::Credentials;
+use crate::error::{Error, Result};
+use crate::{Answer, Builder, Key, Read, Value};
 
 /// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
 /// wire. It is an eighth of the number that the service accepts from all its clients together.
@@ -53,6 +53,9 @@ impl Connection {
 /// A channel that adds the token to its calls.
 pub(crate) type Authorized = InterceptedService<Channel, Authorization>;
 
+/// The client of the lookups.
+type Client = KvClient<Authorized>;
+
 /// Interceptor that adds the token, if there is one, to every call.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Authorization(Option<MetadataValue<Ascii>>);
@@ -68,22 +71,14 @@ impl Interceptor for Authorization {
 
 /// A connection that is replaced whenever it breaks.
 pub(crate) struct Grpc {
-    settings: Settings,
+    settings: Builder,
     current: ArcSwap<Connection>,
     /// Held while a new connection is made, so that several callers that saw the same break make only one.
     connecting: Mutex<()>,
 }
 
-/// Parameters of one read, with the deadline as an instant.
-#[derive(Clone, Copy)]
-pub(crate) struct Read {
-    pub(crate) commitment: Commitment,
-    pub(crate) min_context_slot: Option<u64>,
-    pub(crate) deadline: Instant,
-}
-
 impl Grpc {
-    pub(crate) async fn connect(settings: Settings) -> Result<Self> {
+    pub(crate) async fn connect(settings: Builder) -> Result<Self> {
         let limit = Instant::now() + settings.deadline;
         let first = dial(&settings, limit).await?;
         Ok(Self { settings, current: ArcSwap::from_pointee(first), connecting: Mutex::new(()) })
@@ -92,15 +87,12 @@ impl Grpc {
     pub(crate) async fn get(&self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
         let request = GetRequest {
             key: Bytes::copy_from_slice(key),
-            commitment: read.commitment.into(),
+            commitment: read.commitment as i32,
             min_context_slot: read.min_context_slot,
             map: String::new(),
         };
-        let send = |mut client: KvClient<Authorized>, left| {
-            let request = timed(request.clone(), left);
-            async move { client.get(request).await }
-        };
-        let reply = self.call(read.deadline, send).await?;
+        let send = |mut client: Client, request| async move { client.get(request).await };
+        let reply = self.call(request, read.deadline, send).await?;
         let value = reply.value.map(|value| value_of(&value)).transpose()?;
         Ok(Answer { value, slot: reply.slot })
     }
@@ -131,25 +123,21 @@ impl Grpc {
         let request = GetManyRequest {
             keys: Vec::new(),
             packed_keys: Bytes::copy_from_slice(keys.as_flattened()),
-            commitment: read.commitment.into(),
+            commitment: read.commitment as i32,
             min_context_slot: read.min_context_slot,
             map: String::new(),
         };
-        let send = |mut client: KvClient<Authorized>, left| {
-            let request = timed(request.clone(), left);
-            async move { client.get_many(request).await }
-        };
-        let reply = self.call(read.deadline, send).await?;
+        let send = |mut client: Client, request| async move { client.get_many(request).await };
+        let reply = self.call(request, read.deadline, send).await?;
         let value = unpack(&reply, keys.len())?;
         Ok(Answer { value, slot: reply.slot })
     }
 
-    pub(crate) async fn status(&self, deadline: Instant) -> Result<StatusResponse> {
-        let send = |mut client: KvClient<Authorized>, left| {
-            let request = timed(StatusRequest::default(), left);
-            async move { client.status(request).await }
-        };
-        self.call(deadline, send).await
+    pub(crate) async fn status(&self, limit: Duration) -> Result<crate::Status> {
+        let send = |mut client: Client, request| async move { client.status(request).await };
+        let reply = self.call(StatusRequest::default(), Instant::now() + limit, send).await?;
+        // The bytes are those that shared memory carries: one decoder serves both.
+        crate::Status::decode(&reply.encode_to_vec())
     }
 
     /// Returns the current connection, which may be broken.
@@ -159,19 +147,22 @@ impl Grpc {
 
     /// Sends a read. If the connection breaks, sends it once more over a new one. If the service refuses the token and
     /// the file now holds another, sends it once more with that token.
-    async fn call<T, S, F>(&self, deadline: Instant, send: S) -> Result<T>
+    async fn call<M: Clone, T, F>(
+        &self,
+        message: M,
+        deadline: Instant,
+        send: impl Fn(Client, Request<M>) -> F,
+    ) -> Result<T>
     where
-        S: Fn(KvClient<Authorized>, Duration) -> F,
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let used = self.connection();
         let attempt = async |connection: &Connection| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let client = KvClient::new(connection.authorized());
-            match tokio::time::timeout_at(deadline, send(client, left)).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err(Status::deadline_exceeded("")),
-            }
+            let mut request = Request::new(message.clone());
+            // The service learns how long the client will wait for its answer.
+            request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+            let answer = send(KvClient::new(connection.authorized()), request);
+            timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("")))
         };
         match attempt(&used).await {
             Err(status) if is_broken(&status) => {
@@ -185,7 +176,7 @@ impl Grpc {
             outcome => outcome,
         }
         .map(Response::into_inner)
-        .map_err(|status| Error::of_call(&status))
+        .map_err(|status| codes::of_call(&status))
     }
 
     /// Returns a connection with the token that the file holds now, after the service refused the token of `refused`.
@@ -206,7 +197,7 @@ impl Grpc {
     /// The last attempt's error once `deadline` leaves no time for another; at once any error that another attempt
     /// cannot mend.
     pub(crate) async fn reconnect(&self, broken: &Arc<Connection>, deadline: Instant) -> Result<Arc<Connection>> {
-        let Ok(_turn) = tokio::time::timeout_at(deadline, self.connecting.lock()).await else {
+        let Ok(_turn) = timeout_at(deadline.into(), self.connecting.lock()).await else {
             return Err(Error::deadline());
         };
         let current = self.connection();
@@ -221,77 +212,46 @@ impl Grpc {
                     self.current.store(Arc::clone(&connection));
                     return Ok(connection);
                 }
-                Err(error) => {
-                    let again = Instant::now() + backoff.pause();
-                    if error.kind() != crate::ErrorKind::Unavailable || again >= deadline {
-                        return Err(error);
-                    }
-                    tokio::time::sleep_until(again).await;
-                }
+                Err(error) => tokio::time::sleep(backoff.after(error, deadline)?).await,
             }
         }
     }
 }
 
-async fn credentials(settings: &Settings) -> Result<Credentials> {
+async fn credentials(settings: &Builder) -> Result<Credentials> {
     let own = settings.clone();
-    let read = tokio::task::spawn_blocking(move || own.credentials()).await;
+    let read = tokio::task::spawn_blocking(move || Credentials::read(&own)).await;
     read.map_err(|_| Error::failed("reading the credentials panicked"))?
 }
 
 /// Makes one attempt to connect. It succeeds once a call is answered, even with an error. An open socket proves too
 /// little, because it may belong to a process that is about to end.
-async fn dial(settings: &Settings, deadline: Instant) -> Result<Connection> {
-    let credentials = credentials(settings).await?;
-    let (endpoint, name) = match &settings.address {
-        Address::Unix(path) => (unix(path)?, path.display().to_string()),
-        Address::Tcp(uri) => (Endpoint::from(uri.clone()).tcp_nodelay(true), uri.to_string()),
-        Address::Shm(path) => return Err(Error::bad_input(format!("not a gRPC address: path={}", path.display()))),
+async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
+    let Credentials { tls, authorization } = credentials(settings).await?;
+    let address = &settings.address;
+    let wrong = |what: &str, error: &tonic::transport::Error| {
+        Error::bad_input(format!("{}: address={address}", with_causes(&format!("{what}: {error}"), error)))
     };
+    let endpoint = Endpoint::from_shared(address.to_string()).map_err(|error| wrong("not an address", &error))?;
     let mut endpoint = endpoint.http2_keep_alive_interval(KEEPALIVE_INTERVAL).keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    if let Some(tls) = credentials.tls {
-        endpoint = endpoint.tls_config(tls).map_err(|error| Error::bad_input(chain("cannot use TLS", &error)))?;
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(tls).map_err(|error| wrong("cannot use TLS", &error))?;
     }
-    let why = match tokio::time::timeout_at(deadline, endpoint.connect()).await {
+    let broken = |error: &dyn std::error::Error| with_causes(&format!("cannot connect: {error}"), error);
+    let why = match timeout_at(deadline.into(), endpoint.connect()).await {
         Ok(Ok(channel)) => {
-            let connection = Connection { channel, authorization: Authorization(credentials.authorization) };
+            let connection = Connection { channel, authorization: Authorization(authorization) };
             let mut client = KvClient::new(connection.authorized());
-            match tokio::time::timeout_at(deadline, client.status(StatusRequest::default())).await {
-                Ok(Err(status)) if is_broken(&status) => chain("cannot connect", &status),
+            match timeout_at(deadline.into(), client.status(StatusRequest::default())).await {
+                Ok(Err(status)) if is_broken(&status) => broken(&status),
                 Ok(_) => return Ok(connection),
                 Err(_) => "connected, but no answer within the deadline".to_owned(),
             }
         }
-        Ok(Err(error)) => chain("cannot connect", &error),
+        Ok(Err(error)) => broken(&error),
         Err(_) => "cannot connect: no answer within the deadline".to_owned(),
     };
-    Err(Error::unavailable(format!("{why}; is the service running? address={name}")))
-}
-
-fn unix(path: &Path) -> Result<Endpoint> {
-    let wrong = || Error::bad_input(format!("not a path for a socket: path={}", path.display()));
-    Endpoint::from_shared(format!("unix://{}", path.to_str().ok_or_else(wrong)?)).map_err(|_| wrong())
-}
-
-/// Returns an error's text with those of its causes, each once: transports nest errors in one another that repeat them.
-fn chain(what: &str, error: &dyn std::error::Error) -> String {
-    let mut text = format!("{what}: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-/// Returns a request that tells the service how long the client will wait for its answer.
-fn timed<T>(message: T, left: Duration) -> Request<T> {
-    let mut request = Request::new(message);
-    request.set_timeout(left);
-    request
+    Err(Error::unavailable(format!("{why}; is the service running? address={address}")))
 }
 
 fn value_of(bytes: &[u8]) -> Result<Value> {
@@ -315,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_that_is_not_there_is_told_once() {
-        let settings = Settings::new("unix:///nowhere/kv.sock").unwrap();
+        let settings = Builder::new("unix:///nowhere/kv.sock").unwrap();
         let error = dial(&settings, Instant::now() + Duration::from_secs(60)).await.err().unwrap().to_string();
         assert_eq!(error.matches("os error 2").count(), 1, "{error}");
     }

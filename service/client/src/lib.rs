@@ -32,6 +32,17 @@
 //! # }
 //! ```
 //!
+//! # Features
+//! Both are on by default; a client for an address whose feature is off is refused, and the error names the feature.
+//!
+//! | feature | what it brings | what it links |
+//! |---|---|---|
+//! | `grpc` | gRPC on a Unix socket and on TCP, and the async [`Client`] for every transport | tonic, tokio |
+//! | `shm` | shared memory | nothing large |
+//!
+//! A program that reads shared memory alone depends on the crate with `default-features = false, features = ["shm"]`,
+//! and has [`blocking::Client`].
+//!
 //! # When things go wrong
 //! Every call ends by its deadline, 5 s by default. If a connection breaks, the client connects again, with pauses from
 //! 10 ms up to 1 s, until the deadline. The read that was under way is then sent once more: a read changes nothing, so
@@ -45,27 +56,50 @@
 // Other crates link this one.
 #![warn(missing_docs)]
 
+#[cfg(not(any(feature = "grpc", feature = "shm")))]
+compile_error!("solkv-client has no transport: enable its feature grpc, its feature shm, or both");
+
 mod address;
 mod backoff;
 pub mod blocking;
 mod builder;
+#[cfg(feature = "shm")]
+mod calls;
+#[cfg(feature = "grpc")]
+mod codes;
+#[cfg(feature = "grpc")]
+mod credentials;
 mod error;
 mod feed;
+#[cfg(feature = "grpc")]
 mod grpc;
+#[cfg(feature = "grpc")]
 mod nonblocking;
+#[cfg(feature = "shm")]
 mod ring;
-mod settings;
+#[cfg(feature = "shm")]
 mod shm;
+#[cfg(feature = "shm")]
 mod spin;
+mod status;
+#[cfg(feature = "grpc")]
+mod stream;
+#[cfg(all(feature = "grpc", feature = "shm"))]
+mod task;
+#[cfg(feature = "shm")]
+mod thread;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use address::Address;
 pub use builder::Builder;
 pub use error::{Error, ErrorKind, Result};
-pub use feed::{Change, Dumped, Event, Filter, SlotEnd, Start, Subscription};
+pub use feed::{Change, Dumped, Event, Filter, SlotEnd, Start};
+#[cfg(feature = "grpc")]
 pub use nonblocking::Client;
-pub use proto::v1::{Commitment, StatusResponse};
+pub use status::{Checkpoint, Gap, Status};
+#[cfg(feature = "grpc")]
+pub use stream::Subscription;
 
 /// A key of the map: 32 bytes, a Solana public key.
 pub type Key = [u8; 32];
@@ -84,14 +118,43 @@ pub struct Answer<T> {
     pub slot: Option<u64>,
 }
 
+/// How final the data of an answer must be. The numbers are those of `solkv.v1.Commitment`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commitment {
+    /// The newest bank that the service has seen, which may still vanish. Only where the service follows processed
+    /// slots; [`ErrorKind::Refused`] elsewhere.
+    Processed = 1,
+    /// The content of the store on disk, for which a supermajority has voted.
+    #[default]
+    Confirmed = 2,
+    /// Rooted: it never vanishes. [`ErrorKind::Unavailable`] until the service has seen a finalized slot.
+    Finalized = 3,
+}
+
 /// Options of one read, for calls that the client's own settings do not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// How final the data must be; unspecified means confirmed.
+    /// How final the data must be; confirmed by default.
     pub commitment: Commitment,
     /// Answer only once the data read includes this slot. The call waits for it within its deadline, over gRPC at most
     /// for as long as the service's own limit.
     pub min_context_slot: Option<u64>,
     /// Deadline of this read; `None` takes the client's.
     pub deadline: Option<Duration>,
+}
+
+/// One read, with its deadline as an instant.
+#[derive(Clone, Copy)]
+pub(crate) struct Read {
+    pub(crate) commitment: Commitment,
+    pub(crate) min_context_slot: Option<u64>,
+    pub(crate) deadline: Instant,
+}
+
+impl ReadOptions {
+    /// Returns a read that begins now, with the client's deadline if these options name none.
+    pub(crate) fn begin(self, deadline: Duration) -> Read {
+        let Self { commitment, min_context_slot, deadline: own } = self;
+        Read { commitment, min_context_slot, deadline: Instant::now() + own.unwrap_or(deadline) }
+    }
 }

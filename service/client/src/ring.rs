@@ -4,22 +4,20 @@
 //! that it did not see. Thread: the caller's; it sleeps in futex(2) while there is nothing new.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFlags, Timespec};
 use rustix::thread::futex;
 use shm_layout::ring::{Found, RING_BYTES, RingHead, RingReader};
 
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::feed::{Change, Event, Filter, SlotEnd, Start};
-use crate::shm::Session;
+use crate::feed::{Change, Event, Filter, Position, SlotEnd, Start, Started};
+use crate::shm::{self, Session};
 use crate::{Key, Value};
 
 /// Limit on the time of one attempt to connect.
@@ -36,15 +34,12 @@ const CHANGES_MAX: u64 = 1000;
 pub(crate) struct RingSubscription {
     path: PathBuf,
     spin: Duration,
-    start: Start,
     filter: Matcher,
     link: Option<Link>,
     backoff: Backoff,
-    /// Identifier of the feed that the seqs count in; `None` before the first answer.
-    feed_id: Option<u64>,
-    /// Seq of the last change seen; `None` before the first answer.
-    last_seq: Option<u64>,
-    published_ns: Option<u64>,
+    pub(crate) position: Position,
+    /// Time at which the service published the last change seen.
+    pub(crate) published_ns: Option<u64>,
 }
 
 /// A service's ring, mapped, with the socket that shows when the service ends.
@@ -66,32 +61,17 @@ struct Matcher {
 impl RingSubscription {
     pub(crate) fn new(path: PathBuf, spin: Duration, start: Start, filter: Filter) -> Result<Self> {
         let filter = Matcher::new(filter)?;
-        let (feed_id, last_seq) = match start {
-            Start::From { seq, feed_id } => (Some(feed_id), Some(seq.saturating_sub(1))),
-            Start::Now => (None, None),
-            Start::Dump | Start::DumpFrom { .. } => {
-                let way = "take it over unix:///PATH or http://HOST:PORT and go on from its end with Start::From";
-                return Err(Error::new(ErrorKind::Refused, format!("shared memory holds no dump: {way}")));
-            }
-        };
-        let backoff = Backoff::new();
-        Ok(Self { path, spin, start, filter, link: None, backoff, feed_id, last_seq, published_ns: None })
+        if let Start::Dump | Start::DumpFrom { .. } = start {
+            let way = "take it over unix:///PATH or http://HOST:PORT and go on from its end with Start::From";
+            return Err(Error::new(ErrorKind::Refused, format!("shared memory holds no dump: {way}")));
+        }
+        let (position, backoff) = (Position::new(start), Backoff::new());
+        Ok(Self { path, spin, filter, link: None, backoff, position, published_ns: None })
     }
 
-    pub(crate) fn last_seq(&self) -> Option<u64> {
-        self.last_seq
-    }
-
-    pub(crate) fn feed_id(&self) -> Option<u64> {
-        self.feed_id
-    }
-
-    pub(crate) fn published_ns(&self) -> Option<u64> {
-        self.published_ns
-    }
-
-    /// Returns the next event; `None` if there is none before `until`.
-    pub(crate) fn next(&mut self, until: Instant) -> Result<Option<Event>> {
+    /// Returns the next event; `None` if none comes within `wait`.
+    pub(crate) fn next(&mut self, wait: Duration) -> Result<Option<Event>> {
+        let until = Instant::now() + wait;
         loop {
             let Some(link) = &self.link else {
                 match self.connect(until)? {
@@ -100,7 +80,7 @@ impl RingSubscription {
                     None => continue,
                 }
             };
-            let last_seq = self.last_seq.unwrap_or_default();
+            let last_seq = self.position.last_seq.unwrap_or_default();
             let head = link.reader.head();
             if head.seq > last_seq {
                 return self.read(last_seq + 1, &head).map(Some);
@@ -119,7 +99,7 @@ impl RingSubscription {
     /// Returns a heartbeat if every change in the ring has been read; otherwise `None`.
     pub(crate) fn heartbeat(&self) -> Option<Event> {
         let head = self.link.as_ref()?.reader.head();
-        let seq = self.last_seq.filter(|last| *last == head.seq)?;
+        let seq = self.position.last_seq.filter(|last| *last == head.seq)?;
         Some(Event::Heartbeat { seq, slot: head.slot, unix_ms: head.beat_unix_ms })
     }
 
@@ -143,7 +123,7 @@ impl RingSubscription {
                 break;
             }
         }
-        self.last_seq = Some(last);
+        self.position.last_seq = Some(last);
         Ok(Event::Changes { changes, slot_end })
     }
 
@@ -161,26 +141,17 @@ impl RingSubscription {
         let link = Link::take(session)?;
         let (head, feed_id) = (link.reader.head(), link.reader.feed_id());
         let oldest_seq = link.reader.oldest_seq(head.seq);
-        if let Some(was) = self.feed_id.filter(|was| *was != feed_id) {
-            return Err(Error::new(ErrorKind::FeedLost, format!("another feed: was={was:016x} now={feed_id:016x}")));
-        }
-        let next_seq = self.last_seq.map_or(head.seq + 1, |last| last + 1);
+        self.position.belongs_to(feed_id)?;
+        let next_seq = self.position.last_seq.map_or(head.seq + 1, |last| last + 1);
         if next_seq > head.seq + 1 {
-            let newest = head.seq;
-            return Err(Error::new(
-                ErrorKind::FeedLost,
-                format!("the service is behind: next_seq={next_seq} newest_seq={newest}"),
-            ));
+            let why = format!("the service is behind: next_seq={next_seq} newest_seq={}", head.seq);
+            return Err(Error::new(ErrorKind::FeedLost, why));
         }
         if next_seq < oldest_seq {
             return Err(fell_behind(next_seq, oldest_seq));
         }
-        let tell = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
-        // Report the start only once: later connections continue from here.
-        self.start = Start::Now;
-        (self.feed_id, self.last_seq) = (Some(feed_id), Some(next_seq - 1));
         (self.link, self.backoff) = (Some(link), Backoff::new());
-        Ok(tell.then_some(Event::Started { feed_id, next_seq, oldest_seq, slot: head.slot }))
+        self.position.started(&Started { feed_id, next_seq, oldest_seq, slot: head.slot })
     }
 }
 
@@ -188,39 +159,26 @@ impl Link {
     fn take(session: Session) -> Result<Self> {
         let (socket, ring) = session.into_feed();
         let Some(ring) = ring else {
-            return Err(Error::new(
-                ErrorKind::Refused,
-                "the service keeps no feed: its configuration says feed = false",
-            ));
+            let why = "the service keeps no feed: its configuration says feed = false";
+            return Err(Error::new(ErrorKind::Refused, why));
         };
         let map = || {
-            let file = File::from(ring);
-            // The first touch beyond a shorter file would raise SIGBUS.
-            if file.metadata()?.len() < RING_BYTES as u64 {
-                return Err(io::Error::other("it is too small"));
-            }
             // Map all pages now: a page fault would otherwise delay the reading of a change.
-            let memory = MmapOptions::new().populate().map_raw_read_only(&file)?;
-            let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+            let all_pages = |file: &_| MmapOptions::new().populate().map_raw_read_only(file);
+            let (memory, base) = shm::map(ring, RING_BYTES, all_pages)?;
             // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept together with the view.
             let reader = unsafe { RingReader::new(base) };
             let reader = reader.ok_or_else(|| io::Error::other("its layout is of another version"))?;
             Ok(Self { reader, _memory: memory, socket })
         };
-        map().map_err(|error| Error::failed(format!("cannot take over the feed's ring: {error}")))
+        map().map_err(|error: io::Error| Error::failed(format!("cannot take over the feed's ring: {error}")))
     }
 
     /// Polls for a change newer than `last_seq` for up to `spin`, then sleeps until woken, until [`LOOK`] has passed,
     /// or until `until`. Returns true if there may be such a change.
     fn wait(&self, last_seq: u64, spin: Duration, until: Instant) -> bool {
-        let started = Instant::now();
-        while started.elapsed() < spin {
-            for _ in 0..16 {
-                std::hint::spin_loop();
-                if self.reader.head().seq > last_seq {
-                    return true;
-                }
-            }
+        if shm::look(spin, || self.reader.head().seq > last_seq).is_some() {
+            return true;
         }
         let wakes = self.reader.wakes();
         let head = self.reader.head();
@@ -235,8 +193,7 @@ impl Link {
 
     /// Whether the service is gone. It sends nothing on a feed's socket, so any readiness of the socket means its end.
     fn is_gone(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        shm::is_ready(&self.socket, PollFlags::IN)
     }
 }
 
@@ -262,8 +219,6 @@ impl Matcher {
 fn fell_behind(next_seq: u64, oldest_seq: u64) -> Error {
     let way = "read on over unix:///PATH or http://HOST:PORT with Start::From, or with a dump if the log does not hold it \
                either, and come back here";
-    Error::new(
-        ErrorKind::FellBehind,
-        format!("shared memory no longer holds it: next_seq={next_seq} oldest_seq={oldest_seq}; {way}"),
-    )
+    let what = format!("shared memory no longer holds it: next_seq={next_seq} oldest_seq={oldest_seq}");
+    Error::new(ErrorKind::FellBehind, format!("{what}; {way}"))
 }

@@ -1,7 +1,7 @@
 //! A session in shared memory: the handshake, a request, its answer.
 //!
-//! Owns: the segment's mapping on this side. Must not: wait for a deadline or connect again; `blocking` and
-//! `nonblocking` do that. Thread: the caller's, one at a time.
+//! Owns: the mapping of the service's memory on this side. Must not: wait for a deadline or connect again; `calls` does
+//! that. Thread: the caller's, one at a time.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -13,7 +13,6 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
-use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -25,10 +24,7 @@ use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, Wait
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::spin::Spin;
-use crate::{Answer, Commitment, Key, StatusResponse, Value};
-
-/// Pause between two requests of a read whose slot is not reached yet: a fraction of a slot's 400 ms.
-pub(crate) const SLOT_PAUSE: Duration = Duration::from_millis(2);
+use crate::{Key, Status, Value};
 
 /// A connected session with a service.
 pub(crate) struct Session {
@@ -56,19 +52,14 @@ impl Session {
         let socket = dial(path, deadline).map_err(|error| at("cannot connect", &error))?;
         let (hello, fds) = receive(&socket).map_err(|error| at("the service does not greet", &error))?;
         if (hello.version, hello.segment_bytes) != (VERSION, SEGMENT_BYTES as u64) {
-            let (ours, theirs) = (VERSION, hello.version);
-            return Err(Error::new(
-                ErrorKind::Refused,
-                format!("the service speaks another version of shared memory: ours={ours} service={theirs}"),
-            ));
+            let (what, theirs) = ("the service speaks another version of shared memory", hello.version);
+            return Err(Error::new(ErrorKind::Refused, format!("{what}: ours={VERSION} service={theirs}")));
         }
         match hello.status {
             hello::OK => {}
             hello::FULL => {
-                return Err(Error::new(
-                    ErrorKind::RetryLater,
-                    "the service has its maximum of shared-memory clients, of this user or in total",
-                ));
+                let why = "the service has its maximum of shared-memory clients, of this user or in total";
+                return Err(Error::new(ErrorKind::RetryLater, why));
             }
             _ => return Err(Error::failed("the service could not make a session: see its log")),
         }
@@ -82,13 +73,7 @@ impl Session {
 
     fn map(memfd: OwnedFd, socket: UnixStream, bell: OwnedFd, ring: Option<OwnedFd>, spin: Spin) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        let memfd = File::from(memfd);
-        // The first touch beyond a shorter file would raise SIGBUS.
-        if memfd.metadata()?.len() < SEGMENT_BYTES as u64 {
-            return Err(io::Error::other("it is too small"));
-        }
-        let memory = MmapRaw::map_raw(&memfd)?;
-        let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+        let (memory, base) = map(memfd, SEGMENT_BYTES, |file| MmapRaw::map_raw(file))?;
         // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking, kept
         // together with the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
@@ -118,20 +103,7 @@ impl Session {
     /// Polls for the answer for up to `spin`. If it came, returns the time that this took, as of the last reading of
     /// the clock.
     pub(crate) fn look(&self, spin: Duration) -> Option<Duration> {
-        if spin.is_zero() {
-            return None;
-        }
-        let (started, mut took) = (Instant::now(), Duration::ZERO);
-        while took <= spin {
-            for _ in 0..SPINS_A_LOOK {
-                std::hint::spin_loop();
-                if self.answered() {
-                    return Some(took);
-                }
-            }
-            took = started.elapsed();
-        }
-        None
+        look(spin, || self.answered())
     }
 
     /// Asks the service to wake this side in the way `how` for the answer. Returns true if the answer is there already,
@@ -157,9 +129,8 @@ impl Session {
 
     /// Whether the service has closed the session.
     pub(crate) fn is_gone(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         // The end of the connection (POLLHUP) is reported without being asked for.
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        is_ready(&self.socket, PollFlags::empty())
     }
 
     /// Returns the answer if it is a good one, or `None` if the slot asked for is not reached and the caller should ask
@@ -191,40 +162,54 @@ impl Session {
         self.segment.value(0)
     }
 
-    /// Decodes the StatusResponse of a good answer.
-    pub(crate) fn status(&self, response: &Response) -> Result<StatusResponse> {
-        let bytes = self.segment.status_bytes(response.count);
-        StatusResponse::decode(&bytes[..]).map_err(|error| Error::failed(format!("not a status: {error}")))
+    /// Decodes the status in a good answer.
+    pub(crate) fn status(&self, response: &Response) -> Result<Status> {
+        Status::decode(&self.segment.status_bytes(response.count))
     }
 }
 
-/// Looks at the answer between two readings of the clock, which costs as much as several looks.
-const SPINS_A_LOOK: usize = 16;
+/// Looks between two readings of the clock, which costs as much as several looks.
+const LOOKS: usize = 16;
 
-/// Returns a request for `count` keys, without the keys.
-pub(crate) fn get(count: usize, commitment: Commitment, min_context_slot: Option<u64>) -> Request {
-    Request {
-        version: VERSION,
-        op: op::GET,
-        count: count as u32,
-        commitment: commitment.into(),
-        min_context_slot: min_context_slot.unwrap_or_default(),
+/// Looks for up to `spin` whether `found`. If it was, returns the time that this took, as of the last reading of the
+/// clock.
+pub(crate) fn look(spin: Duration, found: impl Fn() -> bool) -> Option<Duration> {
+    if spin.is_zero() {
+        return None;
     }
+    let (started, mut took) = (Instant::now(), Duration::ZERO);
+    while took <= spin {
+        for _ in 0..LOOKS {
+            std::hint::spin_loop();
+            if found() {
+                return Some(took);
+            }
+        }
+        took = started.elapsed();
+    }
+    None
 }
 
-/// Returns a request for the service's status.
-pub(crate) fn status_request() -> Request {
-    Request { version: VERSION, op: op::STATUS, ..Request::default() }
+/// Whether a socket of the service has one of these events, or has ended.
+pub(crate) fn is_ready(socket: &UnixStream, events: PollFlags) -> bool {
+    let mut fds = [PollFd::new(socket, events)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the slot of a good answer; `None` if the service has applied none yet.
-pub(crate) fn slot(response: &Response) -> Option<u64> {
-    (response.has_slot != 0).then_some(response.slot)
-}
-
-/// Returns an empty answer with room for `keys` values.
-pub(crate) fn nothing(keys: usize) -> Answer<Vec<Option<Value>>> {
-    Answer { value: Vec::with_capacity(keys), slot: None }
+/// Maps memory that the service handed over, and returns its first byte.
+pub(crate) fn map(
+    memfd: OwnedFd,
+    bytes: usize,
+    mapped: impl FnOnce(&File) -> io::Result<MmapRaw>,
+) -> io::Result<(MmapRaw, NonNull<u8>)> {
+    let memfd = File::from(memfd);
+    // The first touch beyond a shorter file would raise SIGBUS.
+    if memfd.metadata()?.len() < bytes as u64 {
+        return Err(io::Error::other("it is too small"));
+    }
+    let memory = mapped(&memfd)?;
+    let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+    Ok((memory, base))
 }
 
 /// Connects a socket whose reads end by `deadline`, as does the wait for a service that does not accept.
@@ -258,58 +243,4 @@ fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
     let hello = if got == bytes.len() { Hello::from_bytes(&bytes) } else { None };
     let hello = hello.ok_or_else(|| io::Error::other(format!("not a greeting of shared memory: bytes={got}")))?;
     Ok((hello, fds))
-}
-
-/// Reasons why an exchange gave no answer.
-pub(crate) enum Lost {
-    /// The service has closed the session.
-    Gone,
-    /// The deadline passed. The answer may still come, and the next request waits for it first.
-    Late,
-}
-
-/// The retries of one call: the next step after an exchange without an answer, or after a failed attempt to connect.
-/// The same for both kinds of client.
-pub(crate) struct Attempts {
-    pub(crate) deadline: Instant,
-    backoff: crate::backoff::Backoff,
-    resent: bool,
-    /// The slot asked for, once the service has answered that it is not reached.
-    behind: Option<u64>,
-}
-
-impl Attempts {
-    pub(crate) fn new(deadline: Instant) -> Self {
-        Self { deadline, backoff: crate::backoff::Backoff::new(), resent: false, behind: None }
-    }
-
-    /// Returns how long to pause after a failed attempt to connect, or the error if no attempt is to follow.
-    pub(crate) fn pause(&mut self, error: Error) -> Result<Duration> {
-        let pause = self.backoff.pause();
-        let time = Instant::now() + pause < self.deadline;
-        if error.kind() == ErrorKind::Unavailable && time { Ok(pause) } else { Err(error) }
-    }
-
-    /// Records an exchange that gave no answer. `Ok` means to connect and send the request once more.
-    pub(crate) fn lost(&mut self, lost: &Lost) -> Result<()> {
-        match lost {
-            // That the slot is not reached says more than that the next answer did not come in time.
-            Lost::Late => Err(self.behind.map_or_else(Error::deadline, not_reached)),
-            Lost::Gone if self.resent => Err(Error::unavailable("the service went away twice during one call")),
-            Lost::Gone => {
-                self.resent = true;
-                Ok(())
-            }
-        }
-    }
-
-    /// Records that the slot asked for is not reached. `Ok` means to ask again after [`SLOT_PAUSE`].
-    pub(crate) fn behind(&mut self, asked: u64) -> Result<()> {
-        self.behind = Some(asked);
-        if Instant::now() + SLOT_PAUSE < self.deadline { Ok(()) } else { Err(not_reached(asked)) }
-    }
-}
-
-fn not_reached(asked: u64) -> Error {
-    Error::new(ErrorKind::Refused, format!("slot not reached within the deadline: min_context_slot={asked}"))
 }
