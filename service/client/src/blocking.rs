@@ -12,13 +12,13 @@ use tokio::runtime::Runtime;
 use crate::address::Address;
 use crate::error::Result;
 use crate::feed::{Dumped, Event, Filter, Position, Start};
-use crate::{Answer, Builder, Key, ReadOptions, Status, Value};
 #[cfg(feature = "shm")]
-use crate::{
-    calls::Shm,
+use crate::shm::{
+    Shm,
     ring::RingSubscription,
     thread::{Thread, run},
 };
+use crate::{Answer, Builder, Key, ReadOptions, Status, Value};
 
 /// Longest silence of [`Subscription::next_event`] over shared memory: it then returns a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);

@@ -2,6 +2,11 @@
 //!
 //! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
 
+pub(crate) mod stream;
+
+mod codes;
+mod credentials;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +21,12 @@ use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, 
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::service::Interceptor;
-use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
+use self::codes::{is_broken, with_causes};
+use self::credentials::Credentials;
 use crate::backoff::Backoff;
-use crate::codes::{self, is_broken, with_causes};
-use crate::credentials::Credentials;
 use crate::error::{Error, Result};
 use crate::{Answer, Builder, Key, Read, Value};
 
@@ -40,32 +43,17 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A channel, and the token that its calls carry.
 pub(crate) struct Connection {
     channel: Channel,
-    authorization: Authorization,
+    authorization: Option<MetadataValue<Ascii>>,
 }
 
 impl Connection {
-    /// Returns the channel from which the clients of one gRPC service are built.
-    pub(crate) fn authorized(&self) -> Authorized {
-        Authorized::new(self.channel.clone(), self.authorization.clone())
-    }
-}
-
-/// A channel that adds the token to its calls.
-pub(crate) type Authorized = InterceptedService<Channel, Authorization>;
-
-/// The client of the lookups.
-type Client = KvClient<Authorized>;
-
-/// Interceptor that adds the token, if there is one, to every call.
-#[derive(Clone, PartialEq)]
-pub(crate) struct Authorization(Option<MetadataValue<Ascii>>);
-
-impl Interceptor for Authorization {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
+    /// Returns the channel, and a request that carries the token, if there is one.
+    pub(crate) fn call<M>(&self, message: M) -> (Channel, Request<M>) {
+        let mut request = Request::new(message);
+        if let Some(value) = &self.authorization {
             request.metadata_mut().insert("authorization", value.clone());
         }
-        Ok(request)
+        (self.channel.clone(), request)
     }
 }
 
@@ -91,7 +79,7 @@ impl Grpc {
             min_context_slot: read.min_context_slot,
             map: String::new(),
         };
-        let send = |mut client: Client, request| async move { client.get(request).await };
+        let send = |mut client: KvClient<Channel>, request| async move { client.get(request).await };
         let reply = self.call(request, read.deadline, send).await?;
         let value = reply.value.map(|value| value_of(&value)).transpose()?;
         Ok(Answer { value, slot: reply.slot })
@@ -127,14 +115,14 @@ impl Grpc {
             min_context_slot: read.min_context_slot,
             map: String::new(),
         };
-        let send = |mut client: Client, request| async move { client.get_many(request).await };
+        let send = |mut client: KvClient<Channel>, request| async move { client.get_many(request).await };
         let reply = self.call(request, read.deadline, send).await?;
         let value = unpack(&reply, keys.len())?;
         Ok(Answer { value, slot: reply.slot })
     }
 
     pub(crate) async fn status(&self, limit: Duration) -> Result<crate::Status> {
-        let send = |mut client: Client, request| async move { client.status(request).await };
+        let send = |mut client: KvClient<Channel>, request| async move { client.status(request).await };
         let reply = self.call(StatusRequest::default(), Instant::now() + limit, send).await?;
         // The bytes are those that shared memory carries: one decoder serves both.
         crate::Status::decode(&reply.encode_to_vec())
@@ -151,17 +139,17 @@ impl Grpc {
         &self,
         message: M,
         deadline: Instant,
-        send: impl Fn(Client, Request<M>) -> F,
+        send: impl Fn(KvClient<Channel>, Request<M>) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let used = self.connection();
         let attempt = async |connection: &Connection| {
-            let mut request = Request::new(message.clone());
+            let (channel, mut request) = connection.call(message.clone());
             // The service learns how long the client will wait for its answer.
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-            let answer = send(KvClient::new(connection.authorized()), request);
+            let answer = send(KvClient::new(channel), request);
             timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("")))
         };
         match attempt(&used).await {
@@ -182,7 +170,7 @@ impl Grpc {
     /// Returns a connection with the token that the file holds now, after the service refused the token of `refused`.
     /// `None` if the file still holds that token.
     pub(crate) async fn renew(&self, refused: &Connection) -> Result<Option<Arc<Connection>>> {
-        let authorization = Authorization(credentials(&self.settings).await?.authorization);
+        let authorization = credentials(&self.settings).await?.authorization;
         if authorization == refused.authorization {
             return Ok(None);
         }
@@ -240,9 +228,9 @@ async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
     let broken = |error: &dyn std::error::Error| with_causes(&format!("cannot connect: {error}"), error);
     let why = match timeout_at(deadline.into(), endpoint.connect()).await {
         Ok(Ok(channel)) => {
-            let connection = Connection { channel, authorization: Authorization(authorization) };
-            let mut client = KvClient::new(connection.authorized());
-            match timeout_at(deadline.into(), client.status(StatusRequest::default())).await {
+            let connection = Connection { channel, authorization };
+            let (channel, request) = connection.call(StatusRequest::default());
+            match timeout_at(deadline.into(), KvClient::new(channel).status(request)).await {
                 Ok(Err(status)) if is_broken(&status) => broken(&status),
                 Ok(_) => return Ok(connection),
                 Err(_) => "connected, but no answer within the deadline".to_owned(),

@@ -63,12 +63,6 @@ mod address;
 mod backoff;
 pub mod blocking;
 mod builder;
-#[cfg(feature = "shm")]
-mod calls;
-#[cfg(feature = "grpc")]
-mod codes;
-#[cfg(feature = "grpc")]
-mod credentials;
 mod error;
 mod feed;
 #[cfg(feature = "grpc")]
@@ -76,18 +70,8 @@ mod grpc;
 #[cfg(feature = "grpc")]
 mod nonblocking;
 #[cfg(feature = "shm")]
-mod ring;
-#[cfg(feature = "shm")]
 mod shm;
-#[cfg(feature = "shm")]
-mod spin;
 mod status;
-#[cfg(feature = "grpc")]
-mod stream;
-#[cfg(all(feature = "grpc", feature = "shm"))]
-mod task;
-#[cfg(feature = "shm")]
-mod thread;
 
 use std::time::{Duration, Instant};
 
@@ -95,11 +79,9 @@ pub use address::Address;
 pub use builder::Builder;
 pub use error::{Error, ErrorKind, Result};
 pub use feed::{Change, Dumped, Event, Filter, SlotEnd, Start};
-#[cfg(feature = "grpc")]
-pub use nonblocking::Client;
 pub use status::{Checkpoint, Gap, Status};
 #[cfg(feature = "grpc")]
-pub use stream::Subscription;
+pub use {grpc::stream::Subscription, nonblocking::Client};
 
 /// A key of the map: 32 bytes, a Solana public key.
 pub type Key = [u8; 32];

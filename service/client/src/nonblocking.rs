@@ -10,9 +10,9 @@ use crate::address::Address;
 use crate::error::Result;
 use crate::feed::{Filter, Start};
 use crate::grpc::Grpc;
-use crate::{Answer, Builder, Key, ReadOptions, Status, Subscription, Value};
 #[cfg(feature = "shm")]
-use crate::{calls::Shm, task::Task};
+use crate::shm::{Shm, task::Task};
+use crate::{Answer, Builder, Key, ReadOptions, Status, Subscription, Value};
 
 /// An async client; clones share its connection. Over gRPC its calls run concurrently. Over shared memory they run one
 /// after another: connect more clients to have more requests under way.

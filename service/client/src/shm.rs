@@ -1,246 +1,192 @@
-//! A session in shared memory: the handshake, a request, its answer.
+//! Reads over shared memory: a request is sent until it is answered, over a new session if the service went away.
 //!
-//! Owns: the mapping of the service's memory on this side. Must not: wait for a deadline or connect again; `calls` does
-//! that. Thread: the caller's, one at a time.
+//! Owns: the one retry of a read, the batches, the choice between polling and sleeping. Must not: know how its caller
+//! sleeps; a [`Seat`] does. Threads: the caller's.
 
-use std::fs::File;
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::ptr::NonNull;
+pub(crate) mod ring;
+mod session;
+mod spin;
+#[cfg(feature = "grpc")]
+pub(crate) mod task;
+pub(crate) mod thread;
+
+use std::ops::DerefMut;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use memmap2::MmapRaw;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
-    connect, recvmsg, socket_with,
-};
-use rustix::thread::futex;
-use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, Waits, hello, op, status};
+use shm_layout::{KEYS_MAX, Request, Response, VERSION, op};
 
+use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::spin::Spin;
-use crate::{Key, Status, Value};
+use crate::{Answer, Builder, Key, Read, Status, Value};
+pub(crate) use session::Session;
 
-/// A connected session with a service.
-pub(crate) struct Session {
-    segment: Segment,
-    /// Keeps the segment's memory mapped.
-    _memory: MmapRaw,
-    /// The socket of the handshake. The service's end closes it; wake-up bytes arrive on it for [`Waits::Socket`].
-    pub(crate) socket: UnixStream,
-    /// The eventfd whose write wakes the service.
-    bell: OwnedFd,
-    /// The memfd of the feed's ring; `None` if the service has no feed.
-    ring: Option<OwnedFd>,
-    /// Number of the newest request sent; 0 before the first.
-    seq: u64,
-    pub(crate) spin: Spin,
+/// Pause between two requests of a read whose slot is not reached yet: a fraction of a slot's 400 ms.
+const SLOT_PAUSE: Duration = Duration::from_millis(2);
+
+/// Reasons why an exchange gave no answer.
+pub(crate) enum Lost {
+    /// The service has closed the session.
+    Gone,
+    /// The deadline passed. The answer may still come, and the next request waits for it first.
+    Late,
 }
 
-impl Session {
-    /// Connects and takes over the session's memory. Blocks until `deadline` at most. Later waits poll for at most
-    /// `spin`.
-    pub(crate) fn connect(path: &Path, spin: Duration, deadline: Instant) -> Result<Self> {
-        let at = |what: &str, error: &dyn std::fmt::Display| {
-            Error::unavailable(format!("{what}: {error}; is the service running? shm={}", path.display()))
-        };
-        let socket = dial(path, deadline).map_err(|error| at("cannot connect", &error))?;
-        let (hello, fds) = receive(&socket).map_err(|error| at("the service does not greet", &error))?;
-        if (hello.version, hello.segment_bytes) != (VERSION, SEGMENT_BYTES as u64) {
-            let (what, theirs) = ("the service speaks another version of shared memory", hello.version);
-            return Err(Error::new(ErrorKind::Refused, format!("{what}: ours={VERSION} service={theirs}")));
-        }
-        match hello.status {
-            hello::OK => {}
-            hello::FULL => {
-                let why = "the service has its maximum of shared-memory clients, of this user or in total";
-                return Err(Error::new(ErrorKind::RetryLater, why));
+/// Where a session is kept, and how its user sleeps: a thread in futex(2), or a task.
+pub(crate) trait Seat: Default {
+    /// A session, with what its user sleeps at.
+    type Link: AsMut<Session>;
+
+    /// Returns the place of the session for one exchange; it is empty before the first.
+    async fn take(&self, deadline: Instant) -> Result<impl DerefMut<Target = Option<Self::Link>>>;
+
+    async fn connect(path: &Path, spin: Duration, deadline: Instant) -> Result<Self::Link>;
+
+    /// Sleeps until the newest request is answered.
+    async fn sleep(link: &mut Self::Link, deadline: Instant) -> Result<(), Lost>;
+
+    async fn pause(time: Duration);
+}
+
+/// The session of a client, which is connected again after the service went away.
+pub(crate) struct Shm<S> {
+    path: PathBuf,
+    spin: Duration,
+    seat: S,
+}
+
+impl<S: Seat> Shm<S> {
+    pub(crate) async fn connect(path: &Path, settings: &Builder) -> Result<Self> {
+        let shm = Self { path: path.to_owned(), spin: settings.spin, seat: S::default() };
+        let deadline = Instant::now() + settings.deadline;
+        let link = S::connect(path, settings.spin, deadline).await?;
+        *shm.seat.take(deadline).await? = Some(link);
+        Ok(shm)
+    }
+
+    pub(crate) async fn get(&self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
+        let take = |session: &Session, response: &Response| Ok(Answer { value: session.value(), slot: slot(response) });
+        self.call(&request(1, read), std::slice::from_ref(key), read.deadline, take).await
+    }
+
+    pub(crate) async fn get_many(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
+        let (mut value, mut rest, mut oldest) = (Vec::with_capacity(keys.len()), keys, None::<Option<u64>>);
+        loop {
+            let (batch, more) = rest.split_at(rest.len().min(KEYS_MAX));
+            let take = |session: &Session, response: &Response| {
+                session.values(response, &mut value);
+                Ok(slot(response))
+            };
+            let slot = self.call(&request(batch.len(), read), batch, read.deadline, take).await?;
+            oldest = Some(oldest.map_or(slot, |oldest| oldest.min(slot)));
+            if more.is_empty() {
+                return Ok(Answer { value, slot: oldest.flatten() });
             }
-            _ => return Err(Error::failed("the service could not make a session: see its log")),
-        }
-        let mut fds = fds.into_iter();
-        let (Some(memfd), Some(bell)) = (fds.next(), fds.next()) else {
-            return Err(Error::failed("a greeting without its descriptors"));
-        };
-        Self::map(memfd, socket, bell, fds.next(), Spin::new(spin))
-            .map_err(|error| Error::failed(format!("cannot take over the session's memory: {error}")))
-    }
-
-    fn map(memfd: OwnedFd, socket: UnixStream, bell: OwnedFd, ring: Option<OwnedFd>, spin: Spin) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        let (memory, base) = map(memfd, SEGMENT_BYTES, |file| MmapRaw::map_raw(file))?;
-        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking, kept
-        // together with the view; this process's only view of it.
-        let segment = unsafe { Segment::new(base) };
-        Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin })
-    }
-
-    /// Gives up the session's requests, for a client that only follows the feed: returns the socket and the ring.
-    pub(crate) fn into_feed(self) -> (UnixStream, Option<OwnedFd>) {
-        (self.socket, self.ring)
-    }
-
-    /// Sends a request. The one before must be [`Session::answered`], because all requests use the same memory.
-    pub(crate) fn send(&mut self, request: Request, keys: &[Key]) {
-        self.seq += 1;
-        if self.segment.send(self.seq, request, keys) {
-            // The write fails only when the bell's counter is at its limit of 2^64. The service then wakes by its own
-            // timer.
-            let _heard = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            rest = more;
         }
     }
 
-    /// Whether the newest request is answered.
-    pub(crate) fn answered(&self) -> bool {
-        self.segment.answered(self.seq)
+    pub(crate) async fn status(&self, limit: Duration) -> Result<Status> {
+        let request = Request { version: VERSION, op: op::STATUS, ..Request::default() };
+        self.call(&request, &[], Instant::now() + limit, Session::status).await
     }
 
-    /// Polls for the answer for up to `spin`. If it came, returns the time that this took, as of the last reading of
-    /// the clock.
-    pub(crate) fn look(&self, spin: Duration) -> Option<Duration> {
-        look(spin, || self.answered())
-    }
-
-    /// Asks the service to wake this side in the way `how` for the answer. Returns true if the answer is there already,
-    /// so that no wake-up is needed.
-    pub(crate) fn wait(&self, how: Waits) -> bool {
-        self.segment.wait(self.seq, how)
-    }
-
-    /// Sleeps until the service wakes this side, which must have asked for it with [`Waits::Futex`], for at most
-    /// `time`. Returns false if all of `time` has passed.
-    pub(crate) fn sleep(&self, time: Duration) -> bool {
-        let Some(unanswered) = self.segment.unanswered(self.seq) else { return true };
-        // A duration that does not fit into a timespec is as good as no limit.
-        let time = Timespec::try_from(time).ok();
-        let slept = futex::wait(self.segment.futex(), futex::Flags::empty(), unanswered, time.as_ref());
-        slept != Err(rustix::io::Errno::TIMEDOUT)
-    }
-
-    /// Ends a wait: the service need not wake this side any longer.
-    pub(crate) fn stop_waiting(&self) {
-        self.segment.stop_waiting();
-    }
-
-    /// Whether the service has closed the session.
-    pub(crate) fn is_gone(&self) -> bool {
-        // The end of the connection (POLLHUP) is reported without being asked for.
-        is_ready(&self.socket, PollFlags::empty())
-    }
-
-    /// Returns the answer if it is a good one, or `None` if the slot asked for is not reached and the caller should ask
-    /// again.
-    pub(crate) fn outcome(&self, request: &Request) -> Result<Option<Response>> {
-        let response = self.segment.response();
-        match response.status {
-            status::OK if request.op == op::STATUS || response.count == request.count => Ok(Some(response)),
-            status::SLOT_NOT_REACHED => Ok(None),
-            status::COMMITMENT => {
-                Err(Error::new(ErrorKind::Refused, "the service does not follow processed slots: ask at confirmed"))
-            }
-            status::VERSION => Err(Error::new(ErrorKind::Refused, "the service speaks another version")),
-            status::BAD_REQUEST => Err(Error::bad_input("the service does not know this request")),
-            status::UNAVAILABLE => {
-                Err(Error::unavailable("no answer now: nothing is known to be final yet, or see the service's log"))
-            }
-            _ => Err(Error::failed(format!("the service failed: status={}; see its log", response.status))),
+    /// Sends a request until it is answered.
+    async fn call<T>(
+        &self,
+        request: &Request,
+        keys: &[Key],
+        deadline: Instant,
+        take: impl FnOnce(&Session, &Response) -> Result<T>,
+    ) -> Result<T> {
+        let (mut backoff, mut resent, mut behind) = (Backoff::new(), false, false);
+        loop {
+            let pause = {
+                let mut link = self.seat.take(deadline).await?;
+                let connected = match &mut *link {
+                    Some(connected) => Ok(connected),
+                    None => S::connect(&self.path, self.spin, deadline).await.map(|connected| link.insert(connected)),
+                };
+                match connected {
+                    Err(error) => backoff.after(error, deadline)?,
+                    Ok(connected) => match exchange::<S>(connected, request, keys, deadline).await {
+                        Ok(()) => match connected.as_mut().outcome(request)? {
+                            Some(response) => return take(connected.as_mut(), &response),
+                            None if Instant::now() + SLOT_PAUSE >= deadline => return Err(not_reached(request)),
+                            None => {
+                                behind = true;
+                                SLOT_PAUSE
+                            }
+                        },
+                        // That the slot is not reached says more than that the next answer did not come in time.
+                        Err(Lost::Late) if behind => return Err(not_reached(request)),
+                        Err(Lost::Late) => return Err(Error::deadline()),
+                        Err(Lost::Gone) => {
+                            *link = None;
+                            if resent {
+                                return Err(Error::unavailable("the service went away twice during one call"));
+                            }
+                            resent = true;
+                            continue;
+                        }
+                    },
+                }
+            };
+            // The session is released: other calls need not wait for this slot.
+            S::pause(pause).await;
         }
-    }
-
-    /// Appends the values of a good answer to `into`.
-    pub(crate) fn values(&self, response: &Response, into: &mut Vec<Option<Value>>) {
-        into.extend((0..response.count as usize).map(|index| self.segment.value(index)));
-    }
-
-    /// Returns the value of a good answer to a request for one key.
-    pub(crate) fn value(&self) -> Option<Value> {
-        self.segment.value(0)
-    }
-
-    /// Decodes the status in a good answer.
-    pub(crate) fn status(&self, response: &Response) -> Result<Status> {
-        Status::decode(&self.segment.status_bytes(response.count))
     }
 }
 
-/// Looks between two readings of the clock, which costs as much as several looks.
-const LOOKS: usize = 16;
+async fn exchange<S: Seat>(link: &mut S::Link, request: &Request, keys: &[Key], deadline: Instant) -> Result<(), Lost> {
+    // A call that gave up or was dropped may have left its request in the segment: wait until it is answered.
+    wait::<S>(link, deadline).await?;
+    link.as_mut().send(*request, keys);
+    wait::<S>(link, deadline).await
+}
 
-/// Looks for up to `spin` whether `found`. If it was, returns the time that this took, as of the last reading of the
-/// clock.
-pub(crate) fn look(spin: Duration, found: impl Fn() -> bool) -> Option<Duration> {
-    if spin.is_zero() {
-        return None;
+/// Waits until the newest request is answered. It polls first where that helps, then sleeps until it is woken or the
+/// service is gone.
+async fn wait<S: Seat>(link: &mut S::Link, deadline: Instant) -> Result<(), Lost> {
+    let session = link.as_mut();
+    if session.answered() {
+        return Ok(());
     }
-    let (started, mut took) = (Instant::now(), Duration::ZERO);
-    while took <= spin {
-        for _ in 0..LOOKS {
-            std::hint::spin_loop();
-            if found() {
-                return Some(took);
-            }
-        }
-        took = started.elapsed();
+    let spin = session.spin.next();
+    if let Some(took) = session.look(spin) {
+        session.spin.spun(took);
+        return Ok(());
     }
-    None
-}
-
-/// Whether a socket of the service has one of these events, or has ended.
-pub(crate) fn is_ready(socket: &UnixStream, events: PollFlags) -> bool {
-    let mut fds = [PollFd::new(socket, events)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-}
-
-/// Maps memory that the service handed over, and returns its first byte.
-pub(crate) fn map(
-    memfd: OwnedFd,
-    bytes: usize,
-    mapped: impl FnOnce(&File) -> io::Result<MmapRaw>,
-) -> io::Result<(MmapRaw, NonNull<u8>)> {
-    let memfd = File::from(memfd);
-    // The first touch beyond a shorter file would raise SIGBUS.
-    if memfd.metadata()?.len() < bytes as u64 {
-        return Err(io::Error::other("it is too small"));
-    }
-    let memory = mapped(&memfd)?;
-    let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-    Ok((memory, base))
-}
-
-/// Connects a socket whose reads end by `deadline`, as does the wait for a service that does not accept.
-fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new(path)?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // A timeout of zero would mean no limit.
-    let left = Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
-    set_socket_timeout(&socket, Timeout::Send, left)?;
-    set_socket_timeout(&socket, Timeout::Recv, left)?;
-    connect(&socket, &address)?;
-    Ok(socket.into())
-}
-
-fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
-    let mut bytes = [0u8; size_of::<Hello>()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            got => break got?.bytes,
-        }
-    };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+    let started = session.spin.is_on().then(Instant::now);
+    let outcome = S::sleep(link, deadline).await;
+    let session = link.as_mut();
+    session.stop_waiting();
+    if let (Ok(()), Some(started)) = (&outcome, started) {
+        match spin.is_zero() {
+            true => session.spin.slept(started.elapsed()),
+            false => session.spin.spun(spin + started.elapsed()),
         }
     }
-    let hello = if got == bytes.len() { Hello::from_bytes(&bytes) } else { None };
-    let hello = hello.ok_or_else(|| io::Error::other(format!("not a greeting of shared memory: bytes={got}")))?;
-    Ok((hello, fds))
+    outcome
+}
+
+/// Returns a request for `count` keys, without the keys.
+fn request(count: usize, read: Read) -> Request {
+    Request {
+        version: VERSION,
+        op: op::GET,
+        count: count as u32,
+        commitment: read.commitment as i32,
+        min_context_slot: read.min_context_slot.unwrap_or_default(),
+    }
+}
+
+/// Returns the slot of a good answer; `None` if the service has applied none yet.
+fn slot(response: &Response) -> Option<u64> {
+    (response.has_slot != 0).then_some(response.slot)
+}
+
+fn not_reached(request: &Request) -> Error {
+    let asked = request.min_context_slot;
+    Error::new(ErrorKind::Refused, format!("slot not reached within the deadline: min_context_slot={asked}"))
 }

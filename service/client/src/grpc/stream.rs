@@ -14,11 +14,12 @@ use proto::v1::subscribe_response::Kind;
 use proto::v1::{Changes, DumpFrom, DumpPairs, DumpThenTail, FromNow, SubscribeRequest, SubscribeResponse};
 use tonic::{Code, Status, Streaming};
 
+use super::codes;
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feed::{Change, Dumped, Event, Filter, Position, SlotEnd, Start, Started};
 use crate::grpc::{Connection, Grpc};
-use crate::{Key, Value, codes};
+use crate::{Key, Value};
 
 /// After this time without any message the client connects again, because the service sends a heartbeat when it has
 /// nothing else to send.
@@ -109,8 +110,8 @@ impl Subscription {
             Some(stream) => stream,
             None => {
                 self.connection = self.grpc.connection();
-                let mut client = FeedClient::new(self.connection.authorized());
-                let response = client.subscribe(request(&self.position, &self.filter)).await?;
+                let (channel, request) = self.connection.call(request(&self.position, &self.filter));
+                let response = FeedClient::new(channel).subscribe(request).await?;
                 self.starting = true;
                 self.stream.insert(response.into_inner())
             }

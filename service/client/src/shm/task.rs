@@ -12,9 +12,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 
-use crate::calls::{Lost, Seat};
+use super::{Lost, Seat, Session};
 use crate::error::{Error, Result};
-use crate::shm::Session;
 
 /// The seat of tasks that share a session.
 #[derive(Default)]

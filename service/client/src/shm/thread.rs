@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use shm_layout::Waits;
 
-use crate::calls::{Lost, Seat};
+use super::{Lost, Seat, Session};
 use crate::error::{Error, Result};
-use crate::shm::Session;
 
 /// A call that sleeps checks after this time whether the service is still there, because a killed service wakes nobody.
 /// The time then doubles up to [`LOOK_MAX`]. Most answers come sooner.

@@ -14,10 +14,10 @@ use rustix::event::{PollFlags, Timespec};
 use rustix::thread::futex;
 use shm_layout::ring::{Found, RING_BYTES, RingHead, RingReader};
 
+use super::session::{self, Session};
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::feed::{Change, Event, Filter, Position, SlotEnd, Start, Started};
-use crate::shm::{self, Session};
 use crate::{Key, Value};
 
 /// Limit on the time of one attempt to connect.
@@ -165,7 +165,7 @@ impl Link {
         let map = || {
             // Map all pages now: a page fault would otherwise delay the reading of a change.
             let all_pages = |file: &_| MmapOptions::new().populate().map_raw_read_only(file);
-            let (memory, base) = shm::map(ring, RING_BYTES, all_pages)?;
+            let (memory, base) = session::map(ring, RING_BYTES, all_pages)?;
             // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept together with the view.
             let reader = unsafe { RingReader::new(base) };
             let reader = reader.ok_or_else(|| io::Error::other("its layout is of another version"))?;
@@ -177,7 +177,7 @@ impl Link {
     /// Polls for a change newer than `last_seq` for up to `spin`, then sleeps until woken, until [`LOOK`] has passed,
     /// or until `until`. Returns true if there may be such a change.
     fn wait(&self, last_seq: u64, spin: Duration, until: Instant) -> bool {
-        if shm::look(spin, || self.reader.head().seq > last_seq).is_some() {
+        if session::look(spin, || self.reader.head().seq > last_seq).is_some() {
             return true;
         }
         let wakes = self.reader.wakes();
@@ -193,7 +193,7 @@ impl Link {
 
     /// Whether the service is gone. It sends nothing on a feed's socket, so any readiness of the socket means its end.
     fn is_gone(&self) -> bool {
-        shm::is_ready(&self.socket, PollFlags::IN)
+        session::is_ready(&self.socket, PollFlags::IN)
     }
 }
 
