@@ -13,11 +13,7 @@ use crate::address::Address;
 use crate::error::Result;
 use crate::feed::{Dumped, Event, Filter, Position, Start};
 #[cfg(feature = "shm")]
-use crate::shm::{
-    Shm,
-    ring::RingSubscription,
-    thread::{Thread, run},
-};
+use crate::shm::{ring::RingSubscription, thread::Thread};
 use crate::{Answer, Builder, Key, ReadOptions, Status, Value};
 
 /// Longest silence of [`Subscription::next_event`] over shared memory: it then returns a heartbeat.
@@ -31,7 +27,7 @@ pub struct Client {
 
 enum Transport {
     #[cfg(feature = "shm")]
-    Shm(Shm<Thread>),
+    Shm(Thread),
     #[cfg(feature = "grpc")]
     Grpc { runtime: Runtime, client: crate::Client },
 }
@@ -49,7 +45,7 @@ impl Client {
         settings.check()?;
         let transport = match &settings.address {
             #[cfg(feature = "shm")]
-            Address::Shm(path) => Transport::Shm(run(Shm::connect(path, &settings))?),
+            Address::Shm(path) => Transport::Shm(Thread::connect(path, &settings)?),
             #[cfg(feature = "grpc")]
             Address::Unix(_) | Address::Tcp { .. } => {
                 let (runtime, client) = start_grpc(&settings)?;
@@ -74,11 +70,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn get_with(&mut self, key: &Key, options: ReadOptions) -> Result<Answer<Option<Value>>> {
-        match &self.transport {
+        match &mut self.transport {
             #[cfg(feature = "grpc")]
             Transport::Grpc { runtime, client } => runtime.block_on(client.get_with(key, options)),
             #[cfg(feature = "shm")]
-            Transport::Shm(shm) => run(shm.get(key, options.begin(self.settings.deadline))),
+            Transport::Shm(shm) => shm.get(key, options.begin(self.settings.deadline)),
         }
     }
 
@@ -96,11 +92,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn get_many_with(&mut self, keys: &[Key], options: ReadOptions) -> Result<Answer<Vec<Option<Value>>>> {
-        match &self.transport {
+        match &mut self.transport {
             #[cfg(feature = "grpc")]
             Transport::Grpc { runtime, client } => runtime.block_on(client.get_many_with(keys, options)),
             #[cfg(feature = "shm")]
-            Transport::Shm(shm) => run(shm.get_many(keys, options.begin(self.settings.deadline))),
+            Transport::Shm(shm) => shm.get_many(keys, options.begin(self.settings.deadline)),
         }
     }
 
@@ -109,11 +105,11 @@ impl Client {
     /// # Errors
     /// As [`Client::get`].
     pub fn status(&mut self) -> Result<Status> {
-        match &self.transport {
+        match &mut self.transport {
             #[cfg(feature = "grpc")]
             Transport::Grpc { runtime, client } => runtime.block_on(client.status()),
             #[cfg(feature = "shm")]
-            Transport::Shm(shm) => run(shm.status(self.settings.deadline)),
+            Transport::Shm(shm) => shm.status(self.settings.deadline),
         }
     }
 

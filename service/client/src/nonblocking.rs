@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::feed::{Filter, Start};
 use crate::grpc::Grpc;
 #[cfg(feature = "shm")]
-use crate::shm::{Shm, task::Task};
+use crate::shm::task::Task;
 use crate::{Answer, Builder, Key, ReadOptions, Status, Subscription, Value};
 
 /// An async client; clones share its connection. Over gRPC its calls run concurrently. Over shared memory they run one
@@ -26,7 +26,7 @@ pub struct Client {
 enum Transport {
     Grpc(Arc<Grpc>),
     #[cfg(feature = "shm")]
-    Shm(Arc<Shm<Task>>),
+    Shm(Arc<Task>),
 }
 
 impl Client {
@@ -43,7 +43,7 @@ impl Client {
         let deadline = settings.deadline;
         let transport = match &settings.address {
             #[cfg(feature = "shm")]
-            Address::Shm(path) => Transport::Shm(Arc::new(Shm::connect(path, &settings).await?)),
+            Address::Shm(path) => Transport::Shm(Arc::new(Task::connect(path, &settings).await?)),
             #[cfg(not(feature = "shm"))]
             address @ Address::Shm(_) => return Err(address.left_out()),
             Address::Unix(_) | Address::Tcp { .. } => Transport::Grpc(Arc::new(Grpc::connect(settings).await?)),

@@ -39,7 +39,9 @@ pub(crate) struct Session {
     ring: Option<OwnedFd>,
     /// Number of the newest request sent; 0 before the first.
     seq: u64,
-    pub(crate) spin: Spin,
+    spin: Spin,
+    /// For how long the newest wait polled.
+    polled_for: Duration,
 }
 
 impl Session {
@@ -77,7 +79,7 @@ impl Session {
         // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking, kept
         // together with the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
-        Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin })
+        Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin, polled_for: Duration::ZERO })
     }
 
     /// Gives up the session's requests, for a client that only follows the feed: returns the socket and the ring.
@@ -100,10 +102,29 @@ impl Session {
         self.segment.answered(self.seq)
     }
 
-    /// Polls for the answer for up to `spin`. If it came, returns the time that this took, as of the last reading of
-    /// the clock.
-    pub(crate) fn look(&self, spin: Duration) -> Option<Duration> {
-        look(spin, || self.answered())
+    /// Whether the newest request is answered; polls for the answer first where that helps.
+    pub(crate) fn polled(&mut self) -> bool {
+        if self.answered() {
+            return true;
+        }
+        self.polled_for = self.spin.next();
+        let took = look(self.polled_for, || self.answered());
+        took.inspect(|took| self.spin.spun(*took)).is_some()
+    }
+
+    /// Begins a sleep, after polling in vain. Returns the time where it must be measured.
+    pub(crate) fn begin_sleep(&self) -> Option<Instant> {
+        self.spin.is_on().then(Instant::now)
+    }
+
+    /// Ends a sleep that began at `started` and brought the answer.
+    pub(crate) fn end_sleep(&mut self, started: Option<Instant>) {
+        self.stop_waiting();
+        match started {
+            Some(started) if self.polled_for.is_zero() => self.spin.slept(started.elapsed()),
+            Some(started) => self.spin.spun(self.polled_for + started.elapsed()),
+            None => {}
+        }
     }
 
     /// Asks the service to wake this side in the way `how` for the answer. Returns true if the answer is there already,

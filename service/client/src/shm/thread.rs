@@ -2,17 +2,15 @@
 //!
 //! Owns: the session of a blocking client. Must not: need an async runtime. Threads: the caller's.
 
-use std::cell::RefCell;
-use std::ops::DerefMut;
-use std::path::Path;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use shm_layout::Waits;
+use shm_layout::{Response, Waits};
 
-use super::{Lost, Seat, Session};
-use crate::error::{Error, Result};
+use super::session::Session;
+use super::{Answers, Call, Lost, Step, one};
+use crate::error::Result;
+use crate::{Answer, Builder, Key, Read, Status, Value};
 
 /// A call that sleeps checks after this time whether the service is still there, because a killed service wakes nobody.
 /// The time then doubles up to [`LOOK_MAX`]. Most answers come sooner.
@@ -21,53 +19,77 @@ const LOOK_MIN: Duration = Duration::from_millis(1);
 /// Longest time between two checks of [`LOOK_MIN`].
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// The seat of one thread. Its waits block, so a call's future is ready when it is first polled: see [`run`].
-#[derive(Default)]
-pub(crate) struct Thread(RefCell<Option<Session>>);
-
-/// Runs a call from a [`Thread`] to its end.
-pub(crate) fn run<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
-    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(outcome) => outcome,
-        Poll::Pending => Err(Error::failed("a call that blocks did not wait for its answer")),
-    }
+/// The session of one thread, which is connected again after the service went away.
+pub(crate) struct Thread {
+    path: PathBuf,
+    spin: Duration,
+    session: Option<Session>,
 }
 
-impl AsMut<Self> for Session {
-    fn as_mut(&mut self) -> &mut Self {
-        self
-    }
-}
-
-impl Seat for Thread {
-    type Link = Session;
-
-    async fn take(&self, _deadline: Instant) -> Result<impl DerefMut<Target = Option<Session>>> {
-        Ok(self.0.borrow_mut())
+impl Thread {
+    pub(crate) fn connect(path: &Path, settings: &Builder) -> Result<Self> {
+        let session = Session::connect(path, settings.spin, Instant::now() + settings.deadline)?;
+        Ok(Self { path: path.to_owned(), spin: settings.spin, session: Some(session) })
     }
 
-    async fn connect(path: &Path, spin: Duration, deadline: Instant) -> Result<Session> {
-        Session::connect(path, spin, deadline)
+    pub(crate) fn get(&mut self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
+        self.call(Call::get(std::slice::from_ref(key), read), |session, response| Ok(one(session, response)))
     }
 
-    async fn sleep(session: &mut Session, deadline: Instant) -> Result<(), Lost> {
-        let mut look = LOOK_MIN;
-        while !session.wait(Waits::Futex) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Lost::Late);
-            }
-            if !session.sleep(left.min(look)) {
-                look = LOOK_MAX.min(look * 2);
-                if session.is_gone() && !session.answered() {
-                    return Err(Lost::Gone);
+    pub(crate) fn get_many(&mut self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
+        let mut answers = Answers::to(keys);
+        while let Some(batch) = answers.next() {
+            self.call(Call::get(batch, read), |session, response| {
+                answers.take(session, response);
+                Ok(())
+            })?;
+        }
+        Ok(answers.all())
+    }
+
+    pub(crate) fn status(&mut self, limit: Duration) -> Result<Status> {
+        self.call(Call::status(limit), Session::status)
+    }
+
+    fn call<T>(&mut self, mut call: Call<'_>, take: impl FnOnce(&Session, &Response) -> Result<T>) -> Result<T> {
+        loop {
+            let step = call.step(self.session.as_mut())?;
+            match (step, &mut self.session) {
+                (Step::Take(response), Some(session)) => return take(session, &response),
+                (Step::Sleep, Some(session)) => {
+                    if let Err(lost) = sleep(session, call.deadline) {
+                        if matches!(lost, Lost::Gone) {
+                            self.session = None;
+                        }
+                        call.lost(&lost)?;
+                    }
                 }
+                (Step::Pause(time), _) => std::thread::sleep(time),
+                (_, session) => match Session::connect(&self.path, self.spin, call.deadline) {
+                    Ok(connected) => *session = Some(connected),
+                    Err(error) => std::thread::sleep(call.backoff.after(error, call.deadline)?),
+                },
             }
         }
-        Ok(())
     }
+}
 
-    async fn pause(time: Duration) {
-        std::thread::sleep(time);
+fn sleep(session: &mut Session, deadline: Instant) -> Result<(), Lost> {
+    let started = session.begin_sleep();
+    let mut look = LOOK_MIN;
+    while !session.wait(Waits::Futex) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            session.stop_waiting();
+            return Err(Lost::Late);
+        }
+        if !session.sleep(left.min(look)) {
+            look = LOOK_MAX.min(look * 2);
+            if session.is_gone() && !session.answered() {
+                return Err(Lost::Gone);
+            }
+        }
     }
+    session.end_sleep(started);
+    Ok(())
 }
