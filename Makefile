@@ -175,6 +175,8 @@ fmt:
 
 clippy:
 	$(CARGO) clippy --locked --release $(WORKSPACE) --all-targets -- -D warnings
+	for feature in grpc shm; do cargo clippy --locked --release -p solkv-client --no-default-features --features $$feature \
+		--all-targets -- -D warnings || exit 1; done
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps

@@ -32,29 +32,36 @@ enum Transport {
     Grpc { runtime: Runtime, client: crate::Client },
 }
 
+impl Builder {
+    /// Connects a client that blocks, for a thread of its own.
+    ///
+    /// # Errors
+    /// There is no service at the address (only one attempt is made), the service refuses, or a setting or a file is
+    /// wrong.
+    pub fn connect_blocking(self) -> Result<Client> {
+        self.check()?;
+        let transport = match &self.address {
+            #[cfg(feature = "shm")]
+            Address::Shm(path) => Transport::Shm(Thread::connect(path, &self)?),
+            #[cfg(feature = "grpc")]
+            Address::Unix(_) | Address::Tcp { .. } => {
+                let (runtime, client) = start_grpc(&self)?;
+                Transport::Grpc { runtime, client }
+            }
+            #[cfg(not(all(feature = "grpc", feature = "shm")))]
+            address => return Err(address.left_out()),
+        };
+        Ok(Client { settings: self, transport })
+    }
+}
+
 impl Client {
     /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
     ///
     /// # Errors
     /// As [`Builder::connect_blocking`], and an address of no known form.
     pub fn connect(address: &str) -> Result<Self> {
-        Self::start(Builder::new(address)?)
-    }
-
-    pub(crate) fn start(settings: Builder) -> Result<Self> {
-        settings.check()?;
-        let transport = match &settings.address {
-            #[cfg(feature = "shm")]
-            Address::Shm(path) => Transport::Shm(Thread::connect(path, &settings)?),
-            #[cfg(feature = "grpc")]
-            Address::Unix(_) | Address::Tcp { .. } => {
-                let (runtime, client) = start_grpc(&settings)?;
-                Transport::Grpc { runtime, client }
-            }
-            #[cfg(not(all(feature = "grpc", feature = "shm")))]
-            address => return Err(address.left_out()),
-        };
-        Ok(Self { settings, transport })
+        Builder::new(address)?.connect_blocking()
     }
 
     /// Returns the value of one key.
@@ -232,6 +239,6 @@ impl Subscription {
 fn start_grpc(settings: &Builder) -> Result<(Runtime, crate::Client)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| crate::Error::failed(format!("cannot start a runtime: {error}")))?;
-    let client = runtime.block_on(crate::Client::start(settings.clone()))?;
+    let client = runtime.block_on(settings.clone().connect())?;
     Ok((runtime, client))
 }

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::address::Address;
-use crate::blocking;
 use crate::error::{Error, Result};
 
 /// Default deadline: longer than any healthy answer takes, and short enough that a caller does not hang.
@@ -96,25 +95,6 @@ impl Builder {
     pub fn token_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.token_file = Some(path.into());
         self
-    }
-
-    /// Connects; requires a tokio runtime, which must outlive the client.
-    ///
-    /// # Errors
-    /// There is no service at the address (only one attempt is made), the service refuses, or a setting or a file is
-    /// wrong.
-    #[cfg(feature = "grpc")]
-    pub async fn connect(self) -> Result<crate::Client> {
-        crate::Client::start(self).await
-    }
-
-    /// Connects a client that blocks, for a thread of its own.
-    ///
-    /// # Errors
-    /// There is no service at the address (only one attempt is made), the service refuses, or a setting or a file is
-    /// wrong.
-    pub fn connect_blocking(self) -> Result<blocking::Client> {
-        blocking::Client::start(self)
     }
 
     /// Refuses settings without effect at the address, and a token that the way to it would show.

@@ -29,26 +29,33 @@ enum Transport {
     Shm(Arc<Task>),
 }
 
+impl Builder {
+    /// Connects; requires a tokio runtime, which must outlive the client.
+    ///
+    /// # Errors
+    /// There is no service at the address (only one attempt is made), the service refuses, or a setting or a file is
+    /// wrong.
+    pub async fn connect(self) -> Result<Client> {
+        self.check()?;
+        let deadline = self.deadline;
+        let transport = match &self.address {
+            #[cfg(feature = "shm")]
+            Address::Shm(path) => Transport::Shm(Arc::new(Task::connect(path, &self).await?)),
+            #[cfg(not(feature = "shm"))]
+            address @ Address::Shm(_) => return Err(address.left_out()),
+            Address::Unix(_) | Address::Tcp { .. } => Transport::Grpc(Arc::new(Grpc::connect(self).await?)),
+        };
+        Ok(Client { deadline, transport })
+    }
+}
+
 impl Client {
     /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
     ///
     /// # Errors
     /// As [`Builder::connect`], and an address of no known form.
     pub async fn connect(address: &str) -> Result<Self> {
-        Self::start(Builder::new(address)?).await
-    }
-
-    pub(crate) async fn start(settings: Builder) -> Result<Self> {
-        settings.check()?;
-        let deadline = settings.deadline;
-        let transport = match &settings.address {
-            #[cfg(feature = "shm")]
-            Address::Shm(path) => Transport::Shm(Arc::new(Task::connect(path, &settings).await?)),
-            #[cfg(not(feature = "shm"))]
-            address @ Address::Shm(_) => return Err(address.left_out()),
-            Address::Unix(_) | Address::Tcp { .. } => Transport::Grpc(Arc::new(Grpc::connect(settings).await?)),
-        };
-        Ok(Self { deadline, transport })
+        Builder::new(address)?.connect().await
     }
 
     /// Returns the value of one key.

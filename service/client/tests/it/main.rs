@@ -1,7 +1,6 @@
 //! The client against servers on real sockets that answer as a test tells them: breaks, holes, refusals. The service's
 //! own tests cover the client together with the service.
 
-#![cfg(feature = "grpc")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod feed;
