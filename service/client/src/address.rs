@@ -22,7 +22,7 @@ pub enum Address {
         tls: bool,
         /// Name or address of the machine; an IPv6 address is in brackets.
         host: String,
-        /// Port of the service.
+        /// Port that the service listens on.
         port: u16,
     },
 }

@@ -35,7 +35,7 @@
 //! # Features
 //! Both are on by default; a client for an address whose feature is off is refused, and the error names the feature.
 //!
-//! | feature | what it brings | what it links |
+//! | feature | brings | links |
 //! |---|---|---|
 //! | `grpc` | gRPC on a Unix socket and on TCP, and the async [`Client`] for every transport | tonic, tokio |
 //! | `shm` | shared memory | nothing large |

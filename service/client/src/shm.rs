@@ -1,6 +1,6 @@
 //! Reads over shared memory: a request is sent until it is answered, over a new session if the service went away.
 //!
-//! Owns: the one retry of a read, and what a call does next. Must not: wait; a [`thread`] sleeps, a `task` yields.
+//! Owns: the one retry of a read, and the steps of a call. Must not: wait; a [`thread`] sleeps, a `task` yields.
 //! Threads: the caller's.
 
 pub(crate) mod ring;
@@ -30,11 +30,11 @@ pub(crate) enum Lost {
     Late,
 }
 
-/// What a call does next.
+/// The next step of a call.
 enum Step {
     /// Take the answer from the session.
     Take(Response),
-    /// Connect.
+    /// Connect, because there is no session.
     Connect,
     /// Sleep until the newest request of the session is answered.
     Sleep,

@@ -25,7 +25,7 @@ pub struct Status {
     pub not_ready_reason: String,
     /// Set while slots are missing. The service asks the stream for them repeatedly.
     pub gap: Option<Gap>,
-    /// Version of the service.
+    /// Version of the service's program.
     pub version: String,
 }
 
@@ -45,9 +45,9 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Gap {
-    /// The first missing slot.
+    /// The first of the missing slots.
     pub first_slot: u64,
-    /// The last missing slot.
+    /// The last of the missing slots.
     pub last_slot: u64,
     /// The observation that showed the gap, in words.
     pub detail: String,

@@ -296,7 +296,7 @@ fn change(change: &proto::v1::Change) -> Result<Change> {
     })
 }
 
-/// Returns 32 bytes of a message; `what` names them in the error.
-fn entry(bytes: &[u8], what: std::fmt::Arguments<'_>) -> Result<[u8; 32]> {
-    bytes.try_into().map_err(|_| Error::failed(format!("{what} must be 32 bytes: got={}", bytes.len())))
+/// Returns 32 bytes of a message, which an error calls by `name`.
+fn entry(bytes: &[u8], name: std::fmt::Arguments<'_>) -> Result<[u8; 32]> {
+    bytes.try_into().map_err(|_| Error::failed(format!("{name} must be 32 bytes: got={}", bytes.len())))
 }

@@ -3,5 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[cfg(feature = "grpc")]
 mod feed;
+#[cfg(feature = "shm")]
+mod shm;
+#[cfg(feature = "grpc")]
 mod token;
