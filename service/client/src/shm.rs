@@ -124,37 +124,20 @@ impl<'a> Call<'a> {
     }
 }
 
-/// An answer to any number of keys, which may take several requests.
-struct Answers<'a> {
-    rest: &'a [Key],
-    value: Vec<Option<Value>>,
-    oldest: Option<Option<u64>>,
+/// Returns the keys of each request that together ask for `keys`; no keys take one as well, which brings the slot.
+fn batches(keys: &[Key]) -> impl Iterator<Item = &[Key]> {
+    keys.chunks(KEYS_MAX).chain(keys.is_empty().then_some(keys))
 }
 
-impl<'a> Answers<'a> {
-    fn to(keys: &'a [Key]) -> Self {
-        Self { rest: keys, value: Vec::with_capacity(keys.len()), oldest: None }
-    }
+/// Returns the beginning of an answer to `keys` keys, for [`add`].
+fn nothing(keys: usize) -> Answer<Vec<Option<Value>>> {
+    Answer { value: Vec::with_capacity(keys), slot: Some(u64::MAX) }
+}
 
-    /// Returns the keys of the next request; no keys take one as well, which returns the slot. `None` at the end.
-    fn next(&mut self) -> Option<&'a [Key]> {
-        if self.rest.is_empty() && self.oldest.is_some() {
-            return None;
-        }
-        let (batch, rest) = self.rest.split_at(self.rest.len().min(KEYS_MAX));
-        self.rest = rest;
-        Some(batch)
-    }
-
-    fn take(&mut self, session: &Session, response: &Response) {
-        session.values(response, &mut self.value);
-        let slot = slot(response);
-        self.oldest = Some(self.oldest.map_or(slot, |oldest| oldest.min(slot)));
-    }
-
-    fn all(self) -> Answer<Vec<Option<Value>>> {
-        Answer { value: self.value, slot: self.oldest.flatten() }
-    }
+/// Adds a good answer to a batch. No slot at all is older than every slot.
+fn add(all: &mut Answer<Vec<Option<Value>>>, session: &Session, response: &Response) {
+    session.values(response, &mut all.value);
+    all.slot = all.slot.min(slot(response));
 }
 
 /// Returns the value in a good answer to a request for one key.

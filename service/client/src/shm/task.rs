@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 
 use super::session::Session;
-use super::{Answers, Call, Lost, Step, one};
+use super::{Call, Lost, Step, add, batches, nothing, one};
 use crate::error::{Error, Result};
 use crate::{Answer, Builder, Key, Read, Status, Value};
 
@@ -41,15 +41,11 @@ impl Task {
     }
 
     pub(crate) async fn get_many(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
-        let mut answers = Answers::to(keys);
-        while let Some(batch) = answers.next() {
-            let take = |session: &Session, response: &Response| {
-                answers.take(session, response);
-                Ok(())
-            };
-            self.call(Call::get(batch, read), take).await?;
+        let mut all = nothing(keys.len());
+        for batch in batches(keys) {
+            self.call(Call::get(batch, read), |session, response| Ok(add(&mut all, session, response))).await?;
         }
-        Ok(answers.all())
+        Ok(all)
     }
 
     pub(crate) async fn status(&self, limit: Duration) -> Result<Status> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use shm_layout::{Response, Waits};
 
 use super::session::Session;
-use super::{Answers, Call, Lost, Step, one};
+use super::{Call, Lost, Step, add, batches, nothing, one};
 use crate::error::Result;
 use crate::{Answer, Builder, Key, Read, Status, Value};
 
@@ -37,14 +37,11 @@ impl Thread {
     }
 
     pub(crate) fn get_many(&mut self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
-        let mut answers = Answers::to(keys);
-        while let Some(batch) = answers.next() {
-            self.call(Call::get(batch, read), |session, response| {
-                answers.take(session, response);
-                Ok(())
-            })?;
+        let mut all = nothing(keys.len());
+        for batch in batches(keys) {
+            self.call(Call::get(batch, read), |session, response| Ok(add(&mut all, session, response)))?;
         }
-        Ok(answers.all())
+        Ok(all)
     }
 
     pub(crate) fn status(&mut self, limit: Duration) -> Result<Status> {
