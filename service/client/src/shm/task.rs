@@ -36,23 +36,22 @@ impl Task {
     }
 
     pub(crate) async fn get(&self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
-        let call = Call::get(std::slice::from_ref(key), read);
-        self.call(call, |session, response| Ok(one(session, response))).await
+        self.call(Call::get(std::slice::from_ref(key), read), one).await
     }
 
     pub(crate) async fn get_many(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
         let mut all = nothing(keys.len());
         for batch in batches(keys) {
-            self.call(Call::get(batch, read), |session, response| Ok(add(&mut all, session, response))).await?;
+            self.call(Call::get(batch, read), |session, response| add(&mut all, session, response)).await?;
         }
         Ok(all)
     }
 
     pub(crate) async fn status(&self, limit: Duration) -> Result<Status> {
-        self.call(Call::status(limit), Session::status).await
+        self.call(Call::status(limit), Session::status).await?
     }
 
-    async fn call<T>(&self, mut call: Call<'_>, take: impl FnOnce(&Session, &Response) -> Result<T>) -> Result<T> {
+    async fn call<T>(&self, mut call: Call<'_>, take: impl FnOnce(&Session, &Response) -> T) -> Result<T> {
         loop {
             let pause = {
                 let locked = timeout_at(call.deadline.into(), self.link.lock()).await;
@@ -61,7 +60,7 @@ impl Task {
                 loop {
                     let step = call.step(link.as_mut().map(|link| &mut link.session))?;
                     match (step, &mut *link) {
-                        (Step::Take(response), Some(link)) => return take(&link.session, &response),
+                        (Step::Take(response), Some(link)) => return Ok(take(&link.session, &response)),
                         (Step::Sleep, Some(connected)) => {
                             if let Err(lost) = connected.sleep(call.deadline).await {
                                 if matches!(lost, Lost::Gone) {

@@ -33,26 +33,26 @@ impl Thread {
     }
 
     pub(crate) fn get(&mut self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
-        self.call(Call::get(std::slice::from_ref(key), read), |session, response| Ok(one(session, response)))
+        self.call(Call::get(std::slice::from_ref(key), read), one)
     }
 
     pub(crate) fn get_many(&mut self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
         let mut all = nothing(keys.len());
         for batch in batches(keys) {
-            self.call(Call::get(batch, read), |session, response| Ok(add(&mut all, session, response)))?;
+            self.call(Call::get(batch, read), |session, response| add(&mut all, session, response))?;
         }
         Ok(all)
     }
 
     pub(crate) fn status(&mut self, limit: Duration) -> Result<Status> {
-        self.call(Call::status(limit), Session::status)
+        self.call(Call::status(limit), Session::status)?
     }
 
-    fn call<T>(&mut self, mut call: Call<'_>, take: impl FnOnce(&Session, &Response) -> Result<T>) -> Result<T> {
+    fn call<T>(&mut self, mut call: Call<'_>, take: impl FnOnce(&Session, &Response) -> T) -> Result<T> {
         loop {
             let step = call.step(self.session.as_mut())?;
             match (step, &mut self.session) {
-                (Step::Take(response), Some(session)) => return take(session, &response),
+                (Step::Take(response), Some(session)) => return Ok(take(session, &response)),
                 (Step::Sleep, Some(session)) => {
                     if let Err(lost) = sleep(session, call.deadline) {
                         if matches!(lost, Lost::Gone) {
