@@ -70,6 +70,7 @@ impl Task {
                             }
                         }
                         (Step::Pause(time), _) => break time,
+                        // The steps above come only where there is a session.
                         (_, link) => match Link::connect(self.path.clone(), self.spin, call.deadline).await {
                             Ok(connected) => *link = Some(connected),
                             Err(error) => break call.backoff.after(error, call.deadline)?,

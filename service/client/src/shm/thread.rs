@@ -62,6 +62,7 @@ impl Thread {
                     }
                 }
                 (Step::Pause(time), _) => std::thread::sleep(time),
+                // The steps above come only where there is a session.
                 (_, session) => match Session::connect(&self.path, self.spin, call.deadline) {
                     Ok(connected) => *session = Some(connected),
                     Err(error) => std::thread::sleep(call.backoff.after(error, call.deadline)?),
