@@ -13,7 +13,7 @@ DURATION=${DURATION:-1200} ENGINE=${ENGINE:-strata}
 acts="" limits=""
 if [ "$DURATION" -lt 400 ]; then
     acts="--acts serves=8,pings=18,serves=6,lags=18,serves=6,loses=22,serves=6,small=8,restarts=10,down=16,serves=14,refuses=12,serves=45"
-    limits='idle_timeout = "5s"\ngap_timeout = "5s"\n'
+    limits='gap_timeout = "5s"\n'
 fi
 
 in_container() {

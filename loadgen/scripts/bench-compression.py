@@ -4,8 +4,7 @@
   loadgen/scripts/bench-compression.py [--bin DIR] [--repeats N] [--work DIR] [--pairs N] [--out FILE] ENGINE...
 
 Two kinds of cells: catching up, a stream at full speed, and live, 20,000 updates a second for 30 s with the lag that
-/status.json shows. Each is run behind a server that never compresses (none), one that does so for who accepts it (stock), and
-that one with the setting geyser_compression = zstd (asked): what every stream got before the setting was there. The servers take
+/status.json shows. Each is run behind a server that never compresses (none), and one that does so for who accepts it (stock). The servers take
 turns. Prints a JSON line for each cell, which --out appends to a file; cells that are in the file already are not run again.
 Exit code 1: a program failed.
 """
@@ -31,9 +30,8 @@ LIVE_S = 30
 # What names a cell in a line.
 NAMES = ["engine", "pairs", "repeat", "cell", "server"]
 SERVERS = {
-    "none": (["--compression", "none"], []),
-    "stock": (["--compression", "stock"], []),
-    "asked": (["--compression", "stock"], ["--", "--geyser-compression", "zstd"]),
+    "none": ["--compression", "none"],
+    "stock": ["--compression", "stock"],
 }
 LOOK_SECONDS = 0.1
 
@@ -61,10 +59,9 @@ def lags(process, metrics):
 
 def run(args, store, cell, server):
     """Runs one cell on the store. Returns its figures."""
-    stream, service = SERVERS[server]
     report = os.path.join(args.work, "report.json")
     command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--service-bin", os.path.join(args.bin, "service"), "--report", report]
-    command += ["--pairs", str(args.pairs), "--seed", "1", "--verify", *CELLS[cell], *stream, *service]
+    command += ["--pairs", str(args.pairs), "--seed", "1", "--verify", *CELLS[cell], *SERVERS[server]]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said = process.stderr.readline()
     while said and "service metrics at" not in said:

@@ -4,7 +4,7 @@
   loadgen/scripts/bench-takeover.py [--bin DIR] [--work DIR] [--engine NAME] [--repeats N] [--out FILE]
 
 Two `loadgen stream` play the same slots. The service follows the first one, which is stopped (SIGSTOP) in the middle:
-its connection stays open and brings nothing. After idle_timeout the service leaves it for the second one. The time-out
+its connection stays open and brings nothing. After the idle time, half as long again as gap_timeout, the service leaves it for the second one. The time-out
 is the time of the service's own log line; the next applied slot is looked for every 10 ms.
 
 Prints a JSON line for each takeover, which --out appends to a file, and then the slowest. Exit code 1: a program failed, or
@@ -26,7 +26,8 @@ from kit import ENGINES, free_port, options
 
 STORY = ["--pairs", "200000", "--seed", "1", "--events", "10000000", "--events-per-slot", "2000", "--rate", "5000"]
 STORY += ["--replay-slots", "1000000"]
-IDLE_TIMEOUT_S = 3
+GAP_TIMEOUT_S = 2
+IDLE_TIMEOUT_S = GAP_TIMEOUT_S * 1.5
 SLOTS_BEFORE = 10
 LOOK_SECONDS = 0.01
 WAIT_SECONDS_MAX = 60
@@ -72,7 +73,7 @@ def takeover(args, children):
         listen = ["--listen", f"127.0.0.1:{port}", "--base-empty", "--no-wait", "--linger", "1h"]
         children.append(subprocess.Popen([os.path.join(args.bin, "loadgen"), "stream", *listen, *STORY], **quiet))
     command = [os.path.join(args.bin, "service"), "run", "--engine", args.engine, "--memory", "64MiB", "--dir", store]
-    command += ["--create-empty", "--extract", "account-owner", "--idle-timeout", f"{IDLE_TIMEOUT_S}s"]
+    command += ["--create-empty", "--extract", "account-owner", "--gap-timeout", f"{GAP_TIMEOUT_S}s"]
     command += [part for port in ports for part in ("--geyser", f"http://127.0.0.1:{port}")]
     command += ["--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{metrics}"]
     with open(log, "wb") as out:

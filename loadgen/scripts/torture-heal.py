@@ -62,7 +62,7 @@ class Healing(Life):
         self.faulty, self.faulty_port = None, free_port()
         if args.fault:
             # A provider is left before the other one has dropped its slots.
-            options += ["--idle-timeout", "1s", "--gap-timeout", "1s"]
+            options += ["--gap-timeout", "1s"]
         delivery = ["--rate", str(RATE), "--replay-slots", str(times.kept * SLOTS_A_SECOND), "--no-wait"]
         super().__init__(args, engine, story, delivery, options)
         began = time.monotonic()

@@ -60,9 +60,6 @@ impl Config {
     fn check(&self) -> Result<()> {
         self.stream.check()?;
         self.store.check()?;
-        self.http.check()?;
-        self.feed.check()?;
-        self.connections.check()?;
         let (at_once, providers) = (self.receive.geyser_at_once, self.stream.geyser.len());
         ensure!(
             usize::from(at_once) <= providers,

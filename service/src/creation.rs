@@ -31,6 +31,7 @@ use tracing::{info, warn};
 
 use crate::base::chain::{Base, Gap, Phase};
 use crate::base::failed::Failed;
+use crate::base::stop::SHUTDOWN_TIMEOUT;
 use crate::config::Config;
 use crate::ingest;
 use crate::ingest::extract::Extract;
@@ -159,14 +160,14 @@ impl Load<'_> {
                 signal = &mut asked, if deadline.is_none() => {
                     info!(signal, "stopping the load; the next start goes on with it");
                     stop.ask();
-                    deadline = Some(Instant::now() + config.process.shutdown_timeout);
+                    deadline = Some(Instant::now() + SHUTDOWN_TIMEOUT);
                 }
                 _ = looks.tick() => {
                     pages.show(&progress((*slot, begun), shown, &spooling, lacking.as_ref()));
                     if let Some(gap) = spooling.lacks().filter(|_| lacking.is_none() && deadline.is_none()) {
                         if !config.store.heals() {
                             stop.ask();
-                            deadline = Some(Instant::now() + config.process.shutdown_timeout);
+                            deadline = Some(Instant::now() + SHUTDOWN_TIMEOUT);
                         } else {
                             spooling = self.begin_anew(spooling, &gap).await?;
                             pages.close().await;
@@ -368,7 +369,7 @@ impl Pages {
             handles,
             history,
             identity: Arc::new(Identity::of(config)),
-            hosts: Arc::new(Hosts::new(&config.http)),
+            hosts: Arc::new(Hosts::new(&config.http.metrics)),
         };
         let (close, closed) = oneshot::channel();
         let served =

@@ -34,7 +34,7 @@ mod warmth;
 pub use base::chain::Base;
 pub use base::pulse::Pulses;
 pub use config::Settings;
-pub use feed::{Change, FeedSettings, FeedWriter, Retention, Workers};
+pub use feed::{Change, FeedWriter, SubscriberLimits, Workers};
 pub use lookups::{LookupThreads, Lookups};
 pub use net::Access;
 pub use net::limit::ConnectionLimits;

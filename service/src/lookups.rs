@@ -59,11 +59,13 @@ const SOURCE: &str = "rpc";
 settings! {
     /// How lookups read the engine, and which of them are logged.
     pub struct LookupSettings from LookupGiven {
-        /// A lookup that takes this long is logged with its cause, without its keys; 0s means never [default: 10ms]
+        /// A lookup that takes this long is logged with its cause, without its keys; 0s means never; for a store whose device is
+        /// slower than that [default: 10ms]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
-        /// Threads that read the engine for lookups [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
+        /// Threads that read the engine for lookups; for more cores, or a device that answers more reads at once
+        /// [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         lookup_threads: u32, within 1..=THREADS_MAX;

@@ -40,21 +40,29 @@ const NAMED_FOR: Duration = Duration::from_secs(10);
 /// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
 const TROUBLE_BYTES_MAX: usize = 400;
 
-/// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
-pub(crate) const LAG_SLOTS_MAX: u64 = 216_000;
+/// Number of slots behind the newest known one at which the service is not ready, however old the newest applied slot is: a
+/// minute of slots. A `max_lag` of more than a minute allows as many slots as it lasts.
+const LAG_SLOTS: u64 = 150;
+
+/// Nominal duration of a slot.
+const SLOT_TIME: Duration = Duration::from_millis(400);
 
 settings! {
     /// Limits beyond which the service is not ready.
     #[derive(Copy)]
     pub struct Limits from LimitsGiven {
-        /// Not ready once the newest applied slot is older than this [default: 10s]
+        /// Not ready once the newest applied slot is older than this, or is 150 slots behind the newest known one; for readers that
+        /// need fresher values, or prefer older ones to none. More than a minute allows more slots as well [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         max_lag: Duration = Duration::from_secs(10), within Duration::from_millis(1)..=DAY;
-        /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
-        #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
-        #[serde(deserialize_with = "crate::base::setting::count")]
-        max_lag_slots: u64 = 150, within 1..=LAG_SLOTS_MAX;
+    }
+}
+
+impl Limits {
+    /// Returns the number of slots behind the newest known one at which the service is not ready.
+    fn lag_slots(self) -> u64 {
+        LAG_SLOTS.max((self.max_lag.as_millis() / SLOT_TIME.as_millis()) as u64)
     }
 }
 
@@ -413,8 +421,8 @@ impl Readiness {
             return Some(format!("the newest applied slot is {} s old: max_lag={shown}", lag.as_secs()));
         }
         lag_slots
-            .filter(|slots| *slots >= limits.max_lag_slots)
-            .map(|slots| format!("{slots} slots behind the newest known one: max_lag_slots={}", limits.max_lag_slots))
+            .filter(|slots| *slots >= limits.lag_slots())
+            .map(|slots| format!("{slots} slots behind the newest known one: limit_slots={}", limits.lag_slots()))
     }
 
     /// Describes the slot that waits for its parent, if there is one.

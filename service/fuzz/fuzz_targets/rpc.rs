@@ -19,8 +19,8 @@ use libfuzzer_sys::fuzz_target;
 use service::ingest;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use service::{
-    Access, Change, ConnectionLimits, FeedSettings, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
-    ReadinessLimits, Retention, Settings, SocketAccess, Workers,
+    Access, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
+    ReadinessLimits, SocketAccess, SubscriberLimits, Workers,
 };
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
@@ -91,9 +91,8 @@ fn world() -> anyhow::Result<World> {
     let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
     let change = Change { slot: 7, key: [1; 32], old: None, new: Some([7; 32]) };
     let checkpoint = ChainCheckpoint { seq: 1, slot: Some(7), ..ChainCheckpoint::default() };
-    let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(3600) };
     let (mut writer, feed) =
-        FeedWriter::open(&temp.path().join("feed"), &ChainCheckpoint::default(), Durability::Synced, retention)?;
+        FeedWriter::open(&temp.path().join("feed"), &ChainCheckpoint::default(), Durability::Synced, 1 << 20)?;
     writer.append(1, vec![change], Vec::new())?;
     let mut txn = engine.begin()?;
     txn.put(&[1; 32], &[7; 32])?;
@@ -104,11 +103,9 @@ fn world() -> anyhow::Result<World> {
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
-    let defaults = "dir = \"/a\"\nextract = \"token-mint\"\ngeyser = \"http://h:1\"".parse::<Settings>()?.resolve()?.feed;
-    let settings =
-        FeedSettings { feed_heartbeat: REQUEST_TIMEOUT, feed_stall_timeout: Duration::from_secs(1), ..defaults };
-    let workers = Workers::start(engine, Arc::clone(&handles.views), settings.feed_subscribers as usize)?;
-    let feed = FeedService::new(Some((feed, workers)), settings);
+    let limits = SubscriberLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
+    let workers = Workers::start(engine, Arc::clone(&handles.views), limits.subscribers as usize)?;
+    let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
         let door = Door {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
@@ -116,8 +113,8 @@ fn world() -> anyhow::Result<World> {
             access: Arc::new(Access::default()),
             limits: ConnectionLimits {
                 max_connections: 8,
-                max_connections_per_address: 8,
-                idle_connection_timeout: Duration::ZERO,
+                per_source: 8,
+                idle_timeout: Duration::ZERO,
                 request_timeout: REQUEST_TIMEOUT,
             },
         };

@@ -11,6 +11,9 @@ use std::fmt;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Time for a clean stop after SIGTERM. Everything committed is safe after it too, and the packaged unit waits for longer.
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Interval at which a thread that was told to stop is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 

@@ -66,7 +66,7 @@ mod tests {
             ("comit_every = 5", "line 4", "commit_every"),
             ("engine = \"level\"", "line 4", "strata"),
             ("commit_every = \"many\"", "line 4", "such as 5000000"),
-            ("idle_timeout = \"soon\"", "line 4", "idle_timeout"),
+            ("gap_timeout = \"soon\"", "line 4", "gap_timeout"),
             ("memory = \"4 gigs\"", "line 4", "such as 512MB or 4GiB"),
             ("memory = true", "line 4", "expected a size"),
             ("max_lag = 10000", "line 4", "10000sec or 10000ms"),
@@ -75,7 +75,7 @@ mod tests {
             ("# a comment\nengine = \"lmdb\"\nbloom = 20", "line=6", "bloom"),
             ("lookup_threads = 1000", "line=4", "1 to 256"),
             ("max_connections = 0", "line=4", "1 to 65536"),
-            ("request_timeout = \"0s\"", "line=4", "10s"),
+            ("max_lag = \"0s\"", "line=4", "10s"),
             ("shm_group = \"no-such-group\"", "line=4", "groupadd"),
             ("processed = true\ncommitment = \"finalized\"", "line=4", "confirmed"),
         ];

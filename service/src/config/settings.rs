@@ -6,13 +6,12 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use anyhow::Result;
 use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use crate::base::setting::{Given, HOUR, WAIT_MIN, settings};
+use crate::base::setting::{Given, settings};
 use crate::feed::FeedGiven;
 use crate::ingest::{CommitGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
@@ -122,16 +121,11 @@ fn edits(one: &str, other: &str) -> usize {
 }
 
 settings! {
-    /// The log and the end of the process.
+    /// The log of the process.
     pub struct ProcessSettings from ProcessGiven {
-        /// Format of the log: text or json [default: text]
+        /// Format of the log: text, or json for a log collector [default: text]
         #[arg(value_enum)]
         log_format: LogFormat = LogFormat::Text;
-        /// Time for a clean stop after SIGTERM [default: 10s]
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::base::setting::duration")]
-        // A service manager does not wait longer than an hour either.
-        shutdown_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }
 }
 

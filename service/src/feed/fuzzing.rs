@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use engine_api::Durability;
 use solana::ChainCheckpoint;
@@ -13,7 +12,7 @@ use super::record::{
     Beginning, Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, SlotEnd, segment_header,
 };
 use super::segment::Segment;
-use super::{Cursor, FeedError, FeedWriter, Retention};
+use super::{Cursor, FeedError, FeedWriter};
 
 /// Sequence number that the name of every segment gives.
 const FIRST_SEQ: u64 = 5;
@@ -71,13 +70,12 @@ fn seal(segment: &mut [u8]) {
 }
 
 fn open(segment: &[u8], dir: &Path, seq: u64) {
-    let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(1 << 32) };
     fs::remove_dir_all(dir).ok();
     fs::create_dir_all(dir).expect("a directory of the target's own");
     fs::write(Segment::path(dir, FIRST_SEQ), segment).expect("a file of the target's own");
     let checkpoint = ChainCheckpoint { seq, ..ChainCheckpoint::default() };
     let (mut writer, feed) =
-        FeedWriter::open(dir, &checkpoint, Durability::Buffered, retention).expect("damage is no error");
+        FeedWriter::open(dir, &checkpoint, Durability::Buffered, 1 << 20).expect("damage is no error");
     let change = Change { slot: 1, key: [1; 32], old: None, new: Some([2; 32]) };
     writer.append(seq + 1, vec![change], Vec::new()).expect("the log goes on");
     writer.publish(&ChainCheckpoint { seq: seq + 1, ..checkpoint });

@@ -241,8 +241,7 @@ fn too_short(dir: &Path, slot: u64, oldest_slot: Option<u64>) -> Error {
     let message = match oldest_slot {
         Some(oldest_slot) => format!(
             "the feed's log does not go back to the archive: archive_slot={slot} oldest_slot={oldest_slot} dir={dir}: \
-             take an archive of slot={oldest_slot} or later, and raise feed_retention_bytes or feed_retention_time for \
-             the next one"
+             take an archive of slot={oldest_slot} or later, and raise feed_retention_bytes for the next one"
         ),
         None => format!(
             "there is no log of the store's changes since the archive: archive_slot={slot} dir={dir}: run the service \
@@ -261,14 +260,12 @@ fn damaged(how: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use engine_api::Durability;
 
-    use super::super::{FeedWriter, Retention, SlotEnd};
+    use super::super::{FeedWriter, SlotEnd};
     use super::*;
 
-    const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
+    const KEEP_ALL: u64 = 1 << 30;
 
     fn at(seq: u64, slot: u64) -> ChainCheckpoint {
         ChainCheckpoint { seq, slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() }

@@ -51,7 +51,7 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
     for path in &paths[from..] {
         let file = File::open(path)
             .map_err(|e| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), e))?;
-        let (identity, Beginning { first_seq, after_slot }) = match header(&file, path) {
+        let (identity, Beginning { first_seq, .. }) = match header(&file, path) {
             Ok(header) => header,
             Err(damaged) if damaged.kind() == ErrorKind::DataDamaged => return Ok(None),
             Err(failed) => return Err(failed),
@@ -59,7 +59,7 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
         if *feed_id.get_or_insert(identity.feed_id) != identity.feed_id {
             return Ok(None);
         }
-        let segment = Segment { first_seq, path: path.clone(), bytes: 0, after_slot };
+        let segment = Segment { first_seq, path: path.clone(), bytes: 0 };
         let found = if first_seq > store_seq {
             Some((SEGMENT_HEADER_BYTES, first_seq))
         } else {
@@ -81,16 +81,12 @@ fn committed(dir: &Path, store_seq: u64) -> Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt as _;
-    use std::time::Duration;
 
     use engine_api::Durability;
 
-    use super::super::Retention;
     use super::super::record::{Identity, segment_header};
     use super::super::tests::{Rig, at};
     use super::*;
-
-    const YEAR: Duration = Duration::from_secs(3600 * 24 * 365);
 
     /// Refuses as [`refuse_lost`] does, and returns the proven seq.
     fn lost(dir: &Path, store_seq: u64) -> Option<u64> {
@@ -123,9 +119,8 @@ mod tests {
     #[test]
     fn segments_are_one_log_and_a_crash_at_their_border_is_one_as_well() {
         let dir = tempfile::tempdir().unwrap();
-        let small = Retention { bytes: 1 << 20, time: YEAR };
-        let mut rig = Rig::open(dir.path(), 0, Durability::Synced, small);
-        rig.writer.keep(Retention { bytes: 1 << 30, ..small });
+        let mut rig = Rig::open(dir.path(), 0, Durability::Synced, 1 << 20);
+        rig.writer.keep(1 << 30);
         (0..40).for_each(|_| rig.commit(1000));
         let begins: Vec<u64> = segment_paths(dir.path()).unwrap().iter().map(|path| number(path)).collect();
         assert!(begins.len() > 3, "{begins:?}");
@@ -147,7 +142,7 @@ mod tests {
     #[test]
     fn a_log_without_flushes_proves_as_much_in_its_own_boot_and_nothing_in_a_later_one() {
         let dir = tempfile::tempdir().unwrap();
-        let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, Retention { bytes: 1 << 30, time: YEAR });
+        let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, 1 << 30);
         (0..4).for_each(|_| rig.commit(5));
         let found = [0, 10, 15, 20].map(|store_seq| lost(dir.path(), store_seq));
         assert_eq!(found, [Some(5), Some(15), None, None]);
@@ -158,7 +153,7 @@ mod tests {
     #[test]
     fn a_log_with_flushes_proves_what_precedes_it_whatever_follows() {
         let dir = tempfile::tempdir().unwrap();
-        let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, Retention { bytes: 1 << 30, time: YEAR });
+        let mut rig = Rig::open(dir.path(), 0, Durability::Buffered, 1 << 30);
         (0..4).for_each(|_| rig.commit(5));
         // From here on each commit is flushed, with all those before it.
         rig.durability = Durability::Synced;

@@ -43,11 +43,11 @@ pub use record::Change;
 pub(crate) use record::{FRAME_CHANGES_MAX, Frame, RECORD_BYTES, SlotEnd};
 pub(crate) use ring::Ring;
 pub(crate) use settings::FeedGiven;
-pub use settings::FeedSettings;
+pub use settings::SubscriberLimits;
 pub(crate) use subscribers::{Registration, Subscriber, Subscribers};
 pub(crate) use tail::{Scope, Tail};
 pub use workers::Workers;
-pub use writer::{FeedWriter, Retention};
+pub use writer::FeedWriter;
 
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
@@ -288,16 +288,12 @@ impl Feed {
         gone.iter().for_each(remove);
     }
 
-    /// Removes segments that exceed the retention, but never the last two.
-    fn expire(&self, retention: Retention) {
-        let newest_slot = self.head.borrow().slot;
+    /// Removes the oldest segments while the log has more than so many bytes, but never the last two.
+    fn expire(&self, retention_bytes: u64) {
         loop {
             let mut kept = self.kept();
             let bytes: u64 = kept.segments.iter().map(|segment| segment.bytes).sum();
-            // A segment ends where the next one begins. Where that is between two slots, a later one decides.
-            let ended_slot = kept.segments.iter().skip(1).find_map(|segment| segment.after_slot);
-            let age_slots = newest_slot.zip(ended_slot).map_or(0, |(newest, ended)| newest.saturating_sub(ended));
-            if kept.segments.len() <= 2 || (bytes <= retention.bytes && age_slots <= retention.slots()) {
+            if kept.segments.len() <= 2 || bytes <= retention_bytes {
                 return;
             }
             let Some(gone) = kept.segments.pop_front() else { return };

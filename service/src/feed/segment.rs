@@ -21,8 +21,6 @@ pub(super) struct Segment {
     pub(super) path: PathBuf,
     /// Length of the file in bytes, reserved space included.
     pub(super) bytes: u64,
-    /// Slot at which the store stood before the first change; `None` between two slots.
-    pub(super) after_slot: Option<u64>,
 }
 
 /// Content at an offset of a segment.
@@ -45,7 +43,7 @@ impl Segment {
     /// Creates an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced, because
     /// it holds nothing that was published.
     pub(super) fn create(dir: &Path, identity: Identity, begins: Beginning, bytes: u64) -> Result<(Self, File)> {
-        let Beginning { first_seq, after_slot } = begins;
+        let first_seq = begins.first_seq;
         let path = Self::path(dir, first_seq);
         let failed = |source| Error::io(format!("cannot make a segment of the feed: file={}", path.display()), source);
         let make = || {
@@ -57,7 +55,7 @@ impl Segment {
             Ok(file)
         };
         match make() {
-            Ok(file) => Ok((Self { first_seq, path, bytes, after_slot }, file)),
+            Ok(file) => Ok((Self { first_seq, path, bytes }, file)),
             Err(source) => {
                 // The remaining file holds no data, and the next attempt replaces it.
                 fs::remove_file(&path).ok();
@@ -71,8 +69,8 @@ impl Segment {
         let failed = |source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
-        let (identity, Beginning { first_seq, after_slot }) = header(&file, path)?;
-        let segment = Self { first_seq, path: path.to_owned(), bytes, after_slot };
+        let (identity, Beginning { first_seq, .. }) = header(&file, path)?;
+        let segment = Self { first_seq, path: path.to_owned(), bytes };
         Ok((segment, file, identity))
     }
 }

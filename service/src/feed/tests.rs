@@ -3,14 +3,13 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use engine_api::Durability;
 use proptest::prelude::*;
 
 use super::*;
 
-const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600 * 24 * 365) };
+const KEEP_ALL: u64 = 1 << 30;
 
 fn change(n: u64) -> Change {
     let word = |n: u64| {
@@ -44,15 +43,15 @@ pub(super) struct Rig {
     dir: PathBuf,
     pub(super) seq: u64,
     pub(super) durability: Durability,
-    pub(super) retention: Retention,
+    pub(super) retention_bytes: u64,
     pub(super) writer: FeedWriter,
     feed: Arc<Feed>,
 }
 
 impl Rig {
-    pub(super) fn open(dir: &Path, seq: u64, durability: Durability, retention: Retention) -> Self {
-        let (writer, feed) = FeedWriter::open(dir, &at(seq), durability, retention).unwrap();
-        Self { dir: dir.to_owned(), seq, durability, retention, writer, feed }
+    pub(super) fn open(dir: &Path, seq: u64, durability: Durability, retention_bytes: u64) -> Self {
+        let (writer, feed) = FeedWriter::open(dir, &at(seq), durability, retention_bytes).unwrap();
+        Self { dir: dir.to_owned(), seq, durability, retention_bytes, writer, feed }
     }
 
     pub(super) fn synced(dir: &Path, seq: u64) -> Self {
@@ -72,9 +71,9 @@ impl Rig {
     }
 
     pub(super) fn reopen(self) -> Self {
-        let Self { dir, seq, durability, retention, writer, feed } = self;
+        let Self { dir, seq, durability, retention_bytes, writer, feed } = self;
         drop((writer, feed));
-        Self::open(&dir, seq, durability, retention)
+        Self::open(&dir, seq, durability, retention_bytes)
     }
 
     /// Checks every change from `seq` on, read from disk alone and again as a subscriber reads it.
@@ -140,10 +139,9 @@ proptest! {
         let temp = tempfile::tempdir().unwrap();
         let start = 100;
         // The segments of this log have one megabyte.
-        let retention = Retention { bytes: 1 << 20, ..KEEP_ALL };
-        let mut rig = Rig::open(temp.path(), start, Durability::Synced, retention);
-        rig.retention.bytes = 1 << 30;
-        rig.writer.keep(rig.retention);
+                let mut rig = Rig::open(temp.path(), start, Durability::Synced, 1 << 20);
+        rig.retention_bytes = KEEP_ALL;
+        rig.writer.keep(KEEP_ALL);
         let id = rig.feed.id();
         for step in steps {
             match step {
@@ -241,31 +239,6 @@ fn a_log_that_is_changed_while_it_is_written_is_told_once() {
 }
 
 #[test]
-fn the_age_of_changes_is_counted_in_slots_and_no_clock_decides() {
-    let temp = tempfile::tempdir().unwrap();
-    let small = Retention { bytes: 1 << 20, ..KEEP_ALL };
-    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, small);
-    rig.retention.bytes = 1 << 30;
-    rig.writer.keep(rig.retention);
-    // A slot a change, so that these are two segments and a half of some 9000 slots each.
-    (0..24).for_each(|_| rig.commit(1000));
-    let begins = |rig: &Rig| rig.feed.kept().segments.iter().map(|segment| segment.first_seq).collect::<Vec<_>>();
-    let all = begins(&rig);
-    assert!(all.len() >= 3, "{all:?}");
-    for segment in &rig.feed.kept().segments {
-        let file = fs::File::options().write(true).open(&segment.path).unwrap();
-        file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    }
-    let mut rig = rig.reopen();
-    let age_slots = rig.seq + 1 - all[1];
-    for (slots, left) in [(age_slots, all.len()), (age_slots - 1, all.len() - 1)] {
-        rig.writer.keep(Retention { time: Duration::from_millis(slots * 400), ..rig.retention });
-        rig.writer.expire();
-        assert_eq!(begins(&rig), all[all.len() - left..], "slots={slots}");
-    }
-}
-
-#[test]
 fn without_flushes_a_crash_that_may_have_lost_something_begins_a_new_feed() {
     let temp = tempfile::tempdir().unwrap();
     let mut rig = Rig::open(temp.path(), 0, Durability::Buffered, KEEP_ALL);
@@ -336,8 +309,7 @@ fn a_crash_among_changes_that_are_left_out_begins_a_new_feed() {
 #[test]
 fn beyond_the_retention_the_oldest_is_named() {
     let temp = tempfile::tempdir().unwrap();
-    let retention = Retention { bytes: 3 << 20, ..KEEP_ALL };
-    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, retention);
+    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, 3 << 20);
     let mut behind = Cursor::new(1);
     rig.commit(1000);
     rig.feed.read(&mut behind).unwrap();
@@ -355,7 +327,7 @@ fn beyond_the_retention_the_oldest_is_named() {
         assert!(!frames.is_empty());
     }
     assert_eq!(gone(&mut behind), oldest_seq);
-    rig.feed.expire(Retention { time: Duration::ZERO, ..KEEP_ALL });
+    rig.feed.expire(0);
     assert_eq!(rig.feed.kept().segments.len(), 2);
     rig.reopen().check(oldest_seq.max(55_000));
 }
@@ -363,7 +335,7 @@ fn beyond_the_retention_the_oldest_is_named() {
 #[test]
 fn a_damaged_log_is_reported_and_never_read() {
     let temp = tempfile::tempdir().unwrap();
-    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, Retention { bytes: 1 << 20, ..KEEP_ALL });
+    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, 1 << 20);
     rig.writer.keep(KEEP_ALL);
     (0..30).for_each(|_| rig.commit(1000));
     let id = rig.feed.id();

@@ -22,7 +22,7 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use engine_api::{Durability, Error, ErrorKind, Result};
 use solana::ChainCheckpoint;
@@ -42,24 +42,6 @@ const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// A retention is divided into this many segments, so that removing one leaves most of the requested past.
 const SEGMENTS: u64 = 8;
 
-/// Nominal duration of a slot. An age is counted in slots, because a step of the machine's clock must not remove the past.
-const SLOT_TIME: Duration = Duration::from_millis(400);
-
-/// Bounds on the past that the feed keeps.
-#[derive(Clone, Copy, Debug)]
-pub struct Retention {
-    /// Maximum bytes of the log on disk. At least two segments are kept.
-    pub bytes: u64,
-    /// Maximum age of the oldest change, counted in slots of 400 ms.
-    pub time: Duration,
-}
-
-impl Retention {
-    pub(super) fn slots(self) -> u64 {
-        (self.time.as_millis() / SLOT_TIME.as_millis()) as u64
-    }
-}
-
 /// The writer of the feed, which appends and publishes changes.
 #[derive(Debug)]
 pub struct FeedWriter {
@@ -67,7 +49,8 @@ pub struct FeedWriter {
     dir: PathBuf,
     durability: Durability,
     identity: Identity,
-    retention: Retention,
+    /// Maximum bytes of the log on disk. At least two segments are kept.
+    retention_bytes: u64,
     segment_bytes: u64,
     end: End,
     /// Slot at which the store stands after the newest published change; `None` between two slots.
@@ -119,11 +102,11 @@ impl FeedWriter {
         dir: &Path,
         checkpoint: &ChainCheckpoint,
         durability: Durability,
-        retention: Retention,
+        retention_bytes: u64,
     ) -> Result<(Self, Arc<Feed>)> {
         make_dir(dir)
             .map_err(|source| Error::io(format!("cannot make the feed's directory: dir={}", dir.display()), source))?;
-        let segment_bytes = (retention.bytes / SEGMENTS).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+        let segment_bytes = (retention_bytes / SEGMENTS).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
         let next_seq = checkpoint.seq + 1;
         let boot = match durability {
             Durability::Buffered => boot_id()?,
@@ -154,7 +137,7 @@ impl FeedWriter {
             dir: dir.to_owned(),
             durability,
             identity: Identity { feed_id, boot },
-            retention,
+            retention_bytes,
             segment_bytes,
             end: log.end,
             at_slot: whole_slot(checkpoint),
@@ -249,7 +232,7 @@ impl FeedWriter {
         Ok(())
     }
 
-    /// Removes segments older than the retention, beats the ring, and looks whether the log is still there. Call it once
+    /// Removes segments beyond the retention, beats the ring, and looks whether the log is still there. Call it once
     /// in a while, because expiry by age is checked nowhere else while no segment begins.
     pub fn expire(&mut self) {
         if let Some(why) = self.end.gone().filter(|_| !self.is_told) {
@@ -264,13 +247,13 @@ impl FeedWriter {
         if let Some(ring) = &self.ring {
             ring.beat();
         }
-        self.feed.expire(self.retention);
+        self.feed.expire(self.retention_bytes);
     }
 
     /// Changes the retention from now on.
     #[cfg(test)]
-    pub(crate) fn keep(&mut self, retention: Retention) {
-        self.retention = retention;
+    pub(crate) fn keep(&mut self, retention_bytes: u64) {
+        self.retention_bytes = retention_bytes;
     }
 
     /// Bytes of the frame that is appended and not published.
@@ -292,7 +275,7 @@ impl FeedWriter {
         let (segment, file) = Segment::create(&self.dir, self.identity, begins, bytes)?;
         self.end = End::new(&segment, file);
         self.feed.add_segment(segment);
-        self.feed.expire(self.retention);
+        self.feed.expire(self.retention_bytes);
         Ok(())
     }
 

@@ -57,12 +57,10 @@ impl Newest {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use engine_api::Durability;
 
     use super::*;
-    use crate::feed::{Change, FeedWriter, Retention, SlotEnd};
+    use crate::feed::{Change, FeedWriter, SlotEnd};
 
     fn at(seq: u64, slot: u64) -> ChainCheckpoint {
         ChainCheckpoint { seq, slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() }
@@ -71,7 +69,7 @@ mod tests {
     #[test]
     fn an_incremental_archive_has_to_begin_before_the_newest_slot_unless_the_store_was_brought_there() {
         let temp = tempfile::tempdir().unwrap();
-        let keep_all = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
+        let keep_all = 1 << 30;
         let newest = |store: &ChainCheckpoint| {
             let read = Newest::read(temp.path(), store, Some(10));
             read.map(|newest| (newest.base_max, newest.undo.keys())).map_err(|error| error.to_string())

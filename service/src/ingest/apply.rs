@@ -43,6 +43,10 @@ const FULL_RETRY: Duration = Duration::from_secs(2);
 /// them.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 
+/// Value of [`ApplyConfig::commit_interval`] outside of a simulation: a reader that waits for a slot waits no longer than this
+/// while the service catches up, and slots that are not committed are received again after a crash.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Settings that say when to commit, how much, and how durably.
 #[derive(Clone, Copy, Debug)]
 pub struct ApplyConfig {
@@ -72,7 +76,7 @@ impl ApplyConfig {
         let due = commit.commit_every.map(|changes| changes as usize);
         Self {
             batch: batch::Limits::within(probe::memory_limit().bytes, engine, due),
-            commit_interval: commit.commit_interval,
+            commit_interval: COMMIT_INTERVAL,
             gap_timeout: receive.gap_timeout,
             full_retry: FULL_RETRY,
             depth: commit.ingest_depth as usize,

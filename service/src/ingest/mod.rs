@@ -23,7 +23,7 @@ pub mod reads;
 pub mod receive;
 mod refusals;
 mod roster;
-mod settings;
+pub(crate) mod settings;
 pub mod spooling;
 mod standing;
 mod state;

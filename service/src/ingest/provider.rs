@@ -256,7 +256,7 @@ impl Settings {
     fn compressed(&self) -> Option<String> {
         (self.compression != Compression::None).then(|| {
             format!(
-                "geyser_compression={} geyser={}: a server compresses each message by itself, which makes catching up 17 to \
+                "compression={} geyser={}: a server compresses each message by itself, which makes catching up 17 to \
                  20 times slower, and at more than 20,000 updates a second the service falls behind: use it only where \
                  the network is slower than that",
                 self.compression.name(),

@@ -78,8 +78,12 @@ pub struct ReceiveConfig {
     pub selection: Selection,
     /// Commitment at which a slot is taken in.
     pub commitment: Commitment,
-    /// When a connection is given up, and how many providers are followed at once.
+    /// How long a slot waits for its parent, and how many providers are followed at once.
     pub settings: ReceiveSettings,
+    /// How long a connection may bring no slot that can be applied.
+    pub idle_timeout: Duration,
+    /// Lag in slots from which on another provider takes over.
+    pub takeover_lag_slots: u64,
     /// Seed of the jitter in the waits between attempts, so that it differs from that of other clients.
     pub jitter_seed: u64,
 }
@@ -258,7 +262,7 @@ impl<U: Upstream> Receiver<'_, U> {
         let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
         let upstream = &self.upstreams[at];
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
-        let idle_timeout = self.config.settings.idle_timeout;
+        let idle_timeout = self.config.idle_timeout;
         let opening = Connection::open(upstream, idle_timeout, subscription, applied);
         let mut connection = if roster.has_others(&self.state.providers) {
             let unanswered = |_| Err(Ended::Retry(format!("the server does not answer within {OPENING_MAX:?}")));
@@ -340,7 +344,7 @@ impl<U: Upstream> Receiver<'_, U> {
     /// Ends the connection where the provider lags too long after another one that could take over. `applied` is the slot
     /// at which the connection began.
     fn check_lag(&self, roster: &Roster, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
-        let limit_slots = self.config.settings.takeover_lag_slots;
+        let limit_slots = self.config.takeover_lag_slots;
         // Not the newest slot that any provider has: that may be another one's.
         let own = self.state.readiness.mentioned_slot().or(applied);
         // If the newest tick is not taken in yet, the lag is that of ingest-apply, and another provider would not help.
@@ -351,7 +355,7 @@ impl<U: Upstream> Receiver<'_, U> {
             return Ok(());
         }
         Err(Ended::Lags(format!(
-            "the server lags: newest_slot={} lag_slots={} takeover_lag_slots={limit_slots}",
+            "the server lags: newest_slot={} lag_slots={} limit_slots={limit_slots}",
             own.unwrap_or(0),
             lag_slots.unwrap_or(0)
         )))

@@ -181,19 +181,19 @@ fn compression_ended(message: &str, asked: Compression) -> Option<Ended> {
     if message.contains("compressed-flag but no grpc-encoding") {
         return Some(Ended::Refused(format!(
             "the server compresses its answers and does not name the encoding: message={message:?}; it has to send them \
-             uncompressed, or with grpc-encoding and geyser_compression set to the same"
+             uncompressed, or with grpc-encoding and compression in its table [[geyser]] set to the same"
         )));
     }
     let encoding = message.split_once("Content is compressed with `")?.1.split('`').next()?;
     Some(Ended::Refused(if asked.name() == encoding {
         format!(
-            "the server takes no request that is compressed: message={message:?}; geyser_compression = \"{encoding}\" asks \
-             for it: leave that out"
+            "the server takes no request that is compressed: message={message:?}; compression = \"{encoding}\" in its table \
+             [[geyser]] asks for it: leave that out"
         )
     } else {
         format!(
             "the server compresses its answers, which it was not asked for: message={message:?}; it has to send them \
-             uncompressed, or give geyser_compression = {encoding:?}, which costs much time"
+             uncompressed, or give compression = {encoding:?} in its table [[geyser]], which costs much time"
         )
     }))
 }
@@ -352,10 +352,10 @@ mod tests {
             words(&status, &Terms { access: Access { compression, ..Access::default() }, ..Terms::default() })
         };
         for (encoding, compression, way_out) in [
-            ("zstd", Compression::None, "give geyser_compression = \"zstd\""),
-            ("zstd", Compression::Gzip, "give geyser_compression = \"zstd\""),
+            ("zstd", Compression::None, "give compression = \"zstd\" in its table"),
+            ("zstd", Compression::Gzip, "give compression = \"zstd\" in its table"),
             ("zstd", Compression::Zstd, "takes no request that is compressed"),
-            ("gzip", Compression::Gzip, "geyser_compression = \"gzip\" asks for it"),
+            ("gzip", Compression::Gzip, "compression = \"gzip\" in its table [[geyser]] asks for it"),
         ] {
             let said = of(encoding, compression);
             assert!(said.contains(way_out) && !said.contains("filter"), "{encoding} {compression:?}: {said}");

@@ -9,7 +9,7 @@
 //! third. A stream that breaks after it sent slots is asked for once more first, because a restarted server or a load
 //! balancer ends streams too. One that was silent before its end is not.
 //!
-//! A followed provider that lags by more than `takeover_lag_slots` is left after `LAGS_FOR`, if it does not catch up
+//! A followed provider that lags by more than `TAKEOVER_LAG_SLOTS` is left after `LAGS_FOR`, if it does not catch up
 //! and ingest-apply keeps up with it. As after any reconnect, the next one is asked from the applied slot, so its first
 //! message is compared with that slot's blockhash.
 

@@ -11,14 +11,13 @@ use anyhow::{Result, bail, ensure};
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
 use super::geyser::{self, Geyser};
-use super::provider::{self, Compression};
+use super::provider;
 use super::providers::LANES_MAX;
 use super::reads;
 use super::subscribe::Commitment;
 use crate::base::setting::{HOUR, WAIT_MIN, settings};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::net::secrets;
-use crate::readiness::LAG_SLOTS_MAX;
 
 /// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -32,8 +31,16 @@ const PROVIDERS_MAX: usize = 16;
 /// Maximum number of keys looked up together: more than any slot of mainnet has, and a call takes the keys of one slot.
 const INGEST_DEPTH_MAX: u32 = 1 << 16;
 
-/// Shortest `idle_timeout`. A time below that of one slot would reconnect without end.
+/// Shortest time without a slot that can be applied after which the stream is reconnected. A time below that of one slot would
+/// reconnect without end.
 const IDLE_MIN: Duration = Duration::from_millis(500);
+
+/// Longest such time. A server that restarts is back by then, and a pause of the chain costs one connection each time.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Another provider takes over from one that lags by more slots than this and does not catch up: twenty seconds of slots, so
+/// that the other one still has the slots between. Less would take over for a pause of the network.
+pub(crate) const TAKEOVER_LAG_SLOTS: u64 = 50;
 
 /// Default of `gap_timeout` with one server.
 const GAP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,7 +52,8 @@ const GAP_TIMEOUT_OF_SEVERAL: Duration = Duration::from_secs(20);
 settings! {
     /// The servers of the stream, and the values taken from it.
     pub struct StreamSettings from StreamGiven {
-        /// URL of a Yellowstone gRPC server; given several times, the first is followed and the others take over from it
+        /// URL of a Yellowstone gRPC server, for every service; given several times, the first is followed and the others take over
+        /// from it
         ///
         /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
         /// contradicts the chain. In the file a server may be a table of its own, geyser, with url, x_token_file,
@@ -54,32 +62,31 @@ settings! {
         #[arg(value_name = "URL")]
         #[serde(deserialize_with = "geyser::read", serialize_with = "geyser::write")]
         geyser: Vec<Geyser> = bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
-        /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
+        /// File whose first line is the server's token; for a server that asks for one [default: the systemd credential x-token,
+        /// if there is one]
         #[arg(value_name = "FILE")]
         x_token_file: PathBuf;
-        /// Name of the header that carries the token, such as authorization [default: x-token]
+        /// Name of the header that carries the token; for a server that takes another one, such as authorization
+        /// [default: x-token]
         #[arg(value_name = "NAME")]
         x_token_header: String = "x-token".to_owned();
-        /// Authorities that may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or those
-        /// that the machine trusts]
+        /// Authorities that may sign the server's certificate, PEM; for a server with a private one [default: the systemd
+        /// credential geyser-ca, or those that the machine trusts]
         #[arg(value_name = "FILE")]
         geyser_ca: PathBuf;
-        /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
+        /// Certificate shown to the stream's server, PEM; for a server that asks for one [default: the systemd credential
+        /// geyser-cert, if there is one]
         #[arg(value_name = "FILE")]
         geyser_cert: PathBuf;
-        /// The certificate's private key, PEM [default: the systemd credential geyser-key]
+        /// The private key for geyser_cert, PEM [default: the systemd credential geyser-key]
         #[arg(value_name = "FILE")]
         geyser_key: PathBuf;
-        /// Compression of the stream's server's answers and of requests to it: none, gzip or zstd [default: none]
-        ///
-        /// A server compresses each message by itself, which makes catching up slow: check-config says how slow.
-        #[arg(value_enum)]
-        geyser_compression: Compression = Compression::default();
         /// Value taken from an account: its owner program, or a token account's owner or mint; a store records the first one
-        /// that it is given, and any other is refused [default: the store's own; a store without one needs it]
+        /// that it is given, and any other is refused; for a store that records none [default: the store's own]
         #[arg(value_parser = bootstrap::extraction())]
         extract: Extract = bail!(unknown_extract());
-        /// Accounts that a token extraction asks for; the choice decides which changes it can miss [default: exact]
+        /// Accounts that a token extraction asks for; the others than exact can miss changes, and are for a server that does not
+        /// send every account [default: exact]
         ///
         /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
         /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
@@ -90,7 +97,8 @@ settings! {
         /// subscription to all accounts (`any`), or allow only a few data slices.
         #[arg(value_enum)]
         follow: Follow = Follow::default();
-        /// Commitment at which a slot is applied: confirmed or finalized [default: confirmed]
+        /// Commitment at which a slot is applied: confirmed or finalized; finalized is for readers that must never see a slot that
+        /// the chain drops [default: confirmed]
         #[arg(value_enum)]
         commitment: Commitment = Commitment::Confirmed;
         /// Also follow processed slots, in memory and by a second subscription, for lookups at processed [default: false]
@@ -173,7 +181,7 @@ impl StreamSettings {
                 ca: find(geyser.ca, CA_CREDENTIAL),
                 cert: find(geyser.cert, CERT_CREDENTIAL),
                 key: find(geyser.key, KEY_CREDENTIAL),
-                compression: geyser.compression.unwrap_or(self.geyser_compression),
+                compression: geyser.compression.unwrap_or_default(),
             }
         };
         self.geysers().enumerate().map(provider).collect()
@@ -201,17 +209,12 @@ impl StreamSettings {
 settings! {
     /// When the ingest commits while it catches up, and how it reads.
     pub struct CommitSettings from CommitGiven {
-        /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
-        /// [default: up to 65536, as memory allows]
+        /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576;
+        /// for a device on which large commits delay lookups [default: up to 65536, as memory allows]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         commit_every: u32, within 1..=FRAME_CHANGES_MAX as u32;
-        /// While catching up, slots share a commit for at most this long [default: 1s]
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::base::setting::duration")]
-        // Uncommitted slots are received again after a crash.
-        commit_interval: Duration = Duration::from_secs(1), within Duration::ZERO..=HOUR;
-        /// Number of keys of one slot that are looked up together, 1 to 65536; 1 waits for one after another [default: 1024]
+        /// Number of keys of one slot that are looked up together, 1 to 65536; 1 is for measuring single reads [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         ingest_depth: u32 = reads::DEPTH as u32, within 1..=INGEST_DEPTH_MAX;
@@ -222,24 +225,25 @@ settings! {
     /// How long the stream may be silent or lack a slot, and which servers are followed.
     #[derive(Copy)]
     pub struct ReceiveSettings from ReceiveGiven {
-        /// Reconnect to the stream after this long without a slot that can be applied [default: 30s]
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::base::setting::duration")]
-        idle_timeout: Duration = Duration::from_secs(30), within IDLE_MIN..=HOUR;
-        /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 20s with
-        /// several servers, 60s with one]
+        /// How long a slot waits for its parent before the parent counts as missing, which is a gap; for a server that sends
+        /// slots late. A connection without a slot that can be applied ends after half as long again, or 30s [default: 20s
+        /// with several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         // Slots that wait are held in memory.
         gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
-        /// Number of the servers that are followed at once: 1 or 2. Of each slot, the server's that brings it first is
-        /// applied [default: 1]
+        /// Number of the servers that are followed at once: 1 or 2; 2 is for an operator for whom no takeover may cost time. Of
+        /// each slot, the server's that brings it first is applied [default: 1]
         #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
         geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
-        /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
-        #[arg(value_name = "N", value_parser = bootstrap::count::<u64>)]
-        #[serde(deserialize_with = "crate::base::setting::count")]
-        takeover_lag_slots: u64 = 50, within 1..=LAG_SLOTS_MAX;
+    }
+}
+
+impl ReceiveSettings {
+    /// Returns how long a connection may bring no slot that can be applied. It is longer than a slot waits for its parent: a
+    /// missing slot is a gap before it is a useless server.
+    pub fn idle_timeout(&self) -> Duration {
+        (self.gap_timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX)
     }
 }
 

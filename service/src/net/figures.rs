@@ -47,7 +47,7 @@ pub enum Ending {
     Greeting,
     /// No request that was admitted came in time.
     FirstRequest,
-    /// No request was made for `idle_connection_timeout`.
+    /// No request was made for ten minutes.
     Idle,
     /// The client did not read its answers.
     Unread,

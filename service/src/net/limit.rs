@@ -20,17 +20,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
 use crate::base::figure::count;
-use crate::base::setting::{DAY, HOUR, WAIT_MIN, settings};
+use crate::base::setting::settings;
 
 /// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
 /// network does not lock out the machine's own processes.
 const UDS_SHARE: u32 = 8;
 
-/// By default one source may have one in this many of the gRPC connections, so that it takes several sources to take
+/// One source may have one in this many of the gRPC connections, so that it takes several sources to take
 /// them all. A machine or proxy does not notice: it needs a handful, because each carries 256 requests at once.
 const SOURCE_SHARE: u32 = 4;
 
-/// Smallest default share of a source, for a small `max_connections`: one machine may run several programs.
+/// Smallest share of a source, for a small `max_connections`: one machine may run several programs.
 const SOURCE_MIN: u32 = 8;
 
 /// Maximum number of gRPC connections: each can cost 4.5 MiB, so 288 GiB in all.
@@ -46,49 +46,50 @@ pub(crate) const HTTP_SOURCE_MAX: u32 = 32;
 /// for each 64 MB of it.
 const FILES_RESERVE: u64 = 512;
 
+/// A connection without requests, new or under way, is closed after this long. A client of the house opens another one by
+/// itself, and a client that is gone frees its place.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A request that is not answered within this time is given up; streams may last longer. It holds its resources for this
+/// long. A client may give a shorter deadline of its own.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 settings! {
-    /// Limits on gRPC connections and their requests.
+    /// The setting of the gRPC connections.
     #[derive(Copy)]
-    pub struct ConnectionLimits from ConnectionGiven {
-        /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
+    pub struct ConnectionSettings from ConnectionGiven {
+        /// gRPC connections at once, on TCP and the Unix socket together; for many clients, or for little memory: each can
+        /// cost 4.5 MiB. One address may have a quarter of them, and one in 16 may follow the feed [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         max_connections: u32 = 1024, within 1..=CONNECTIONS_MAX;
-        /// gRPC connections that one address may have (IPv6: one /64; Unix socket: one user) [default: a quarter of
-        /// max_connections]
-        #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
-        #[serde(deserialize_with = "crate::base::setting::count")]
-        max_connections_per_address: u32 = default_per_source(max_connections);
-        /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::base::setting::duration")]
-        idle_connection_timeout: Duration = Duration::from_secs(600), within Duration::ZERO..=365 * DAY;
-        /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
-        #[serde(with = "crate::base::setting::duration")]
-        // A request holds its resources for this long.
-        request_timeout: Duration = Duration::from_secs(10), within WAIT_MIN..=HOUR;
     }
+}
+
+/// Limits on gRPC connections and their requests.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Maximum number of connections, on TCP and the Unix socket together.
+    pub max_connections: u32,
+    /// Maximum number of settled connections of one source.
+    pub per_source: u32,
+    /// A connection without requests ends after this long; zero: never.
+    pub idle_timeout: Duration,
+    /// A request is given up after this long.
+    pub request_timeout: Duration,
 }
 
 impl ConnectionLimits {
-    /// Checks the share of one source.
-    ///
-    /// # Errors
-    /// It is nothing, or more than all connections.
-    pub fn check(&self) -> Result<()> {
-        let (max, per_address) = (self.max_connections, self.max_connections_per_address);
-        ensure!(
-            (1..=max).contains(&per_address),
-            "max_connections_per_address={per_address}: give 1 to max_connections={max}"
-        );
-        Ok(())
+    /// Returns the limits of a service that takes so many connections.
+    pub fn of(max_connections: u32) -> Self {
+        let per_source = per_source(max_connections);
+        Self { max_connections, per_source, idle_timeout: IDLE_TIMEOUT, request_timeout: REQUEST_TIMEOUT }
     }
 }
 
-/// Returns the share of one source for a configuration that does not set it.
-fn default_per_source(max: u32) -> u32 {
-    (max / SOURCE_SHARE).max(SOURCE_MIN).min(max)
+/// Returns the share of one source: a quarter, or most of few connections.
+fn per_source(max_connections: u32) -> u32 {
+    (max_connections / SOURCE_SHARE).max(SOURCE_MIN).min(max_connections)
 }
 
 /// Admits connections of one listener while there is room. Clones share the room, and so do the two listeners of gRPC.
@@ -135,7 +136,7 @@ impl Limit {
     /// Returns the limits of gRPC on TCP and on the Unix socket.
     pub(crate) fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
         let max = limits.max_connections;
-        let rooms = Rooms::new(max, max - max / UDS_SHARE, limits.max_connections_per_address, figures);
+        let rooms = Rooms::new(max, max - max / UDS_SHARE, limits.per_source, figures);
         (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
@@ -383,8 +384,8 @@ pub(crate) mod tests {
     /// Limits that never refuse a connection in a test.
     pub(crate) const ROOMY: ConnectionLimits = ConnectionLimits {
         max_connections: 100,
-        max_connections_per_address: 100,
-        idle_connection_timeout: Duration::ZERO,
+        per_source: 100,
+        idle_timeout: Duration::ZERO,
         request_timeout: Duration::from_secs(60),
     };
 
@@ -393,8 +394,8 @@ pub(crate) mod tests {
         Source::of([192, 0, 2, n].into())
     }
 
-    fn limits(max: u32, per_source: u32) -> ConnectionLimits {
-        ConnectionLimits { max_connections: max, max_connections_per_address: per_source, ..ROOMY }
+    fn limits(max_connections: u32, per_source: u32) -> ConnectionLimits {
+        ConnectionLimits { max_connections, per_source, ..ROOMY }
     }
 
     fn evicted(admission: &Admission) -> bool {
@@ -455,7 +456,7 @@ pub(crate) mod tests {
         of_one[2].seat.settle().unwrap();
         let local: Vec<_> = (0..4).filter_map(|_| uds.admit(Source::User(0))).collect();
         assert_eq!((local.len(), figures.endings(Ending::SourceShare)), (3, 2));
-        assert_eq!(default_per_source(1024), 256);
-        assert_eq!([1, 8, 16, 100].map(default_per_source), [1, 8, 8, 25]);
+        assert_eq!(per_source(1024), 256);
+        assert_eq!([1, 8, 16, 100].map(per_source), [1, 8, 8, 25]);
     }
 }

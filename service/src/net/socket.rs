@@ -1,62 +1,12 @@
 //! Permission to connect to a Unix socket: the mode and the group of its file.
 //!
-//! Owns: the spelling of both, and the check that the group exists and may be given to a file. Must not: touch a
+//! Owns: both, and the check that the group exists and may be given to a file. Must not: touch a
 //! socket. Runs on `main`.
-
-use std::fmt;
-use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::unistd::{Gid, Group, getegid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities};
-use serde::{Deserialize, Serialize};
-
-/// Permissions of a socket's file; the configuration writes them in octal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct SocketMode(u32);
-
-impl SocketMode {
-    /// Only the owner may connect.
-    pub const OWNER: Self = Self(0o600);
-
-    /// Owner and group may connect.
-    pub const OWNER_AND_GROUP: Self = Self(0o660);
-
-    pub fn bits(self) -> u32 {
-        self.0
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04o}", self.0)
-    }
-}
-
-impl From<SocketMode> for String {
-    fn from(mode: SocketMode) -> Self {
-        mode.to_string()
-    }
-}
-
-impl FromStr for SocketMode {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= 0o777);
-        bits.map(Self)
-            .with_context(|| format!("not permissions: mode={text:?} expected=octal up to 0777, such as 0660"))
-    }
-}
-
-impl TryFrom<String> for SocketMode {
-    type Error = anyhow::Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
+use serde::Serialize;
 
 /// A group that the system knows. The configuration shows it as it was given, by name or number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -118,28 +68,23 @@ impl SocketGroup {
 /// Permissions and group of a socket's file, which decide who may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
-    pub mode: SocketMode,
+    /// Permissions of the socket's file.
+    pub mode: u32,
     /// Group of the socket's file; `None` leaves the service's own.
     pub group: Option<SocketGroup>,
 }
 
 impl SocketAccess {
     /// Only the owner may connect, and the group is the service's own.
-    pub const OWNER: Self = Self { mode: SocketMode::OWNER, group: None };
+    pub const OWNER: Self = Self { mode: 0o600, group: None };
+
+    /// The mode with which owner and group may connect.
+    pub(crate) const OWNER_AND_GROUP: u32 = 0o660;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn socket_modes_are_octal() {
-        let parse = |text: &str| serde_json::from_value::<SocketMode>(text.into());
-        assert_eq!(parse("0600").unwrap().bits(), 0o600);
-        for wrong in ["0888", "1777", "rw", ""] {
-            assert!(parse(wrong).unwrap_err().to_string().contains("octal"), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_group_is_known_by_name_or_number_or_is_named_in_the_error() {

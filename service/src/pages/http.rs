@@ -245,7 +245,7 @@ mod tests {
         for path in ["/", "/dashboard.json", "/status.json", "/metrics", "/readyz", "/healthz", "/none"] {
             let (code, body) = fetch_as(address, path, "host: rebound.example:7401\r\n").await;
             assert_eq!(code, 421, "{path}");
-            assert!(body.contains("rebound.example") && body.contains("metrics_hosts"), "{body}");
+            assert!(body.contains("rebound.example") && body.contains("with the setting metrics"), "{body}");
         }
         let two = "host: localhost\r\nhost: rebound.example\r\n";
         assert_eq!(fetch_as(address, "/healthz", two).await.0, 421);

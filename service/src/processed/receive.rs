@@ -106,7 +106,7 @@ impl Receiver {
     ) -> Result<std::convert::Infallible, Ended> {
         let provider = &self.config.providers[at];
         let request = request_processed(self.config.selection);
-        let mut connection = Connection::open(provider, self.config.settings.idle_timeout, request, None).await?;
+        let mut connection = Connection::open(provider, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
         self.set_connected(true);
         info!(url = provider.shown(), "subscribed to processed slots");

@@ -44,7 +44,7 @@ async fn applying_old_slots_is_not_live() {
     assert_eq!(readiness.verdict_at(Some(0)).not_ready.as_deref(), Some(why));
     readiness.slot_applied(Age::Known(SECOND * 9));
     assert!(readiness.verdict_at(Some(149)).is_ready());
-    let why = "150 slots behind the newest known one: max_lag_slots=150";
+    let why = "150 slots behind the newest known one: limit_slots=150";
     assert_eq!(readiness.verdict_at(Some(150)).not_ready.as_deref(), Some(why));
     advance(SECOND * 2).await;
     assert!(!readiness.verdict_at(Some(0)).is_ready(), "nine seconds old when it came, and two more");
@@ -90,7 +90,7 @@ async fn the_newest_plausible_slot_that_any_provider_names_counts_for_some_secon
     readiness.published.publish(ChainCheckpoint { slot: Some(1000), ..ChainCheckpoint::default() });
     readiness.set_newest_slot(1001);
     let why = |readiness: &Readiness| (readiness.lag_slots(), readiness.verdict().not_ready);
-    let behind = Some("350 slots behind the newest known one: max_lag_slots=150".to_owned());
+    let behind = Some("350 slots behind the newest known one: limit_slots=150".to_owned());
     for absurd in [1000 + 5_001, 1 << 39, u64::MAX] {
         readiness.name(absurd);
         assert_eq!(why(&readiness), (Some(1), None), "{absurd}");
@@ -112,7 +112,7 @@ async fn the_newest_plausible_slot_that_any_provider_names_counts_for_some_secon
 
 #[test]
 fn limits_are_settings() {
-    let readiness = live_within(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 }, SECOND * 38);
+    let readiness = live_within(Limits { max_lag: SECOND * 400 }, SECOND * 380);
     assert!(readiness.verdict_at(Some(900)).is_ready());
     assert!(!readiness.verdict_at(Some(1000)).is_ready());
 }

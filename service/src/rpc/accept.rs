@@ -49,7 +49,7 @@ pub(super) struct Terms {
     pub(super) limit: Limit,
     pub(super) budget: Arc<Budget>,
     /// Idle limit of the connections; see
-    /// `idle_connection_timeout` of [`ConnectionLimits`](crate::net::limit::ConnectionLimits).
+    /// `idle_timeout` of [`ConnectionLimits`](crate::net::limit::ConnectionLimits).
     pub(super) idle_timeout: Duration,
 }
 

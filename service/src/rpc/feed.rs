@@ -23,7 +23,7 @@ use super::maps::refuse_other_map;
 use super::places::Taking;
 use super::subscription::{CHANGES_PER_MESSAGE, Ended, Subscription, gone};
 use crate::base::figure::unix_ms;
-use crate::feed::{DUMPS_MAX, Feed, FeedSettings, Filter, Registration, Scope, Tail, Workers};
+use crate::feed::{DUMPS_MAX, Feed, Filter, Registration, Scope, SubscriberLimits, Tail, Workers};
 use crate::net::figures::Place;
 
 /// Messages queued between a subscriber's task and its connection: about two megabytes with [`CHANGES_PER_MESSAGE`]. A
@@ -34,12 +34,12 @@ const SUBSCRIBER_QUEUE: usize = 16;
 #[derive(Clone)]
 pub struct FeedService {
     feed: Option<(Arc<Feed>, Workers)>,
-    limits: FeedSettings,
+    limits: SubscriberLimits,
 }
 
 impl FeedService {
     /// Returns a service of the feed; without a feed it refuses every subscription.
-    pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: FeedSettings) -> Self {
+    pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: SubscriberLimits) -> Self {
         Self { feed, limits }
     }
 }
@@ -67,7 +67,7 @@ impl FeedRpc for FeedService {
             return Err(Status::failed_precondition(message));
         }
         let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(Status::invalid_argument)?;
-        let share = Taking::new(&caller, Place::Subscribers, 1, self.limits.feed_subscribers.into())?;
+        let share = Taking::new(&caller, Place::Subscribers, 1, self.limits.subscribers.into())?;
         let (next_seq, dump) = begin(&feed, &request, &caller)?;
         let (sender, receiver) = mpsc::channel(SUBSCRIBER_QUEUE);
         let (end, ended) = oneshot::channel();
@@ -82,7 +82,7 @@ impl FeedRpc for FeedService {
             sent: Instant::now(),
         };
         // The place is taken before the answer, so that a refusal becomes the call's own status.
-        let most = self.limits.feed_subscribers as usize;
+        let most = self.limits.subscribers as usize;
         let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
             let _share = share;
@@ -93,7 +93,8 @@ impl FeedRpc for FeedService {
                     place
                 }
                 Err(full) => {
-                    let message = format!("too many subscribers, try again later: max={}", full.max);
+                    let message =
+                        format!("too many subscribers, try again later, or raise max_connections: max={}", full.max);
                     taken.send(Err(Status::resource_exhausted(message))).ok();
                     return;
                 }
@@ -164,7 +165,7 @@ impl Subscription {
                 place.reached(tail.next_seq() - 1);
                 // A filter that holds everything back counts as silence too. The slot is sent only to a subscriber that
                 // has caught up.
-                let due = self.sent + self.limits.feed_heartbeat;
+                let due = self.sent + self.limits.heartbeat;
                 if due <= Instant::now() {
                     self.told_seq = tail.next_seq() - 1;
                     let slot = now.slot.filter(|_| !more);
@@ -172,7 +173,7 @@ impl Subscription {
                 }
             }
             tokio::select! {
-                _ = tokio::time::timeout_at(self.sent + self.limits.feed_heartbeat, head.changed()) => {}
+                _ = tokio::time::timeout_at(self.sent + self.limits.heartbeat, head.changed()) => {}
                 () = self.sender.closed() => return Err(None),
             }
         }

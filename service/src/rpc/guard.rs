@@ -98,7 +98,7 @@ where
             let answered = answer.await;
             drop(charge);
             let Ok(answered) = answered else {
-                let message = format!("not answered within request_timeout={timeout:?}");
+                let message = format!("not answered within limit={timeout:?}");
                 return Ok(Status::deadline_exceeded(message).into_http());
             };
             Ok(answered?.map(|body| Body::new(Answer { body, peer, free: FREE_BYTES, _under_way: under_way })))
@@ -123,8 +123,8 @@ impl GuardLayer {
         }
         peer.seat().settle().map_err(|refused| match refused {
             Refused::Source { max } => Status::resource_exhausted(format!(
-                "too many connections from this address, send requests over fewer or raise \
-                 max_connections_per_address: max={max}"
+                "too many connections from this address, send requests over fewer or raise max_connections: max={max}, \
+                 a quarter of it"
             )),
             Refused::Gone => Status::unavailable("the connection is closed to make room for another, connect again"),
         })

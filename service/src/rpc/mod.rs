@@ -159,7 +159,7 @@ where
     let (tcp_limit, uds_limit) = Limit::grpc(limits, &net);
     let budget = Budget::new(net);
     let guard = GuardLayer::new(Arc::clone(&access), limits.request_timeout);
-    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_connection_timeout };
+    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_timeout };
     let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));
     let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone()).err_into();
     let on_uds = async {

@@ -23,7 +23,7 @@ const SOURCE_SHARE: u64 = 2;
 /// One in this many places is reserved for the Unix socket, as with connections.
 pub(super) const UDS_SHARE: u64 = 8;
 
-/// Smallest share of subscribers, for a small `feed_subscribers`: a service that allows two may have both on one
+/// Smallest share of subscribers, for few connections: a service that allows two may have both on one
 /// machine.
 const SUBSCRIBERS_MIN: u64 = 4;
 

@@ -214,7 +214,7 @@ mod tests {
     /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
     fn socket(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
-        let limits = ConnectionLimits { max_connections: 1, max_connections_per_address: 1, ..ROOMY };
+        let limits = ConnectionLimits { max_connections: 1, per_source: 1, ..ROOMY };
         let limit = Limit::grpc(limits, figures).0;
         let admission = limit.admit(source(1)).unwrap();
         let peer = Peer::new(Budget::new(Arc::clone(figures)), None, Arc::clone(admission.seat()));

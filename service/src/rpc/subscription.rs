@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::feed::{Feed, FeedError, FeedSettings, Filter, Head, NotDone, Scope, Tail, Workers};
+use crate::feed::{Feed, FeedError, Filter, Head, NotDone, Scope, SubscriberLimits, Tail, Workers};
 
 /// Maximum number of changes in one message: 150 KB, well below the 4 MiB that clients accept by default.
 pub(super) const CHANGES_PER_MESSAGE: usize = 1000;
@@ -26,7 +26,7 @@ pub(super) struct Subscription {
     pub(super) filter: Arc<Filter>,
     pub(super) workers: Workers,
     pub(super) head: watch::Receiver<Head>,
-    pub(super) limits: FeedSettings,
+    pub(super) limits: SubscriberLimits,
     /// The last change that a message has covered: the next message begins with the one after it.
     pub(super) told_seq: u64,
     /// Time at which the last message was passed on.
@@ -88,7 +88,7 @@ impl Subscription {
             Err(mpsc::error::TrySendError::Closed(())) => return Err(None),
             Err(mpsc::error::TrySendError::Full(())) => {
                 let waited = tokio::select! {
-                    waited = tokio::time::timeout(self.limits.feed_stall_timeout, self.sender.reserve()) => waited.ok(),
+                    waited = tokio::time::timeout(self.limits.stall_timeout, self.sender.reserve()) => waited.ok(),
                     closed = self.head.wait_for(|head| head.closed) => {
                         drop(closed);
                         return Err(Some(closing()));
@@ -108,7 +108,7 @@ impl Subscription {
     fn cut_off(&self) -> Status {
         // ORDERING: Relaxed: a statistic.
         self.feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
-        let stalled = self.limits.feed_stall_timeout;
+        let stalled = self.limits.stall_timeout;
         Status::resource_exhausted(format!(
             "cut off, because nothing was read for {stalled:?}: reconnect with the last seq, or with dump_from"
         ))

@@ -15,17 +15,19 @@ use tonic_health::ServingStatus;
 
 use super::*;
 use crate::base::chain::{Gap, Phase};
-use crate::base::setting::Given as _;
-use crate::feed::FeedGiven;
+use crate::feed::SubscriberLimits;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
+use crate::net::figures::Ending;
 use crate::net::limit::tests::ROOMY;
-use crate::net::socket::{SocketAccess, SocketMode};
+use crate::net::socket::SocketAccess;
 use crate::pages::handles::Handles;
 use crate::readiness::Age;
 
 /// Longer than any request of these tests takes.
 const LONG: Duration = Duration::from_secs(10);
+
+const LIMITS: ConnectionLimits = ConnectionLimits { idle_timeout: LONG, request_timeout: LONG, ..ROOMY };
 
 struct Running {
     pool: Pool,
@@ -47,19 +49,18 @@ impl Running {
 }
 
 async fn start() -> Running {
-    start_with(Pool::start(), LONG).await
+    start_with(Pool::start(), LIMITS).await
 }
 
-async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
+async fn start_with(pool: Pool, limits: ConnectionLimits) -> Running {
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
     let uds = UdsListener::bind(&socket, &SocketAccess::OWNER).unwrap();
     let (stop, stopped) = oneshot::channel();
     let access = Arc::new(Access::default());
-    let limits = ConnectionLimits { idle_connection_timeout: LONG, request_timeout, ..ROOMY };
     let door = Door { tcp, uds: Some(uds), access, limits };
-    let feed = FeedService::new(None, FeedGiven::default().in_effect().unwrap());
+    let feed = FeedService::new(None, SubscriberLimits::of(1024));
     let Handles { status, lookups: LookupState { overlay, .. }, net, .. } = pool.handles.clone();
     let services = Services { lookups: pool.lookups.clone(), status, overlay, feed, net };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
@@ -105,13 +106,13 @@ async fn a_commitment_that_is_not_there_is_refused_in_words() {
 
 #[tokio::test]
 async fn a_finalized_engine_answers_confirmed_and_finalized_and_an_empty_overlay_processed() {
-    let mut run = start_with(Pool::with_overlay(false, true), LONG).await;
+    let mut run = start_with(Pool::with_overlay(false, true), LIMITS).await;
     for commitment in [Commitment::Unspecified, Commitment::Confirmed, Commitment::Finalized] {
         let asked = GetRequest { commitment: commitment as i32, min_context_slot: Some(7), ..get(&[1; 32]) };
         let found = run.client.get(asked).await.unwrap().into_inner();
         assert_eq!((found.value.as_deref(), found.slot), (Some(&[7u8; 32][..]), Some(7)), "{commitment:?}");
     }
-    let mut run = start_with(Pool::with_overlay(true, false), LONG).await;
+    let mut run = start_with(Pool::with_overlay(true, false), LIMITS).await;
     let found = run.client.get(GetRequest { commitment: Commitment::Processed as i32, ..get(&[1; 32]) }).await.unwrap();
     assert_eq!(found.into_inner().slot, Some(7), "nothing is known on top of the engine");
 }
@@ -263,7 +264,7 @@ async fn health_and_reflection_answer() {
 #[tokio::test]
 async fn a_stream_of_answers_outlasts_the_time_of_a_request() {
     let timeout = Duration::from_millis(500);
-    let run = start_with(Pool::start(), timeout).await;
+    let run = start_with(Pool::start(), ConnectionLimits { request_timeout: timeout, ..LIMITS }).await;
     let uri = format!("unix:{}", run.socket.display());
     let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
@@ -278,13 +279,37 @@ async fn a_stream_of_answers_outlasts_the_time_of_a_request() {
 }
 
 #[tokio::test]
+async fn an_idle_connection_ends_and_one_at_work_does_not() {
+    let limits = ConnectionLimits { idle_timeout: Duration::from_secs(1), ..LIMITS };
+    let mut run = start_with(Pool::start(), limits).await;
+    let uri = format!("unix:{}", run.socket.display());
+    let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
+    let mut watch = health.watch(asked).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
+    run.client.get(get(&[1; 32])).await.unwrap();
+    let figures = Arc::clone(&run.pool.handles.net);
+    let ended = async {
+        while figures.endings(Ending::Idle) == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LONG, ended).await.expect("the idle one is kept");
+    run.live();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(SERVING), "the stream goes on");
+    assert_eq!(figures.endings(Ending::Idle), 1);
+    run.client.get(get(&[1; 32])).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_stale_socket_is_replaced_and_a_file_is_not() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let stale = dir.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     assert!(stale.exists());
-    let bound = UdsListener::bind(&stale, &SocketAccess { mode: SocketMode::OWNER_AND_GROUP, group: None }).unwrap();
+    let bound = UdsListener::bind(&stale, &SocketAccess { mode: SocketAccess::OWNER_AND_GROUP, group: None }).unwrap();
     assert_eq!(std::fs::metadata(&stale).unwrap().permissions().mode() & 0o777, 0o660);
     drop(bound);
     assert!(!stale.exists());

@@ -63,7 +63,7 @@ pub(crate) fn bind(
             .with_context(|| format!("cannot set the socket's group: path={name} gid={gid}"))?;
     }
     let mode = access.mode;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode.bits()))
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
     listener.set_nonblocking(true).with_context(|| format!("cannot set up socket: path={name}"))?;
     Ok((listener, file))

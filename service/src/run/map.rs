@@ -22,7 +22,7 @@ use crate::base::pulse::Pulses;
 use crate::base::stop::Stuck;
 use crate::config::Config;
 use crate::creation::Shown;
-use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, Workers};
+use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, SubscriberLimits, Workers};
 use crate::ingest;
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::provider;
@@ -133,7 +133,7 @@ impl Map {
         let mut writer = open_feed(config, &checkpoint, &mut handles)?;
         let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
         let start_workers = |_| {
-            let subscribers = config.feed.feed_subscribers as usize;
+            let subscribers = SubscriberLimits::of(config.connections.max_connections).subscribers as usize;
             Workers::start(Arc::clone(&engine), Arc::clone(&handles.views), subscribers)
         };
         let workers =
@@ -162,7 +162,10 @@ impl Map {
 
     /// Returns the service that subscribers of the feed ask.
     pub(crate) fn feed_service(&self, config: &Config) -> FeedService {
-        FeedService::new(self.handles.feed.clone().zip(self.threads.workers.clone()), config.feed)
+        FeedService::new(
+            self.handles.feed.clone().zip(self.threads.workers.clone()),
+            SubscriberLimits::of(config.connections.max_connections),
+        )
     }
 
     /// Returns the bell that wakes `shm-lookup`, if clients over shared memory are let in.
@@ -221,7 +224,7 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint, handles: &mut Handle
         return Ok(None);
     }
     let (dir, durability) = (config.store.dir.join(FEED_DIR), config.engine_use.durability.into());
-    let (writer, feed) = FeedWriter::open(&dir, checkpoint, durability, config.feed.retention())?;
+    let (writer, feed) = FeedWriter::open(&dir, checkpoint, durability, config.feed.feed_retention_bytes.as_u64())?;
     handles.feed = Some(feed);
     Ok(Some(writer))
 }

@@ -24,14 +24,15 @@ use tracing::{info, warn};
 
 use crate::admin;
 use crate::base::failed::Failed;
-use crate::base::stop::Stuck;
+use crate::base::stop::{SHUTDOWN_TIMEOUT, Stuck};
 use crate::config::{Config, Moment};
 use crate::creation::{self, Shown};
 use crate::heal::Healer;
 use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{ReceiveConfig, queue_batches};
+use crate::ingest::settings::TAKEOVER_LAG_SLOTS;
 use crate::ingest::spooling::Spooling;
-use crate::net::limit;
+use crate::net::limit::{self, ConnectionLimits};
 use crate::net::{Access, Edge, Ports, Tokens};
 use crate::pages::dashboard::Identity;
 use crate::pages::handles::Handles;
@@ -184,7 +185,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
-    let door = Door { tcp, uds, access, limits: config.connections };
+    let door = Door { tcp, uds, access, limits: ConnectionLimits::of(config.connections.max_connections) };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
     let (overlay, feed) = (Arc::clone(&state.overlay), map.feed_service(config));
@@ -194,7 +195,7 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
         handles: map.handles.clone(),
         history: Arc::clone(&map.history),
         identity: Arc::new(Identity::of(config)),
-        hosts: Arc::new(Hosts::new(&config.http)),
+        hosts: Arc::new(Hosts::new(&config.http.metrics)),
     };
     let Sources { begin, healer } = sources;
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
@@ -233,10 +234,9 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
     if let Some(log) = log {
         log.close();
     }
-    let limit = config.process.shutdown_timeout;
-    match tokio::time::timeout(limit, tasks.end(early, apply_ended)).await {
+    match tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.end(early, apply_ended)).await {
         Ok(outcome) => outcome,
-        Err(_) => bail!("not stopped within shutdown_timeout={limit:?}; everything committed is safe"),
+        Err(_) => bail!("not stopped within limit={SHUTDOWN_TIMEOUT:?}; everything committed is safe"),
     }
 }
 
@@ -278,6 +278,8 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
         commitment: config.stream.commitment,
         first: 0,
         settings: config.receive,
+        idle_timeout: config.receive.idle_timeout(),
+        takeover_lag_slots: TAKEOVER_LAG_SLOTS,
         // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),
     }

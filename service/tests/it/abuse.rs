@@ -335,7 +335,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn start(dir: &Path, options: &engines::EngineOptions, geyser: &str) -> (Service, Target) {
     let uds = dir.with_extension("sock");
     let connections = CONNECTIONS_MAX.to_string();
-    let arguments = ["--uds", uds.to_str().unwrap(), "--max-connections", &connections, "--request-timeout", "3s"];
+    let arguments = ["--uds", uds.to_str().unwrap(), "--max-connections", &connections];
     let mut service = Service::start(dir, options, geyser, &arguments);
     wait_for("its first page", || service.get("/healthz"));
     let target = Target { tcp: service.listen.clone(), http: service.metrics.clone(), uds };

@@ -114,7 +114,7 @@ impl Run {
         let uds = self.temp.path().join("kv.sock");
         let create = ["--create", "--snapshot", &self.archive.url, "--extract", "account-owner"];
         let incremental: Vec<&str> = self.incremental.iter().map(String::as_str).collect();
-        let socket = ["--uds", uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+        let socket = ["--uds", uds.to_str().unwrap()];
         // The default's 16 GiB have to be free when the load begins.
         let is_bounded = more.contains(&"--spool-max-bytes");
         let spool: &[&str] = if is_bounded { &[] } else { &["--spool-max-bytes", "256MiB"] };
@@ -180,7 +180,7 @@ fn the_versions_that_were_read_are_shown_before_the_archive_is_at_its_end() {
     let larger = loadgen::archive::write(&plan, &run.temp.path().join("larger"), &mut ()).unwrap().remove(0);
     run.archive = Server::start(&larger.file);
     run.archive.allow(run.archive.bytes / 10 * 9);
-    let mut service = run.start(&["--shutdown-timeout", "1s"]);
+    let mut service = run.start(&[]);
     let seen = wait_for("versions in the reason", || {
         let (_, body) = service.get("/readyz")?;
         let (_, rest) = body.split_once(" versions=")?;
@@ -237,7 +237,7 @@ fn a_directory_that_a_kill_has_left_of_the_spool_is_removed() {
 #[test]
 fn a_signal_ends_the_load_and_the_next_start_goes_on() {
     let run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
-    let mut service = run.start(&["--shutdown-timeout", "1s"]);
+    let mut service = run.start(&[]);
     wait_for_spooled(&mut service, 5.0);
     // The load waits for bytes that do not come.
     assert!(service.terminate().success());
@@ -298,7 +298,7 @@ fn a_full_spool_is_told_and_the_stream_is_asked_for_the_rest() {
 fn a_stream_without_the_archives_slots_is_refused_with_their_range() {
     let run = Run::new(columns().remove(0), "--no-wait --rate 1000000 --replay-slots 20");
     end(&run.stream);
-    let mut service = run.start(&["--shutdown-timeout", "1s"]);
+    let mut service = run.start(&[]);
     let code = wait_for("the end", || service.ended()).code();
     let log = service.log();
     assert!(log.contains("archive_slot=999 missing_first_slot=1000"), "{log}");

@@ -241,7 +241,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         .map(|follower| follower.follow(Arc::clone(&last_seq)));
         let rings = [4, 5].map(|n| ring::Follower::follow(&shm, n, Arc::clone(&last_seq)));
         let geyser = format!("http://{}", stream.address());
-        let more = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+        let more = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap()];
         let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
         let (mut rng, mut reached, mut midway) = (Rng::new(options.engine as u64), BASE_SLOT, 0);
         for kill in 0..KILLS {
@@ -301,8 +301,8 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     );
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
-    let more = ["--uds", uds.to_str().unwrap(), "--feed-retention-bytes", "16MiB", "--feed-heartbeat", "20ms"];
-    let more = [&more[..], &["--feed-stall-timeout", "200ms", "--feed-subscribers", "2"]].concat();
+    let more = ["--uds", uds.to_str().unwrap(), "--feed-retention-bytes", "16MiB"];
+    let more = [&more[..], &["--max-connections", "32"]].concat();
     let mut service = Service::start(&dir, &options, &geyser, &more);
     let end = end(&stream);
     service.wait_for_slot(end.slot);

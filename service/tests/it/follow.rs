@@ -134,7 +134,7 @@ fn a_stream_that_breaks_before_the_first_commit_starts_over_after_the_taken_slot
     let line = "--pairs 500 --base-empty --events 20000 --events-per-slot 500 --disconnect-every 700 --replay-slots 1000 --rate 10000";
     let (stream, _) = stream(line);
     let geyser = format!("http://{}", stream.address());
-    let mut service = Service::start(&dir, &options, &geyser, &["--commit-every", "100000", "--commit-interval", "1h"]);
+    let mut service = Service::start(&dir, &options, &geyser, &["--commit-every", "100000"]);
     let end = end(&stream);
     wait_for("the last slot", || {
         service.metric("solkv_slots_applied_total").filter(|slots| *slots >= end.slots as f64)

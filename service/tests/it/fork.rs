@@ -81,8 +81,7 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
     let (stream, workload) = stream(LINE);
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
-    let mut service =
-        Service::start(&dir, &options, &geyser, &["--processed", "--commit-every", "70", "--request-timeout", "60s"]);
+    let mut service = Service::start(&dir, &options, &geyser, &["--processed", "--commit-every", "70"]);
     service.wait_for_slot(BASE_SLOT + 1);
     let mut asker = connect(&service, workload.seed).await;
 

@@ -270,7 +270,7 @@ fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
         let run = Run::new(options);
         let subscriber = Subscriber::start(run.follower(1));
         run.fall_behind(OUTAGE);
-        let mut service = run.start(&["--commit-every", "40", "--feed-heartbeat", "50ms"]);
+        let mut service = run.start(&["--commit-every", "40"]);
         let before = wait_for("the store", || service.slot());
         let (needed, _) = wait_for_need(&mut service, "there is none");
         assert!(needed > before + 33, "needed={needed} before={before}");
@@ -307,7 +307,7 @@ fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
         let run = Run::new(options);
         let subscriber = Subscriber::start(run.follower(2));
         run.fall_behind(OUTAGE);
-        let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
+        let small = ["--commit-every", "5"];
         let mut service = run.start(&small);
         let (needed, _) = wait_for_need(&mut service, "there is none");
         // Killed while it waits: the spool stays, and its first slot with it.
@@ -347,7 +347,7 @@ fn killed_while_it_heals_it_goes_on_with_a_newer_archive() {
         follower.may_leave_open = true;
         let subscriber = Subscriber::start(follower);
         run.fall_behind(OUTAGE);
-        let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
+        let small = ["--commit-every", "5"];
         let mut service = run.start(&small);
         let (needed, _) = wait_for_need(&mut service, "there is none");
         let first = run.archive(needed - BASE_SLOT);

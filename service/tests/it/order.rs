@@ -83,7 +83,7 @@ fn a_block_without_a_confirmation_is_confirmed_by_its_child() {
 fn confirmations_that_run_far_ahead_of_the_slots_are_no_gap() {
     let manner = Manner { confirmed_ahead: 2000, pace: Duration::from_millis(100), ..Manner::default() };
     let keys: Vec<&[u8]> = vec![&[1]; 45];
-    let (values, log, connects) = follow(&keys, manner, &["--idle-timeout", "3s"]);
+    let (values, log, connects) = follow(&keys, manner, &["--gap-timeout", "3s"]);
     assert_eq!((values[0], connects), (45, 1.0));
     assert!(!log.contains("gap:"), "{log}");
 }

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tonic::codec::CompressionEncoding;
 
 use crate::secure::Ca;
-use crate::support::{BASE_SLOT, Service, Signal, client_runtime, columns, load, secret, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, Signal, client_runtime, columns, compressed, load, secret, stream, wait_for};
 
 const SLOT_MS: u64 = 100;
 
@@ -114,7 +114,7 @@ fn messages_may_be_compressed_both_ways_and_lookups_may_come_compressed() {
     assert!(first.terminate().success());
     let before = provider.figures().subscriptions;
     let (store, options) = (temp.path().join("store"), columns().remove(0));
-    let service = Service::start(&store, &options, &geyser, &["--geyser-compression", "zstd"]);
+    let service = Service::start(&store, &options, &compressed(&store, &geyser, "zstd"), &[]);
     wait_for_subscription(&provider, before);
     assert_eq!(provider.header("grpc-encoding").as_deref(), Some("zstd"));
     assert_eq!(provider.header("grpc-accept-encoding").as_deref(), Some("zstd,identity"));

@@ -22,7 +22,7 @@ use tonic::server::NamedService;
 use tonic::transport::Server;
 
 use crate::secure::Ca;
-use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, columns, compressed, digest, end, load, stream, wait_for};
 
 /// A server that gives every request the same answer.
 #[derive(Clone)]
@@ -193,11 +193,11 @@ fn a_server_that_only_sends_compressed_is_followed_where_the_setting_asks_for_it
         let (store, geyser) = (temp.path().join("store"), format!("http://{}", stream.address()));
         load(&store, &options, &workload);
         let mut service = Service::start(&store, &options, &geyser, &[]);
-        let setting = format!("give geyser_compression = \"{encoding}\"");
+        let setting = format!("give compression = \"{encoding}\"");
         let said = wait_for_words(&mut service, &["which it was not asked for", &setting]);
         assert!(!said.contains("filter"), "{said}");
         assert!(service.terminate().success());
-        let mut service = Service::start(&store, &options, &geyser, &["--geyser-compression", encoding]);
+        let mut service = Service::start(&store, &options, &compressed(&store, &geyser, encoding), &[]);
         let end = end(&stream);
         service.wait_for_slot(end.slot);
         assert!(service.log().contains("17 to 20 times slower"), "{}", service.log());
@@ -273,11 +273,12 @@ fn check_config_warns_of_compression_and_of_too_little_memory() {
     let temp = tempfile::tempdir().unwrap();
     let memory = (probe::memory_limit().bytes - (100 << 20)).to_string();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
-    command.args(["check-config", "--geyser", "http://127.0.0.1:1", "--geyser-compression", "zstd"]);
+    let config = compressed(&temp.path().join("store"), "http://127.0.0.1:1", "zstd");
+    command.args(["check-config", "--config", &config]);
     command.args(["--memory", &memory, "--create-empty", "--engine", "strata", "--extract", "account-owner"]);
     let output = command.arg("--dir").arg(temp.path().join("none")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    for warning in ["# warning: geyser_compression=zstd", "leaves rest=100.0 MiB of memory_limit="] {
+    for warning in ["# warning: compression=zstd", "leaves rest=100.0 MiB of memory_limit="] {
         assert!(said.contains(warning), "{said}{}", String::from_utf8_lossy(&output.stderr));
     }
 }

@@ -195,27 +195,6 @@ fn one_client_that_takes_every_place_it_can_leaves_the_others_theirs() {
     assert!(refused(&mut fixture.service, "waiters", "source") >= 1.0);
 }
 
-#[test]
-fn an_idle_connection_ends_and_one_at_work_does_not() {
-    let mut fixture = start(|_| vec!["--idle-connection-timeout".to_owned(), "1s".to_owned()]);
-    let listen = fixture.service.listen.clone();
-    runtime().block_on(async {
-        let follower = channel(&listen).await;
-        let mut messages = subscribe(&follower).await.unwrap();
-        let held = channel(&listen).await;
-        KvClient::new(held.clone()).get(get(None, None)).await.unwrap();
-        let name = "solkv_connections_ended_total{rule=\"idle\"}";
-        let ended = async {
-            while tokio::task::block_in_place(|| fixture.service.metric(name)) != Some(1.0) {
-                assert!(messages.message().await.unwrap().is_some());
-            }
-        };
-        assert!(tokio::time::timeout(Duration::from_secs(100), ended).await.is_ok(), "the idle one is kept");
-        assert!(messages.message().await.unwrap().is_some(), "the subscription goes on");
-        KvClient::new(held).get(get(None, None)).await.unwrap();
-    });
-}
-
 /// Asks for 16 MiB of answers on one connection and reads none. Returns the connection, and the heads of the answers.
 async fn never_reads<T>(stream: T, batch: &Bytes) -> (SendRequest<Bytes>, Vec<http::Response<h2::RecvStream>>)
 where

@@ -99,6 +99,13 @@ pub(crate) fn secret(path: &Path, text: &str) {
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
+/// Writes a configuration file next to the store, with a table of this server, which has compression. Returns its path.
+pub(crate) fn compressed(dir: &Path, geyser: &str, encoding: &str) -> String {
+    let path = dir.with_extension("toml");
+    std::fs::write(&path, format!("[[geyser]]\nurl = \"{geyser}\"\ncompression = \"{encoding}\"\n")).unwrap();
+    path.display().to_string()
+}
+
 /// Connects to gRPC over a Unix socket.
 pub(crate) async fn uds_channel(path: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("unix:{}", path.display()))?.connect().await
@@ -135,6 +142,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Starts a service of a server's URL, or of a configuration file that names servers.
     pub(crate) fn start(dir: &Path, options: &EngineOptions, geyser: &str, more: &[&str]) -> Self {
         Self::start_on("127.0.0.1", dir, options, geyser, |command| command.args(more))
     }
@@ -162,7 +170,8 @@ impl Service {
         let log = dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
-        command.args(["--engine", options.engine.as_str(), "--geyser", geyser]);
+        let stream = if geyser.ends_with(".toml") { "--config" } else { "--geyser" };
+        command.args(["--engine", options.engine.as_str(), stream, geyser]);
         command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir);
         // A store that was not loaded begins empty.
         if !dir.exists() {

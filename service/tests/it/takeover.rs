@@ -33,7 +33,11 @@ fn follow(dir: &std::path::Path, first: &str, second: &str, more: &[&str]) -> Se
 }
 
 fn providers() -> [Provider; 2] {
-    [(); 2].map(|()| Provider::start("127.0.0.1:0", BASE_SLOT + 1, SLOT_MS).unwrap())
+    providers_of(SLOT_MS)
+}
+
+fn providers_of(slot_ms: u64) -> [Provider; 2] {
+    [(); 2].map(|()| Provider::start("127.0.0.1:0", BASE_SLOT + 1, slot_ms).unwrap())
 }
 
 /// Waits until the provider with this index has this condition, on `/status.json` as in `/metrics`.
@@ -54,7 +58,7 @@ fn wait_for_condition(service: &mut Service, index: usize, condition: &str) {
 fn a_silent_provider_is_left_and_the_next_one_followed() {
     let temp = tempfile::tempdir().unwrap();
     let [first, second] = providers();
-    let more = ["--idle-timeout", "3s", "--processed"];
+    let more = ["--gap-timeout", "3s", "--processed"];
     let mut service = follow(&temp.path().join("store"), &url(first.address()), &url(second.address()), &more);
     service.wait_for_slot(BASE_SLOT + 5);
     wait_for_condition(&mut service, 0, "followed");
@@ -123,11 +127,10 @@ fn way(server: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
 #[test]
 fn a_provider_that_hangs_at_work_is_left_once_it_answers_no_keep_alive() {
     let temp = tempfile::tempdir().unwrap();
-    let [first, second] = providers();
+    // Two slots a second: with ten, its lag would be too large sooner.
+    let [first, second] = providers_of(500);
     let (address, hangs) = way(first.address());
-    // Its lag would be over the default sooner, at ten slots a second.
-    let more = ["--takeover-lag-slots", "1000"];
-    let mut service = follow(&temp.path().join("store"), &url(address), &url(second.address()), &more);
+    let mut service = follow(&temp.path().join("store"), &url(address), &url(second.address()), &[]);
     service.wait_for_slot(BASE_SLOT + 5);
     // ORDERING: Relaxed: see its read.
     hangs.store(true, Ordering::Relaxed);
@@ -211,7 +214,7 @@ fn follow_two(spoil: impl FnOnce(&mut Service, &Provider, &Provider)) -> (String
     let of = url(stream.address());
     let [one, two] = [(); 2].map(|()| Provider::start_of("127.0.0.1:0", &of).unwrap());
     let urls = [&one, &two].map(|provider| url(provider.address()));
-    let more = ["--geyser", &urls[1], "--geyser-at-once", "2", "--gap-timeout", "700ms", "--idle-timeout", "1s"];
+    let more = ["--geyser", &urls[1], "--geyser-at-once", "2", "--gap-timeout", "700ms"];
     let mut service = Service::start(&dir, &options, &urls[0], &more);
     service.wait_for_slot(BASE_SLOT + 10);
     spoil(&mut service, &one, &two);

@@ -20,7 +20,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::base::figure::count;
 use crate::net::figures::Figures;
-use crate::net::{HttpSettings, host_name};
+use crate::net::host_name;
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
@@ -32,14 +32,12 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Collects the names of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own
-    /// name.
-    pub(crate) fn new(settings: &HttpSettings) -> Self {
-        let HttpSettings { metrics, metrics_hosts } = settings;
-        let listened = metrics.rsplit_once(':').map_or(metrics.as_str(), |(name, _)| name);
+    /// Collects the name in the setting `metrics`, and the machine's own name.
+    pub(crate) fn new(metrics: &str) -> Self {
+        let listened = metrics.rsplit_once(':').map_or(metrics, |(name, _)| name);
         let own = host_name();
         let own = own.iter().flat_map(|own| [own.as_str(), own.split('.').next().unwrap_or_default()]);
-        let names = metrics_hosts.iter().map(String::as_str).chain([listened]).chain(own);
+        let names = [listened].into_iter().chain(own);
         Self { names: names.map(plain).filter(|name| !name.is_empty()).collect() }
     }
 
@@ -82,8 +80,8 @@ pub(super) async fn check(
     count(&net.foreign_hosts, 1);
     let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
     let message = format!(
-        "this service does not answer to host={shown:?}: ask for its IP address, or add the name to the setting \
-         metrics_hosts\n"
+        "this service does not answer to host={shown:?}: ask for its IP address, or listen under this name with the \
+         setting metrics; a proxy has to ask for the IP address or localhost\n"
     );
     (StatusCode::MISDIRECTED_REQUEST, super::page(super::TEXT, message)).into_response()
 }
@@ -99,8 +97,7 @@ mod tests {
 
     #[test]
     fn names_that_an_attacker_may_own_are_not_answered_to() {
-        let (metrics, metrics_hosts) = ("metrics.internal:7401".to_owned(), vec!["solkv.example".to_owned()]);
-        let hosts = Hosts::new(&HttpSettings { metrics, metrics_hosts });
+        let hosts = Hosts::new("solkv.example:7401");
         let own = host_name().unwrap();
         for host in [
             "127.0.0.1:7401",
@@ -112,7 +109,6 @@ mod tests {
             "a.localhost",
             "solkv.example:80",
             "SOLKV.EXAMPLE.",
-            "metrics.internal:7401",
             &own,
         ] {
             assert!(hosts.answers(host), "{host}");

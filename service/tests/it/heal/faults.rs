@@ -8,7 +8,7 @@ use crate::support::{BASE_SLOT, Service, columns, wait_for};
 
 /// The server keeps four seconds of slots, and sends for twenty. A provider is left within less than those four.
 const DELIVERY: &str = "--rate 2000 --replay-slots 80";
-const TIMEOUTS: [&str; 4] = ["--idle-timeout", "1s", "--gap-timeout", "500ms"];
+const TIMEOUTS: [&str; 2] = ["--gap-timeout", "500ms"];
 /// Slots sent while the service is away: more than the server keeps.
 const OUTAGE: u64 = 110;
 
@@ -22,7 +22,7 @@ fn provider(run: &Run) -> Provider {
 
 /// Starts a service that follows `first`, and then the providers of `more`.
 fn start(run: &Run, first: &Provider, more: &[&str]) -> Service {
-    let always = ["--uds", run.uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+    let always = ["--uds", run.uds.to_str().unwrap()];
     let heal = ["--heal-from", run.archives.to_str().unwrap()];
     let geyser = format!("http://{}", first.address());
     Service::start(&run.dir, &run.options, &geyser, &[&always[..], &heal, &TIMEOUTS, more].concat())

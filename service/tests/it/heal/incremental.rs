@@ -30,7 +30,7 @@ fn an_incremental_archive_alone_heals_a_store_that_is_not_before_its_base() {
         let run = Run::new(options);
         let subscriber = Subscriber::start(run.follower(1));
         run.fall_behind(OUTAGE);
-        let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
+        let small = ["--commit-every", "5"];
         let mut service = run.start(&small);
         let before = wait_for("the store", || service.slot());
         let (needed, _) = wait_for_need(&mut service, "there is none");

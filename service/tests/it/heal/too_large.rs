@@ -10,7 +10,7 @@ use crate::feed::{Follower, Map, UNKNOWN, request, subscribe};
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, wait_for};
 
 /// Some 570 changes, of the thousand and more that the heal takes.
-const SMALL: [&str; 6] = ["--commit-every", "5", "--feed-heartbeat", "50ms", "--feed-retention-bytes", "64kB"];
+const SMALL: [&str; 4] = ["--commit-every", "5", "--feed-retention-bytes", "64kB"];
 
 /// Follows the feed from the change `seq` on, and returns the slots of the changes that came and the refusal that ended it.
 async fn follow(run: &Run, seq: u64, feed_id: Option<u64>) -> (Option<u64>, Vec<u64>, Status) {

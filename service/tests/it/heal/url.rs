@@ -77,7 +77,7 @@ fn hung() -> String {
 
 fn start(run: &Run, sources: &[&str]) -> Service {
     let geyser = format!("http://{}", run.stream.address());
-    let always = ["--uds", run.uds.to_str().unwrap(), "--commit-every", "5", "--feed-heartbeat", "50ms"];
+    let always = ["--uds", run.uds.to_str().unwrap(), "--commit-every", "5"];
     let sources: Vec<&str> = sources.iter().flat_map(|source| ["--heal-from", source]).collect();
     Service::start(&run.dir, &run.options, &geyser, &[&always[..], &sources].concat())
 }

@@ -51,7 +51,7 @@ use crate::ingest::batch;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::receive::{Message, ReceiveConfig};
-use crate::ingest::settings::{CommitGiven, ReceiveGiven, ReceiveSettings};
+use crate::ingest::settings::{CommitGiven, ReceiveGiven};
 use crate::ingest::subscribe::Commitment;
 use crate::readiness::{Limits, Verdict};
 
@@ -201,11 +201,9 @@ impl Simulation {
             selection,
             commitment,
             first: 0,
-            settings: ReceiveSettings {
-                idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
-                takeover_lag_slots: of(&[3, 10], &mut rng),
-                ..defaults::<ReceiveGiven>()
-            },
+            settings: defaults::<ReceiveGiven>(),
+            idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
+            takeover_lag_slots: of(&[3, 10], &mut rng),
             jitter_seed: seed,
         };
         // Numbers of their own, as above.

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use workload::Rng;
 
 use super::chain::Chain;
-use crate::feed::{Feed, FeedWriter, Retention};
+use crate::feed::{Feed, FeedWriter};
 
 /// A file system in memory, on Linux.
 const MEMORY: &str = "/dev/shm";
@@ -104,11 +104,10 @@ impl Store {
         let engine = Box::new(Mortal { engine, plan: Arc::clone(&plan), waits: self.waits });
         let engine = Arc::new(Measured::new(engine, Arc::clone(&self.latency), "ingest"));
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
-        let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
         let (mut writer, feed) =
-            FeedWriter::open(&self.feed_dir(), &checkpoint, self.durability, retention).expect("the feed opens again");
+            FeedWriter::open(&self.feed_dir(), &checkpoint, self.durability, 1 << 20).expect("the feed opens again");
         // Segments have the minimum length, and all of them are kept.
-        writer.keep(Retention { bytes: 1 << 40, ..retention });
+        writer.keep(1 << 40);
         Opened { engine, writer, feed, plan }
     }
 }

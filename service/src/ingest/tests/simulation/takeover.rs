@@ -42,7 +42,7 @@ fn the_next_provider_takes_over_soon_after_a_failure() {
             let simulation = follow(seed, nature, 1, Duration::ZERO);
             let silence = match nature {
                 // A server may take ten seconds to answer the subscription.
-                Nature::Silent => simulation.receive.settings.idle_timeout.max(Duration::from_secs(10)),
+                Nature::Silent => simulation.receive.idle_timeout.max(Duration::from_secs(10)),
                 _ => Duration::ZERO,
             };
             // Skipped slots, one after the other, are a pause as well.
