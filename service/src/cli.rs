@@ -188,13 +188,13 @@ fn check(config: &Config) -> Result<(), Failed> {
     if config.store.create
         && config.store.snapshot.iter().chain(&config.store.incremental).any(|path| is_url(&path.to_string_lossy()))
     {
-        say!("# snapshot: its server is asked at the start of a load, and not now, so that the disk was not checked");
+        say!("# snapshot: the disk is not checked, because the archive's server is asked only when the load starts");
     }
     for reason in heal::unlisted(config) {
         say!("# warning: {reason}: the service waits for archives there");
     }
     if !store::look(config.opening())? {
-        say!("# store: another process has it open, so that its files were not looked at");
+        say!("# store: not checked, because another process has it open");
     }
     let options = config.engine.options();
     for caution in config.stream.selection().cautions(options.label(), options.has_filter_in_memory()) {

@@ -40,8 +40,7 @@ const NAMED_FOR: Duration = Duration::from_secs(10);
 /// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
 const TROUBLE_BYTES_MAX: usize = 400;
 
-/// Number of slots behind the newest known one at which the service is not ready, however old the newest applied slot is: a
-/// minute of slots. A `max_lag` of more than a minute allows as many slots as it lasts.
+/// Lag in slots at which the service is not ready, however old the newest applied slot is: a minute of slots. A `max_lag` of more than a minute allows as many slots as it lasts.
 const LAG_SLOTS: u64 = 150;
 
 /// Nominal duration of a slot.
@@ -60,7 +59,7 @@ settings! {
 }
 
 impl Limits {
-    /// Returns the number of slots behind the newest known one at which the service is not ready.
+    /// Returns the lag in slots at which the service is not ready.
     fn lag_slots(self) -> u64 {
         LAG_SLOTS.max((self.max_lag.as_millis() / SLOT_TIME.as_millis()) as u64)
     }

@@ -172,15 +172,17 @@ impl Run {
         let Warmed { store_bytes, room_bytes, missing_bytes, left_bytes, read_bytes } = last;
         let seconds = start.elapsed().as_secs_f64();
         if let Err(e) = outcome {
-            warn!(missing_bytes, left_bytes, read_bytes, seconds, "the store was not warmed up as a whole: {e}");
+            warn!(missing_bytes, left_bytes, read_bytes, seconds, "the warm-up stopped before its end: {e}");
             return;
         }
         match state {
-            State::Warm => info!(missing_bytes, read_bytes, seconds, "the store is warm"),
+            State::Warm => {
+                info!(missing_bytes, read_bytes, seconds, "the warm-up has read the whole store into memory")
+            }
             State::PartlyWarm => {
                 info!(
                     store_bytes,
-                    room_bytes, read_bytes, seconds, "the part of the store that has room in memory is warm"
+                    room_bytes, read_bytes, seconds, "the warm-up has read as much of the store as memory has room for"
                 );
             }
             State::NoRoom => info!(store_bytes, room_bytes, "no warm-up, because the store has no room in memory"),

@@ -44,10 +44,6 @@ const BOUNDS: [(&str, u64); 25] = [
     ("10", 10_000_000_000),
 ];
 
-/// Values of the `stat` label of the quantile gauge, with their quantiles. The label is not named `quantile`, because
-/// Prometheus reserves that name for summaries.
-const STATS: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
-
 /// Name and help text of a metric family in the Prometheus text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
@@ -60,12 +56,6 @@ pub struct Family {
 /// Histogram of the latencies, by `engine`, `op` and `source`.
 pub const LATENCY: Family =
     Family { name: "solkv_op_latency_seconds", help: "Latency of engine operations since start" };
-/// Gauges of the quantiles of [`LATENCY`], by `engine`, `op`, `source` and `stat`.
-pub const QUANTILE: Family =
-    Family { name: "solkv_op_latency_quantile_seconds", help: "Quantiles and maximum of engine latencies" };
-/// Gauge of the time that one measurement's two clock reads take.
-pub const INSTRUMENT: Family =
-    Family { name: "solkv_op_latency_instrument_seconds", help: "Cost of the two clock reads of one measurement" };
 
 /// A snapshot in the form that is written as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,23 +90,14 @@ pub struct ReportSeries {
     pub stdev_ns: f64,
 }
 
-/// Appends the snapshot in the Prometheus text format: a histogram, its quantiles as gauges, and the instrument's own
-/// cost. The gauges are exact to 3 digits, while a bucket of the histogram gives only its bounds.
+/// Appends the snapshot as a histogram in the Prometheus text format. A bucket gives only its bounds; [`report`] has the
+/// quantiles.
 pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
-    head(LATENCY, "histogram", out);
+    line(out, format_args!("# HELP {} {}.", LATENCY.name, LATENCY.help));
+    line(out, format_args!("# TYPE {} histogram", LATENCY.name));
     for series in &snapshot.series {
         prometheus_histogram(&labels(&snapshot.engine, series), series, out);
     }
-    head(QUANTILE, "gauge", out);
-    for series in &snapshot.series {
-        let labels = labels(&snapshot.engine, series);
-        for (stat, quantile) in STATS {
-            let value = seconds(series.histogram.value_at_quantile(quantile));
-            line(out, format_args!("{}{{{labels},stat=\"{stat}\"}} {value}", QUANTILE.name));
-        }
-    }
-    head(INSTRUMENT, "gauge", out);
-    line(out, format_args!("{} {}", INSTRUMENT.name, seconds(instrument_ns())));
 }
 
 /// Returns the snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`. Values are in ns.
@@ -197,11 +178,6 @@ fn prometheus_histogram(labels: &str, series: &Series, out: &mut String) {
     line(out, format_args!("{name}_count{{{labels}}} {total}"));
 }
 
-fn head(family: Family, kind: &str, out: &mut String) {
-    line(out, format_args!("# HELP {} {}.", family.name, family.help));
-    line(out, format_args!("# TYPE {} {kind}", family.name));
-}
-
 fn labels(engine: &str, series: &Series) -> String {
     format!("engine=\"{engine}\",op=\"{}\",source=\"{}\"", series.op.as_str(), series.source)
 }
@@ -244,7 +220,6 @@ mod tests {
         has(&format!("solkv_op_latency_seconds_bucket{{{labels},le=\"5e-05\"}} 500"));
         has(&format!("solkv_op_latency_seconds_bucket{{{labels},le=\"10\"}} 1000"));
         has(&format!("solkv_op_latency_seconds_sum{{{labels}}} 0.050050000"));
-        has(&format!("solkv_op_latency_quantile_seconds{{{labels},stat=\"max\"}} 0.000100031"));
         let beyond = "solkv_op_latency_seconds_bucket{engine=\"redb\",op=\"commit\",source=\"ingest\"";
         has(&format!("{beyond},le=\"10\"}} 0"));
         has(&format!("{beyond},le=\"+Inf\"}} 1"));

@@ -31,7 +31,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tower::service_fn;
 
-use crate::base::figure::{count, unix_ms};
+use crate::base::figure::count;
 use crate::base::published::between_slots;
 use crate::base::views::Views;
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
@@ -53,10 +53,6 @@ pub struct SnapshotFigures {
     pub made: AtomicU64,
     /// Number of snapshots that failed since the start.
     pub failed: AtomicU64,
-    /// Time at which the newest complete snapshot began, in ms since the Unix epoch; 0 before the first.
-    pub last_unix_ms: AtomicU64,
-    /// Duration of the newest complete snapshot, in ms.
-    pub last_took_ms: AtomicU64,
 }
 
 /// The handlers of the socket's requests. Clones share their state.
@@ -133,9 +129,8 @@ impl Inner {
     }
 
     fn snapshot(&self, engine: &Measured, dir: &Path) -> engine_api::Result<Duration> {
-        let (figures, begun_unix_ms, start) = (&self.figures, unix_ms(), Instant::now());
-        let set = |figure: &AtomicU64, value| figure.store(value, Ordering::Relaxed);
-        // ORDERING: Relaxed, also in `set`: statistics.
+        let (figures, start) = (&self.figures, Instant::now());
+        // ORDERING: Relaxed: a statistic.
         figures.running.store(true, Ordering::Relaxed);
         tracing::info!(dir = %dir.display(), "a snapshot begins");
         let held = self.views.hold();
@@ -150,8 +145,6 @@ impl Inner {
         match &made {
             Ok(()) => {
                 count(&figures.made, 1);
-                set(&figures.last_unix_ms, begun_unix_ms);
-                set(&figures.last_took_ms, took.as_millis() as u64);
                 tracing::info!(dir = %dir.display(), took_ms = took.as_millis() as u64, "a snapshot is made");
             }
             Err(error) => {

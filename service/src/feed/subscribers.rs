@@ -18,8 +18,6 @@ pub struct Subscribers {
     dump_places: Arc<Semaphore>,
     /// Number of subscribers cut off because they did not read, since the start.
     pub cut_off: AtomicU64,
-    /// Number of changes sent to all subscribers together, since the start.
-    pub changes_sent: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -70,12 +68,7 @@ pub struct Registration<'f> {
 
 impl Default for Subscribers {
     fn default() -> Self {
-        Self {
-            list: Mutex::default(),
-            dump_places: Arc::new(Semaphore::new(DUMPS_MAX)),
-            cut_off: AtomicU64::new(0),
-            changes_sent: AtomicU64::new(0),
-        }
+        Self { list: Mutex::default(), dump_places: Arc::new(Semaphore::new(DUMPS_MAX)), cut_off: AtomicU64::new(0) }
     }
 }
 

@@ -119,7 +119,7 @@ impl FeedWriter {
                 let shown = format!("{feed_id:016x}");
                 info!(
                     feed_id = shown,
-                    next_seq, why, "a new feed begins: subscribers of an earlier one must start over"
+                    next_seq, why, "a new feed begins: subscribers of the earlier feed have to take a dump"
                 );
                 let begins = Beginning { first_seq: next_seq, after_slot: whole_slot(checkpoint) };
                 Log::create(dir, Identity { feed_id, boot }, begins, segment_bytes)?
@@ -350,7 +350,7 @@ impl Log {
             return Self::open_without(empty, dir, newest_seq);
         }
         let (Some((file, identity)), Some(segment)) = (last, segments.last()) else {
-            return Ok(Err(Ended("there is none yet".to_owned())));
+            return Ok(Err(Ended("the store has no feed yet".to_owned())));
         };
         if identity.boot != 0 && identity.boot != boot_id()? {
             return Ok(Err(Ended("it was written without flushes before the machine last started".to_owned())));

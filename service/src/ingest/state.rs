@@ -128,8 +128,6 @@ pub struct Figures {
     /// Engine statistics, refreshed about once a second. Writer: ingest-apply, as of all the following until
     /// `connected`.
     pub stats: ArcSwap<Stats>,
-    /// Time at which the newest commit was published, in ms since the Unix epoch; 0 before the first.
-    pub last_commit_unix_ms: AtomicU64,
     /// Time since which ingest-apply has worked on its current message, in ms since the Unix epoch; 0 while it waits
     /// for one.
     pub busy_since_unix_ms: AtomicU64,

@@ -141,8 +141,6 @@ impl Scope {
 pub struct Connections {
     /// Number of connections open now.
     pub open: AtomicU64,
-    /// Number of connections accepted since the start, without refused ones.
-    pub accepted: AtomicU64,
     /// Number of connections turned away: as many as allowed were open, or another one took their place before their
     /// first request.
     pub refused: AtomicU64,
@@ -158,8 +156,6 @@ pub struct Figures {
     pub handshakes_failed: AtomicU64,
     /// Number of requests without a token, or with an unknown one.
     pub unauthenticated: AtomicU64,
-    /// Number of HTTP requests for a host name that the service does not answer to.
-    pub foreign_hosts: AtomicU64,
     /// Bytes of large requests and answers in memory, as `rpc::budget` counts them.
     pub bytes_held: AtomicU64,
     endings: [AtomicU64; Ending::ALL.len()],

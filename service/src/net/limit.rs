@@ -152,7 +152,6 @@ impl Limit {
         let figures = self.rooms.figures.of(self.listener);
         match self.rooms.enter(source, self.listener) {
             Ok(seat) => {
-                count(&figures.accepted, 1);
                 count(&figures.open, 1);
                 Some(Admission { seat })
             }
@@ -415,11 +414,11 @@ pub(crate) mod tests {
         assert_eq!((network.len(), local.len()), (14, 2));
         let of = |listener| {
             let figures = figures.of(listener);
-            [&figures.open, &figures.accepted, &figures.refused].map(|figure| figure.load(Ordering::Relaxed))
+            [&figures.open, &figures.refused].map(|figure| figure.load(Ordering::Relaxed))
         };
-        assert_eq!((of(Listener::GrpcTcp), of(Listener::GrpcUds)), ([14, 14, 1], [2, 2, 1]));
+        assert_eq!((of(Listener::GrpcTcp), of(Listener::GrpcUds)), ([14, 1], [2, 1]));
         drop(network);
-        assert_eq!(of(Listener::GrpcTcp), [0, 14, 1]);
+        assert_eq!(of(Listener::GrpcTcp), [0, 1]);
         assert!(uds.admit(Source::User(0)).is_some(), "what the network gave back is free for both");
     }
 

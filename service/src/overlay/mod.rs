@@ -21,7 +21,7 @@ pub(crate) mod banks;
 pub(crate) mod undo;
 pub(crate) mod view;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -87,9 +87,6 @@ pub struct Processed {
 /// Figures of the overlay. Statistics: relaxed.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    pub(crate) connected: AtomicBool,
-    pub(crate) updates: AtomicU64,
-    pub(crate) banks: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) dropped: ArcSwap<Dropped>,
 }
@@ -242,7 +239,6 @@ impl Processed {
 
     fn record(&self, banks: &Banks) {
         // ORDERING: Relaxed: statistics.
-        self.figures.banks.store(banks.banks() as u64, Ordering::Relaxed);
         self.figures.bytes.store(banks.bytes() as u64, Ordering::Relaxed);
         self.figures.dropped.store(Arc::new(banks.dropped()));
     }

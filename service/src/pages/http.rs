@@ -15,17 +15,14 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
-use bootstrap::Seen;
 use engine_latency::{Latency, Snapshot, export};
 use futures::FutureExt as _;
-use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
-use crate::base::chain::Phase;
 use crate::net::limit::Limit;
 use crate::pages::dashboard::{self, Dashboard, History, Identity};
 use crate::pages::handles::Handles;
-use crate::pages::metrics;
+use crate::pages::{metrics, status};
 
 pub(crate) use host::Hosts;
 
@@ -63,7 +60,7 @@ where
 }
 
 fn router(state: HttpState) -> Router {
-    let host = middleware::from_fn_with_state((Arc::clone(&state.hosts), Arc::clone(&state.handles.net)), host::check);
+    let host = middleware::from_fn_with_state(Arc::clone(&state.hosts), host::check);
     let dashboard = Dashboard {
         handles: state.handles.clone(),
         history: Arc::clone(&state.history),
@@ -107,56 +104,7 @@ async fn histograms_hlog(State(state): State<HttpState>) -> Response {
 }
 
 async fn status(State(state): State<HttpState>) -> Response {
-    page(JSON, status_json(&state.handles).to_string())
-}
-
-/// Returns every field of the Status rpc under its own name, the providers, the load, the spool, the heal, the warm-up, and
-/// the counters.
-fn status_json(handles: &Handles) -> Value {
-    let phase = handles.status.readiness.phase();
-    let status = handles.status.response();
-    let checkpoint = status.checkpoint.map(|checkpoint| {
-        json!({
-            "seq": checkpoint.seq,
-            "slot": checkpoint.slot,
-            "blockhash": bs58::encode(&checkpoint.blockhash).into_string(),
-        })
-    });
-    let gap =
-        status.gap.map(|gap| json!({ "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail }));
-    let counters: Map<String, Value> = metrics::counters(handles)
-        .into_iter()
-        .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
-        .collect();
-    json!({
-        "engine": status.engine,
-        "pairs_estimate": status.pairs_estimate,
-        "checkpoint": checkpoint,
-        "lag_slots": status.lag_slots,
-        "lag_ms": status.lag_ms,
-        "ready": status.ready,
-        "not_ready_reason": status.not_ready_reason,
-        "gap": gap,
-        "version": status.version,
-        "providers": handles.status.providers.reports(),
-        "load": load_json(&handles.load, matches!(phase, Phase::Loading(_))),
-        "spool": handles.spool.json(),
-        "heal": handles.healing.json(matches!(phase, Phase::Healing(_))),
-        "warm_up": handles.warmth.json(),
-        "counters": counters,
-    })
-}
-
-/// Returns the progress of the load, or of the comparison of a heal. `under_way`: whether the store is being loaded.
-fn load_json(load: &Seen, under_way: bool) -> Value {
-    json!({
-        "under_way": under_way,
-        "read_bytes": load.read_bytes(),
-        "archive_bytes": load.archive_bytes(),
-        "versions": load.versions(),
-        "pairs": load.pairs(),
-        "waiting": load.waiting().map(|waiting| waiting.to_string()),
-    })
+    page(JSON, status::json(&state.handles).to_string())
 }
 
 async fn of_snapshot(
@@ -184,11 +132,12 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use conformance::{Ability, able};
+    use serde_json::Value;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::base::chain::{Commitment, Gap};
+    use crate::base::chain::{Commitment, Gap, Phase};
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
     use crate::readiness::Age;
@@ -252,7 +201,6 @@ mod tests {
         assert_eq!(fetch_as(address, "http://rebound.example/healthz", "host: localhost\r\n").await.0, 421);
         assert_eq!(fetch_as(address, "/healthz", &format!("host: {address}\r\n")).await.0, 200);
         assert_eq!(fetch_as(address, "/healthz", "").await.0, 400, "HTTP/1.1 without a host");
-        assert_eq!(pool.handles.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
     }
 
     #[tokio::test]

@@ -7,3 +7,4 @@ pub(crate) mod dashboard;
 pub(crate) mod handles;
 pub(crate) mod http;
 pub(crate) mod metrics;
+mod status;

@@ -12,7 +12,6 @@
 //! confirmed a second later.
 
 use std::pin::pin;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -22,7 +21,6 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::convert::convert;
 use crate::base::chain::Commitment;
-use crate::base::figure::count;
 use crate::base::plausible::SLACK_SLOTS;
 use crate::ingest::State;
 use crate::ingest::backoff::Waits;
@@ -50,7 +48,6 @@ pub(super) async fn receive(
         // An error means that the sender of `stop` is gone, which counts as stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    receiver.set_connected(false);
 }
 
 struct Receiver {
@@ -79,7 +76,6 @@ impl Receiver {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
-            self.set_connected(false);
             if heard_slot {
                 waits.broken.reset();
             }
@@ -108,7 +104,6 @@ impl Receiver {
         let request = request_processed(self.config.selection);
         let mut connection = Connection::open(provider, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
-        self.set_connected(true);
         info!(url = provider.shown(), "subscribed to processed slots");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let (mut newest, mut tokens) = (0, Tokens::default());
@@ -148,9 +143,6 @@ impl Receiver {
         tokens: &mut Tokens,
         batch: &mut Vec<Seen>,
     ) -> Result<Option<u64>, Ended> {
-        if let Some(processed) = self.state.overlay.processed() {
-            count(&processed.figures.updates, 1);
-        }
         tokens.note(self.config.selection, &update);
         // A write that cannot be read leaves its bank incomplete, so end the connection: a new one forgets the banks in
         // flight.
@@ -180,13 +172,6 @@ impl Receiver {
 
     async fn send(&self, batch: Vec<Seen>) -> Result<(), Ended> {
         self.tx.send(Message::Batch(batch)).await.map_err(|_| Ended::Closed)
-    }
-
-    fn set_connected(&self, connected: bool) {
-        if let Some(processed) = self.state.overlay.processed() {
-            // ORDERING: Relaxed: a statistic.
-            processed.figures.connected.store(connected, Ordering::Relaxed);
-        }
     }
 }
 

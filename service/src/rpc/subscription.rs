@@ -65,8 +65,6 @@ impl Subscription {
             // The message also covers the changes before, which were examined and did not pass.
             let first_seq = self.told_seq + 1;
             self.told_seq = tail.next_seq() - 1;
-            // ORDERING: Relaxed: a statistic.
-            self.feed.subscribers().changes_sent.fetch_add(changes.len() as u64, Ordering::Relaxed);
             self.send(Kind::Changes(Changes { first_seq, last_seq: self.told_seq, changes, slot_end })).await?;
         }
         Ok((tail, more))

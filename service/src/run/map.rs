@@ -98,7 +98,7 @@ impl Store {
             engine_cache_bytes = division.cache_bytes,
             cache_by = if division.configured { "configured" } else { "default" },
             rest_bytes = division.rest_bytes,
-            "memory is divided"
+            "the memory limit, and the engine's part of it"
         );
         for note in engines::notes(&config.store.dir, &options)? {
             if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }

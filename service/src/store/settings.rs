@@ -39,7 +39,7 @@ settings! {
         #[serde(deserialize_with = "crate::base::setting::size")]
         lmdb_map_size: ByteSize;
         /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; for an operator who has
-        /// measured what it does; may be given several times
+        /// measured its effect; may be given several times
         #[arg(value_name = "NAME=VALUE", value_parser = engines::setting)]
         #[serde(skip_serializing_if = "crate::base::setting::is_empty")]
         set: Vec<String> = Vec::new();

@@ -51,7 +51,7 @@ fn a_damaged_page_does_not_end_the_warm_up() {
     assert!(ended.read_bytes > 0, "pages after the damaged one were read: {ended:?}");
     assert_eq!((ended.state.as_str(), ended.left_bytes), ("failed", 4096), "the damaged page alone is left");
     let log = service.log();
-    assert!(log.contains("the store was not warmed up as a whole") && log.contains("checksum"), "{log}");
+    assert!(log.contains("the warm-up stopped before its end") && log.contains("checksum"), "{log}");
     assert!(service.terminate().success());
 }
 

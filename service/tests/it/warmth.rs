@@ -48,7 +48,10 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert_eq!(cold.metric("solkv_warm_up_missing_bytes"), Some(0.0));
         let log = cold.log();
         assert!(cold.terminate().success());
-        assert!(!log.contains("the store is warm") && log.contains("because warm_up is off"), "{log}");
+        assert!(
+            !log.contains("the warm-up has read the whole store into memory") && log.contains("because warm_up is off"),
+            "{log}"
+        );
 
         probe::drop_page_cache(&dir).unwrap();
         let mut warm = Service::start(&dir, &options, NO_STREAM, &[]);
@@ -60,7 +63,11 @@ fn a_store_is_read_in_after_its_opening_unless_the_operator_says_no() {
         assert_eq!(warm.metric("solkv_warming"), Some(0.0));
         assert_eq!(warm.metric("solkv_warm_up_read_bytes"), Some(read as f64));
         let log = warm.log();
-        assert!(log.contains("the warm-up reads the store into memory") && log.contains("the store is warm"), "{log}");
+        assert!(
+            log.contains("the warm-up reads the store into memory")
+                && log.contains("the warm-up has read the whole store into memory"),
+            "{log}"
+        );
         let there =
             if options.engine == EngineKind::Strata { read } else { probe::page_cache_bytes(&dir.join("data")) };
         assert!(there >= missing, "engine={} there={there} missing={missing}", options.engine);

@@ -4,7 +4,6 @@
 //! that may have changed something. Runs on the ingest-apply thread.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use engine_api::{Engine as _, Error, ErrorKind, Result};
 use solana::ChainCheckpoint;
@@ -12,7 +11,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Apply, STATS_EVERY};
-use crate::base::figure::{count, unix_ms};
+use crate::base::figure::count;
 
 impl Apply {
     /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and
@@ -93,8 +92,6 @@ impl Apply {
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
         }
-        // ORDERING: Relaxed: a statistic.
-        self.state.figures.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
     }
 
     pub(super) fn refresh_stats(&mut self) {

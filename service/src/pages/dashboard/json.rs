@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use engine_latency::instrument_ns;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Dashboard;
 use super::history::{COLUMNS, Curve, HISTORY_SAMPLES, Newest, Sample, SeriesNow};
@@ -16,18 +16,25 @@ use crate::base::figure::unix_ms;
 use crate::ingest::receive::queue_batches;
 use crate::net::figures::Listener;
 use crate::pages::handles::Handles;
-use crate::pages::metrics;
-use crate::status::Status;
+use crate::pages::status;
 
 /// Renders the answer to `dashboard.json?since=SEQ`. Absent figures are `null`.
 pub(crate) fn render(state: &Dashboard, since: u64) -> Vec<u8> {
     let (samples, newest) = state.history.since(since);
     let resources = &newest.resources;
-    let mut answer = at_present(&state.handles);
+    let mut answer = status::json(&state.handles);
     let Handles { status, net, shm_sessions, feed, .. } = &state.handles;
-    // ORDERING: Relaxed: a statistic.
+    let checkpoint = status.published.checkpoint();
+    // ORDERING: Relaxed, also below: statistics, nothing is inferred from them.
     let open = |listener| net.of(listener).open.load(Ordering::Relaxed);
     let more = json!({
+        "now_unix_ms": unix_ms(),
+        "connected": status.ingest.is_connected(),
+        "newest_slot": status.readiness.newest_slot(),
+        "applied_slot": checkpoint.slot,
+        "checkpoint_seq": checkpoint.seq,
+        "queue_batches": status.ingest.queue_batches.load(Ordering::Relaxed),
+        "queue_batches_max": queue_batches(),
         "identity": *state.identity,
         "connections": {
             "grpc": open(Listener::GrpcTcp) + open(Listener::GrpcUds),
@@ -61,40 +68,6 @@ pub(crate) fn render(state: &Dashboard, since: u64) -> Vec<u8> {
         answer.extend(more);
     }
     answer.to_string().into_bytes()
-}
-
-/// Returns the figures that ingest and receiver publish, read now instead of taken from the last sample.
-fn at_present(handles: &Handles) -> Value {
-    let Status { readiness, ingest, .. } = &handles.status;
-    let status = handles.status.response();
-    let counters: Map<String, Value> = metrics::counters(handles)
-        .into_iter()
-        .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
-        .collect();
-    // ORDERING: Relaxed: statistics, nothing is inferred from them.
-    let (connected, queued) = (ingest.is_connected(), ingest.queue_batches.load(Ordering::Relaxed));
-    json!({
-        "now_unix_ms": unix_ms(),
-        "version": status.version,
-        "engine": status.engine,
-        "ready": status.ready,
-        "not_ready_reason": status.not_ready_reason,
-        "gap": status.gap.map(|gap| json!({
-            "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail,
-        })),
-        "connected": connected,
-        "providers": handles.status.providers.reports(),
-        "newest_slot": readiness.newest_slot(),
-        "applied_slot": status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.slot),
-        "checkpoint_seq": status.checkpoint.map(|checkpoint| checkpoint.seq),
-        "lag_slots": status.lag_slots,
-        "lag_ms": status.lag_ms,
-        "pairs_estimate": status.pairs_estimate,
-        "queue_batches": queued,
-        "queue_batches_max": queue_batches(),
-        "warm_up": handles.warmth.json(),
-        "counters": counters,
-    })
 }
 
 fn details(newest: &Newest) -> Vec<Value> {

@@ -18,8 +18,6 @@ use axum::http::{StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::base::figure::count;
-use crate::net::figures::Figures;
 use crate::net::host_name;
 
 /// Longest part of a refused name in the answer, in characters.
@@ -64,11 +62,7 @@ impl Hosts {
 
 /// Middleware that refuses a request for another host. A request without a host is answered where HTTP allows that,
 /// before version 1.1; every browser names one.
-pub(super) async fn check(
-    State((hosts, net)): State<(Arc<Hosts>, Arc<Figures>)>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn check(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) -> Response {
     if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
         let message = "the request names no host, which HTTP/1.1 requires\n".to_owned();
         return (StatusCode::BAD_REQUEST, super::page(super::TEXT, message)).into_response();
@@ -77,7 +71,6 @@ pub(super) async fn check(
     let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
     let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
     let Some(foreign) = foreign else { return next.run(request).await };
-    count(&net.foreign_hosts, 1);
     let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
     let message = format!(
         "this service does not answer to host={shown:?}: ask for its IP address, or listen under this name with the \

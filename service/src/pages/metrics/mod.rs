@@ -7,14 +7,11 @@ pub mod catalogue;
 mod collect;
 pub(crate) mod document;
 pub(crate) mod grafana;
-mod panels;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine_latency::{Snapshot, export};
 use probe::{GroupMemory, OwnRss, Space};
-use prometheus_client::encoding::text::encode_registry;
-use prometheus_client::registry::Registry;
 
 use crate::pages::handles::Handles;
 use catalogue::Metric;
@@ -34,11 +31,8 @@ pub(crate) struct Resources {
 
 /// Returns a whole scrape in the Prometheus text format.
 pub(crate) fn prometheus(handles: &Handles, resources: Resources, snapshot: &Snapshot) -> String {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(collect::Families::new(handles.clone(), resources)));
-    let (mut text, mut out) = (String::new(), String::new());
-    encode_registry(&mut text, &registry).expect("a string takes every write");
-    classic(&text, &mut out);
+    let mut out = String::new();
+    collect::write(handles, resources, &mut out);
     export::prometheus(snapshot, &mut out);
     out
 }
@@ -65,22 +59,4 @@ pub(crate) fn counters(handles: &Handles) -> [(&'static Metric, u64); 14] {
         (&c::LOOKUPS, read(&lookups.lookups)),
         (&c::LOOKUPS_REFUSED, read(&lookups.refused)),
     ]
-}
-
-/// Converts OpenMetrics to the classic text format, which the latency families use. There the name of a counter's
-/// family is that of its samples, with `_total`.
-fn classic(text: &str, out: &mut String) {
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
-        if counter(line) || (line.starts_with("# HELP ") && lines.peek().is_some_and(|next| counter(next))) {
-            let mut words = line.splitn(4, ' ');
-            let mut word = || words.next().unwrap_or_default();
-            let (hash, keyword, name, rest) = (word(), word(), word(), word());
-            out.push_str(&format!("{hash} {keyword} {name}_total {rest}\n"));
-        } else {
-            out.push_str(line);
-            out.push('\n');
-        }
-    }
 }
