@@ -59,8 +59,8 @@ const SOURCE: &str = "rpc";
 settings! {
     /// How lookups read the engine, and which of them are logged.
     pub struct LookupSettings from LookupGiven {
-        /// A lookup that takes this long is logged with its cause, without its keys; 0s means never; for a store whose device is
-        /// slower than that [default: 10ms]
+        /// A lookup that takes this long is logged with its cause, without its keys; 0s means never; for a store
+        /// whose device is slower than that [default: 10ms]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;

@@ -38,8 +38,8 @@ const IDLE_MIN: Duration = Duration::from_millis(500);
 /// Longest such time. A server that restarts is back by then, and a pause of the chain costs one connection each time.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// Another provider takes over from one that lags by more slots than this and does not catch up: twenty seconds of slots, so
-/// that the other one still has the slots between. Less would take over for a pause of the network.
+/// Another provider takes over from one that lags by more slots than this and does not catch up. These are twenty seconds:
+/// the other one still has the slots between. With fewer, a pause of the network would cost a takeover.
 pub(crate) const TAKEOVER_LAG_SLOTS: u64 = 50;
 
 /// Default of `gap_timeout` with one server.
@@ -52,8 +52,8 @@ const GAP_TIMEOUT_OF_SEVERAL: Duration = Duration::from_secs(20);
 settings! {
     /// The servers of the stream, and the values taken from it.
     pub struct StreamSettings from StreamGiven {
-        /// URL of a Yellowstone gRPC server, for every service; given several times, the first is followed and the others take over
-        /// from it
+        /// URL of a Yellowstone gRPC server, for every service; given several times, the first is followed and the others
+        /// take over from it
         ///
         /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
         /// contradicts the chain. In the file a server may be a table of its own, geyser, with url, x_token_file,
@@ -62,8 +62,8 @@ settings! {
         #[arg(value_name = "URL")]
         #[serde(deserialize_with = "geyser::read", serialize_with = "geyser::write")]
         geyser: Vec<Geyser> = bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
-        /// File whose first line is the server's token; for a server that asks for one [default: the systemd credential x-token,
-        /// if there is one]
+        /// File whose first line is the server's token; for a server that asks for one [default: the systemd credential
+        /// x-token, if there is one]
         #[arg(value_name = "FILE")]
         x_token_file: PathBuf;
         /// Name of the header that carries the token; for a server that takes another one, such as authorization
@@ -85,8 +85,8 @@ settings! {
         /// that it is given, and any other is refused; for a store that records none [default: the store's own]
         #[arg(value_parser = bootstrap::extraction())]
         extract: Extract = bail!(unknown_extract());
-        /// Accounts that a token extraction asks for; the others than exact can miss changes, and are for a server that does not
-        /// send every account [default: exact]
+        /// Accounts that a token extraction asks for; "wallets" and "closed" can miss changes, and are for a server that does
+        /// not send every account [default: exact]
         ///
         /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
         /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
@@ -97,8 +97,8 @@ settings! {
         /// subscription to all accounts (`any`), or allow only a few data slices.
         #[arg(value_enum)]
         follow: Follow = Follow::default();
-        /// Commitment at which a slot is applied: confirmed or finalized; finalized is for readers that must never see a slot that
-        /// the chain drops [default: confirmed]
+        /// Commitment at which a slot is applied: confirmed or finalized; finalized is for readers that must never see a slot
+        /// that the chain drops [default: confirmed]
         #[arg(value_enum)]
         commitment: Commitment = Commitment::Confirmed;
         /// Also follow processed slots, in memory and by a second subscription, for lookups at processed [default: false]

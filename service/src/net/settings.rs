@@ -77,7 +77,8 @@ settings! {
 settings! {
     /// Who may use the listeners on TCP.
     pub struct AccessSettings from AccessGiven {
-        /// TLS for gRPC on TCP: the certificate, PEM; for clients on other machines [default: the systemd credential tls-cert, if there is one]
+        /// TLS for gRPC on TCP: the certificate, PEM; for clients on other machines [default: the systemd
+        /// credential tls-cert, if there is one]
         #[arg(value_name = "FILE")]
         tls_cert: PathBuf;
         /// The private key for tls_cert, PEM [default: the systemd credential tls-key]
