@@ -22,7 +22,7 @@ const READING: [&str; 8] = [
      invisibly, and tails look better than for a client at a fixed rate. Open loop: latency is counted from the \
      intended start, and operations that were due and not begun at the end count with the time that they had waited.",
     "RSS contains files mapped into memory and no files read by pread. The cap limits everything that is charged, \
-     so the bars stack page cache and the rest of the charge, and mark RSS.",
+     page cache included.",
 ];
 
 /// Builds the report on `records`.

@@ -120,11 +120,6 @@ impl<'a> Cell<'a> {
         (!values.is_empty()).then(|| Sample::new(values, self.runs.len()))
     }
 
-    /// Computes a figure's spread over the repeats.
-    pub(crate) fn spread(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
-        self.sample(of).map(|sample| sample.spread())
-    }
-
     /// Collects a figure of one operation's latencies from each repeat. `None` if a repeat has too few values for it: a
     /// repeat that stalled has few, and without it the figure would be that of the lucky ones.
     pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Sample> {

@@ -305,12 +305,12 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
     if machines(a) != machines(b) {
         warnings.push("the sides ran on different machines or settings of one".to_owned());
     }
-    let device = |records: &[Record]| device::random_read_us(&records.iter().collect::<Vec<_>>());
+    let device = |records: &[Record]| device::random_read_ns(&records.iter().collect::<Vec<_>>());
     match (device(a), device(b)) {
         (Some(a), Some(b)) if (b / a - 1.0).abs() > DEVICE_DRIFT => warnings.push(format!(
             "the device itself differs: its 4 KiB random read took {} (A) and {} (B)",
-            format::nanos(a * 1000.0),
-            format::nanos(b * 1000.0)
+            format::nanos(a),
+            format::nanos(b)
         )),
         (Some(_), Some(_)) => {}
         _ => warnings.push("no device baseline on both sides: the device may have changed".to_owned()),

@@ -43,10 +43,10 @@ pub(crate) fn line(runs: &[&Record]) -> String {
     )
 }
 
-/// Returns the latency of one random read in µs, if it was measured past the page cache.
-pub(crate) fn random_read_us(runs: &[&Record]) -> Option<f64> {
+/// Returns the latency of one random read, if it was measured past the page cache.
+pub(crate) fn random_read_ns(runs: &[&Record]) -> Option<f64> {
     let known = baselines(runs).into_iter().filter(|baseline| baseline.direct);
-    Spread::of(known.map(|baseline| Some(baseline.random_read_ns.p50 as f64 / 1000.0))).map(|spread| spread.median)
+    Spread::of(known.map(|baseline| Some(baseline.random_read_ns.p50 as f64))).map(|spread| spread.median)
 }
 
 fn baselines(runs: &[&Record]) -> Vec<Baseline> {

@@ -1,6 +1,8 @@
-//! The contents of a report, before they become HTML or markdown.
+//! The contents of a report, before they become a page or markdown.
 //!
 //! Owns: the blocks of which both are made. Must not: escape, because every text here is plain.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -9,7 +11,7 @@ use super::figures::Better;
 use super::format;
 use super::judge::{self, Beside, Family, Test, Verdict};
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Document {
     pub(crate) title: String,
     /// Summary of the runs in one line.
@@ -21,7 +23,7 @@ pub(crate) struct Document {
 }
 
 /// A section, to which the page can link.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Section {
     /// Id of the section, unique on the page.
     pub(crate) id: String,
@@ -29,7 +31,8 @@ pub(crate) struct Section {
     pub(crate) blocks: Vec<Block>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Block {
     Text(String),
     /// Several texts of the same kind.
@@ -41,14 +44,12 @@ pub(crate) enum Block {
     /// Text to be copied as it is.
     Code(String),
     Table(Table),
-    /// Bars next to each other.
-    Bars(Bars),
     /// Lines in several charts side by side. The page draws them; markdown has only the tables.
     Charts(Vec<Chart>),
 }
 
 /// Figures, with engines as columns.
-#[derive(Debug, Default)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Table {
     /// Description of the figures, with their unit.
     pub(crate) caption: String,
@@ -59,7 +60,8 @@ pub(crate) struct Table {
     pub(crate) words: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Row {
     /// A heading across the rows that follow.
     Title(String),
@@ -68,7 +70,7 @@ pub(crate) enum Row {
 }
 
 /// Text of one cell of a table.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Figures {
     /// Median, or the cell's only text.
     pub(crate) main: String,
@@ -78,67 +80,27 @@ pub(crate) struct Figures {
     pub(crate) ahead: Option<f64>,
 }
 
-/// Horizontal bars that begin at zero.
-#[derive(Debug)]
-pub(crate) struct Bars {
-    /// Title, with the unit and whether higher or lower is better.
-    pub(crate) title: String,
-    /// Names of a bar's parts. Empty if bars have only one.
-    pub(crate) parts: Vec<&'static str>,
-    /// Groups of bars, each with a scale of its own.
-    pub(crate) groups: Vec<BarGroup>,
-}
-
-/// Bars that share a scale.
-#[derive(Debug)]
-pub(crate) struct BarGroup {
-    /// Heading of the group, such as the cap.
-    pub(crate) title: String,
-    /// Position of a line across all bars: the cap.
-    pub(crate) limit: Option<f64>,
-    /// One bar for each engine.
-    pub(crate) bars: Vec<Bar>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Bar {
-    /// Index of the engine, which decides the colour.
-    pub(crate) engine: usize,
-    /// Label of the bar's engine.
-    pub(crate) name: String,
-    /// Lengths of the parts, drawn one after the other.
-    pub(crate) parts: Vec<f64>,
-    /// Position of a mark in addition to the parts, such as the RSS.
-    pub(crate) mark: Option<f64>,
-    /// Smallest and largest value among the repeats.
-    pub(crate) range: Option<(f64, f64)>,
-    /// The figures as text, next to the bar.
-    pub(crate) text: Figures,
-}
-
-/// Lines of one operation, one for each engine, as the page's script reads them.
+/// Latencies of one operation, one line for each engine.
 #[derive(Debug, Serialize)]
 pub(crate) struct Chart {
-    /// Id of the chart, unique on the page.
-    pub(crate) id: String,
     /// Kind of the x axis: `time`, `size`, `nines` or `caps`.
     pub(crate) kind: &'static str,
     /// Operation and cap, as the title.
     pub(crate) title: String,
     /// Label of the x axis, with its unit.
     pub(crate) x: &'static str,
-    /// Key of charts that share their y axis.
-    pub(crate) share: String,
     /// Names of the x positions of `caps`.
     pub(crate) ticks: Vec<String>,
-    /// Latency of the device's random read in µs, for comparison.
-    pub(crate) device_us: Option<f64>,
-    /// One line for each engine.
+    /// Latency of the device's random read, for comparison.
+    pub(crate) device_ns: Option<f64>,
+    /// Lines of all kinds but `nines`.
     pub(crate) lines: Vec<Line>,
+    /// Percentile curves of `nines`.
+    pub(crate) curves: Vec<Distribution>,
 }
 
 /// Values by the name of the figure, one for each x.
-pub(crate) type Named<T> = Vec<(&'static str, Vec<Option<T>>)>;
+pub(crate) type Named<T> = BTreeMap<&'static str, Vec<Option<T>>>;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
@@ -146,10 +108,22 @@ pub(crate) struct Line {
     pub(crate) engine: usize,
     /// Positions on the x axis, ascending and distinct.
     pub(crate) x: Vec<f64>,
-    /// Latencies in µs by the name of the figure, `null` where there is none.
+    /// Latencies in ns by the name of the figure, `null` where there is none.
     pub(crate) y: Named<f64>,
     /// Smallest and largest repeat for each value, if the line shows medians.
     pub(crate) ranges: Named<(f64, f64)>,
+}
+
+/// A percentile curve.
+#[derive(Debug, Serialize)]
+pub(crate) struct Distribution {
+    /// Index of the engine, which decides the colour.
+    pub(crate) engine: usize,
+    pub(crate) count: u64,
+    pub(crate) mean_ns: f64,
+    pub(crate) max_ns: u64,
+    /// Shares of the values, ascending, and the latency of each.
+    pub(crate) curve: Vec<(f64, u64)>,
 }
 
 impl Figures {

@@ -131,7 +131,7 @@ pub(crate) const BYTES_PER_LOADED: Figure = Figure {
 };
 
 /// Costs of an operation in addition to its time.
-pub(crate) const COSTS: [Figure; 12] = [
+pub(crate) const COSTS: [Figure; 14] = [
     THROUGHPUT,
     THROUGHPUT_OF_DEVICE,
     COMMIT_PER_PUT,
@@ -163,6 +163,8 @@ pub(crate) const COSTS: [Figure; 12] = [
         text: format::digits,
     },
     PEAK_RSS,
+    PEAK_PAGE_CACHE,
+    PEAK_CHARGED,
     OPENING[0],
     OPENING[1],
 ];
@@ -184,12 +186,7 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
         text: format::per_second,
     },
     PEAK_RSS,
-    Figure {
-        name: "Peak page cache",
-        better: None,
-        of: |run| peak(run, |at| at.page_cache_bytes),
-        text: format::bytes,
-    },
+    PEAK_PAGE_CACHE,
     PEAK_CHARGED,
     WRITE_AMPLIFICATION,
 ];
@@ -205,6 +202,14 @@ pub(crate) const LOAD_TIME: Figure = Figure {
 /// Largest resident set of the process, which includes files mapped into it.
 pub(crate) const PEAK_RSS: Figure =
     Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
+
+/// Largest page cache that was charged to the run's cgroup.
+pub(crate) const PEAK_PAGE_CACHE: Figure = Figure {
+    name: "Peak page cache",
+    better: None,
+    of: |run| peak(run, |at| at.page_cache_bytes),
+    text: format::bytes,
+};
 
 /// Largest memory that was charged to the run's cgroup.
 pub(crate) const PEAK_CHARGED: Figure =

@@ -1,4 +1,4 @@
-//! Figures and names as text, and text made safe for HTML and markdown.
+//! Figures and names as text, and text made safe for markdown.
 //!
 //! Owns: units, rounding, and the dash for a missing figure. Must not: know a figure's meaning.
 
@@ -159,22 +159,6 @@ pub(crate) fn utc(unix_ms: u64) -> String {
     text.get(..16).unwrap_or(&text).replace('T', " ")
 }
 
-/// Escapes a text for HTML, as content or as a quoted attribute.
-pub(crate) fn html(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
-    }
-    out
-}
-
 /// Escapes a text for a line or a table cell of markdown.
 pub(crate) fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -187,12 +171,6 @@ pub(crate) fn markdown(text: &str) -> String {
         }
     }
     out
-}
-
-/// Escapes JSON so that it cannot end a `<script>` element.
-pub(crate) fn script_json(json: &str) -> String {
-    // In JSON a `<` occurs only in strings, where this escape stands for the same character.
-    json.replace('<', "\\u003c")
 }
 
 #[cfg(test)]
@@ -223,8 +201,6 @@ mod tests {
 
     #[test]
     fn text_of_others_is_only_text() {
-        assert_eq!(html("<b a='x'>&"), "&lt;b a=&#39;x&#39;&gt;&amp;");
         assert_eq!(markdown("a|b_c <i>\n"), "a\\|b\\_c &lt;i> ");
-        assert_eq!(script_json(r#"{"a":"</script>"}"#), r#"{"a":"\u003c/script>"}"#);
     }
 }

@@ -30,8 +30,8 @@ fn rendered(block: &Block) -> String {
         }
         Block::Code(text) => fenced(text),
         Block::Table(rows) => table(rows),
-        // The tables have the figures of bars and charts.
-        Block::Bars(_) | Block::Charts(_) => String::new(),
+        // The tables have the figures of the charts.
+        Block::Charts(_) => String::new(),
     }
 }
 

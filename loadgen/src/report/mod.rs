@@ -3,7 +3,7 @@
 //!
 //! Owns: the figures shown of a record, and how repeats are judged. Must not: measure. Runs on the main thread.
 //!
-//! A report is built once as a `document::Document` and then rendered: `html` draws all of it, `markdown` as much as a
+//! A report is built once as a `document::Document` and then rendered: `html` shows all of it, `markdown` as much as a
 //! README can hold.
 
 pub mod best;

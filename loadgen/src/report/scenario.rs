@@ -1,11 +1,11 @@
-//! The section of one scenario: its workloads, each with tables, lines and bars.
+//! The section of one scenario: its workloads, each with tables and lines.
 //!
 //! Owns: the order within a section. Must not: render.
 
 use super::cells::{Group, Scenario};
 use super::charts::{self, Place};
 use super::document::{Block, Section};
-use super::figures::{BOOTSTRAP, COSTS, READS_PER_OP, THROUGHPUT, WRITE_AMPLIFICATION};
+use super::figures::{BOOTSTRAP, COSTS};
 use super::{device, format, tables};
 use crate::result::Workload;
 
@@ -30,10 +30,10 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
     let all = ran(&scenario.groups, engines);
     blocks.extend(tables::scaling(&scenario.groups, &all).into_iter().map(Block::Table));
     blocks.extend(tables::rates(&scenario.groups, &all).into_iter().map(Block::Table));
-    for (nth, group) in scenario.groups.iter().enumerate() {
+    let place = Place { engines, device_ns: device::random_read_ns(&runs) };
+    for group in &scenario.groups {
         // Engines that did not run this workload get no column.
         let ran = ran(std::slice::from_ref(group), engines);
-        let place = Place { id: format!("{id}-{}", nth + 1), engines, device_us: device::random_read_us(&runs) };
         let title = format::workload(group.workload, &workloads);
         let inside = workload(group, &ran, &place, &title);
         blocks.push(Block::Fold(title, inside));
@@ -66,18 +66,6 @@ fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str) -> 
         [charts::over(group, place, "pairs"), charts::over(group, place, "elapsed_s"), charts::nines(group, place)];
     blocks.extend(lines.into_iter().filter(|charts| !charts.is_empty()).map(Block::Charts));
 
-    let bars = [
-        charts::bars(group, place, &THROUGHPUT, "Throughput, operations a second; higher is better"),
-        charts::memory(group, place),
-        charts::bars(group, place, &READS_PER_OP, "Device reads per operation, of the whole machine; lower is better"),
-        charts::bars(
-            group,
-            place,
-            &WRITE_AMPLIFICATION,
-            "Write amplification, device bytes / user bytes; lower is better",
-        ),
-    ];
-    blocks.extend(bars.into_iter().flatten().map(Block::Bars));
     blocks.push(Block::Table(tables::figures(group, ran, &format!("{title}: what an operation costs"), &COSTS)));
     blocks
 }

@@ -1,10 +1,10 @@
-//! The summary before the figures: which engine is best at which work, and one chart.
+//! The summary before the figures: which engine is best at which work.
 //!
 //! Owns: the figure that represents a workload, and how often an engine is the best. Must not: leave out a comparison,
 //! or judge by another rule than the tables.
 
 use super::cells::{Cell, Group, Sample, Scenario, Spread, distinct};
-use super::document::{Bar, BarGroup, Bars, Block, Compared, Figures, Row, Section, Table, compared};
+use super::document::{Block, Compared, Figures, Row, Section, Table, compared};
 use super::figures::{Better, Figure, LOAD_TIME, STATS, Stat};
 use super::format;
 use super::judge::RUNS_MIN;
@@ -28,7 +28,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Builds the section: verdicts, one chart, and every comparison folded under a line.
+/// Builds the section: verdicts, and every comparison folded under a line.
 pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
     let comparisons: Vec<Comparison<'_>> = scenarios.iter().flat_map(|scenario| of(scenario, engines)).collect();
     // All comparisons are judged together, as one table.
@@ -48,7 +48,6 @@ pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
     } else {
         Block::List(verdicts)
     }];
-    blocks.extend(picture(&comparisons, engines).map(Block::Bars));
     blocks.push(Block::Fold("Every comparison".to_owned(), vec![Block::Table(all(&judged, engines))]));
     Section { id: "summary".to_owned(), title: "Summary".to_owned(), blocks }
 }
@@ -133,31 +132,6 @@ fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&
         None => format!("{SHOWN} of {}", format::op(operation(first.group)?).to_lowercase()),
     };
     Some(format!("{}, {figure}: {}.", format::op(work), parts.join("; ")))
-}
-
-/// Draws the comparison of most engines as bars. Reads of present keys come first, because most stores serve them.
-fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
-    let rank = |one: &&Comparison<'_>| {
-        let engines = one.spreads().count();
-        let repeats: usize = one.spreads().map(|spread| spread.runs).sum();
-        (one.group.workload.name == "read_positive", engines, repeats)
-    };
-    let chosen = comparisons.iter().rev().max_by_key(rank)?;
-    let (group, text) = (chosen.group, text(chosen.group));
-    let of_cap = |cap: Option<u64>| {
-        let bar = |(engine, name): (usize, &&str)| {
-            let spread = headline(group, group.cell(name, cap)?)?.spread();
-            let range = (spread.runs > 1).then_some((spread.min, spread.max));
-            let text = Figures::of(Some(spread), text);
-            Some(Bar { engine, name: (*name).to_owned(), parts: vec![spread.median], mark: None, range, text })
-        };
-        let bars: Vec<Bar> = engines.iter().enumerate().filter_map(bar).collect();
-        (!bars.is_empty()).then(|| BarGroup { title: format::cap(cap), limit: None, bars })
-    };
-    let figure = if time(group.workload).is_some() { "time to the end of the load" } else { SHOWN };
-    let title = format!("{}: {}, {figure}; lower is better", chosen.scenario, chosen.title);
-    let groups: Vec<BarGroup> = group.caps().into_iter().filter_map(of_cap).collect();
-    (!groups.is_empty()).then(|| Bars { title, parts: Vec::new(), groups })
 }
 
 fn all(judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&str]) -> Table {

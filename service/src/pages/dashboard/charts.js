@@ -1,5 +1,6 @@
-// Charts: lines or a stack over time, and distributions by nines. Owns: scales, axes, the cursor, the table that can
-// replace a chart. Must not: know the meaning of its figures; it is given points.
+// Charts: lines or a stack over time, and distributions by nines. The reports of loadgen draw with them as well. Owns:
+// scales, axes, the cursor, the table that can replace a chart. Must not: know the meaning of its figures; it is given
+// points.
 
 const MARGIN = { top: 10, right: 62, bottom: 24, left: 58 };
 const HEIGHT = 190;
@@ -173,6 +174,11 @@ class Chart {
 
 /** A chart over time. Data: {points: [{t, values, shade}], from, to}, ascending by t; an absent value is null. */
 class TimeChart extends Chart {
+  /** Returns a place on the x axis as text. */
+  place(t) {
+    return clock(t);
+  }
+
   why() {
     return this.data.points.some((point) => point.values.some((value) => value !== null)) ? null : this.options.none;
   }
@@ -194,22 +200,23 @@ class TimeChart extends Chart {
     const { scale, base, ceiling, least } = this.options;
     const { bottom } = this.size();
     const height = bottom - MARGIN.top;
+    const cap = ceiling ? ceiling() : null;
     const of = (point) =>
       scale === 'stack' ? [point.values.reduce((sum, value) => sum + (value || 0), 0)] : point.values;
     const values = this.data.points.flatMap(of).filter((value) => value !== null);
     const largest = values.reduce((most, value) => Math.max(most, value), 0);
     if (scale === 'log') {
-      const above = values.filter((value) => value > 0).reduce((least, value) => Math.min(least, value), Infinity);
-      const { low, high, ticks } = decades(Number.isFinite(above) ? above : 1, Math.max(largest, 1));
+      const positive = values.concat(cap === null ? [] : [cap]).filter((value) => value > 0);
+      const above = positive.reduce((least, value) => Math.min(least, value), Infinity);
+      const { low, high, ticks } = decades(Number.isFinite(above) ? above : 1, Math.max(largest, cap || 1, 1));
       // Zero has no logarithm: it is drawn on a line of its own, a little below the lowest decade.
       const zero = values.some((value) => value <= 0);
       const floor = zero ? 14 : 0;
       const span = Math.log10(high / low);
       const yOf = (value) =>
         value <= 0 ? bottom : bottom - floor - (Math.log10(Math.max(value, low) / low) / span) * (height - floor);
-      return { yOf, ticks: zero ? [0, ...ticks] : ticks };
+      return { yOf, ticks: zero ? [0, ...ticks] : ticks, cap };
     }
-    const cap = ceiling ? ceiling() : null;
     const shown = cap !== null && largest > cap / 8;
     const ticks = niceTicks((shown ? Math.max(cap, largest) : Math.max(largest, least || 1)) * 1.08, base);
     const top = Math.max(ticks[ticks.length - 1], (shown ? Math.max(cap, largest) : largest) * 1.08);
@@ -227,7 +234,7 @@ class TimeChart extends Chart {
     const last = points[points.length - 1];
     const at = this.cursor === null ? last : points.find((point) => point.t === this.cursor);
     this.swatches.forEach((swatch, index) => setText(swatch.value, format(at.values[index])));
-    setText(this.when, this.cursor === null ? '' : `at ${clock(at.t)}`);
+    setText(this.when, this.cursor === null ? '' : `at ${this.place(at.t)}`);
     if (this.svg.hasAttribute('hidden')) return;
     const stacked = this.options.scale === 'stack';
     const drawn = stacked ? this.areas(points, yOf) : this.lines(points, yOf);
@@ -243,7 +250,7 @@ class TimeChart extends Chart {
         ? []
         : [
             svg('line', { class: 'cap', x1: MARGIN.left, x2: right, y1: yOf(cap), y2: yOf(cap) }),
-            svg('text', { class: 'end', x: right + 5, y: yOf(cap) + 4 }, 'cap'),
+            svg('text', { class: 'end', x: right + 5, y: yOf(cap) + 4 }, this.options.capName || 'cap'),
           ];
     this.svg.replaceChildren(
       ...this.shades(points, bottom),
@@ -282,7 +289,8 @@ class TimeChart extends Chart {
     return this.options.lines
       .map((line, index) => {
         const known = points.filter((point) => point.values[index] !== null);
-        const near = (one, two) => one !== undefined && two !== undefined && Math.abs(one.t - two.t) < BREAK_MS;
+        const gap = this.options.gap || BREAK_MS;
+        const near = (one, two) => one !== undefined && two !== undefined && Math.abs(one.t - two.t) < gap;
         let path = '';
         let alone = '';
         known.forEach((point, at) => {
@@ -316,11 +324,11 @@ class TimeChart extends Chart {
     const { points } = this.data;
     const step = Math.max(1, Math.floor(points.length / TABLE_ROWS));
     const rows = points.filter((_, at) => (points.length - 1 - at) % step === 0).reverse();
-    const heads = ['Time', ...this.options.lines.map((line) => line.label)];
+    const heads = [this.options.axis || 'Time', ...this.options.lines.map((line) => line.label)];
     return table(
       this.title,
       heads,
-      rows.map((point) => [clock(point.t), ...point.values.map(this.options.format)]),
+      rows.map((point) => [this.place(point.t), ...point.values.map(this.options.format)]),
     );
   }
 }
@@ -335,7 +343,7 @@ class CurveChart extends Chart {
   known(curve) {
     if (!curve || curve.count === 0) return [];
     const points = this.data.quantiles.map((quantile, at) => ({ quantile, value: curve.values_ns[at] }));
-    return points.filter(({ quantile }) => 1 / (1 - quantile) <= curve.count * 1.001);
+    return points.filter(({ quantile, value }) => value !== null && 1 / (1 - quantile) <= curve.count * 1.001);
   }
 
   plot() {
