@@ -2,7 +2,7 @@
 //!
 //! Owns: the process that changes the pairs. Must not: time anything. Runs on the main thread.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineOptions, OpenMode};
@@ -17,11 +17,11 @@ const BATCH: u64 = 1000;
 /// Runs the hidden command that makes all updates of an aged store, in buffered commits.
 ///
 /// # Errors
-/// A run that is not valid JSON; errors of the engine.
+/// Errors of the engine.
 pub fn run(args: &ChildArgs) -> Result<()> {
-    let run: Run = serde_json::from_str(args.run()).context("not a run")?;
+    let run = &*args.run;
     let (pairs, versions) = (run.generator()?, run.versions());
-    let engine = engines::open(args.dir(), &as_under_cap(&run), OpenMode::Existing)?;
+    let engine = engines::open(&args.dir, &as_under_cap(run), OpenMode::Existing)?;
     let mut done = 0;
     while done < versions.updates() {
         let end = (done + BATCH).min(versions.updates());

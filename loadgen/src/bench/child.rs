@@ -3,7 +3,6 @@
 //! Owns: the measured process's work and nothing else. The parent prepares store and cap, and reads the answer from
 //! standard output. Threads: see `drive`.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +14,13 @@ use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
 use probe::Floor;
 use program::say;
-use serde::{Deserialize, Serialize};
 use workload::Rng;
 
 use super::drive::{Done, Driven, Reads, SOURCE, What, Writes, read};
 use super::pace::{note_of_overdue, note_of_writer};
 use super::run::{Run, parse_keys};
 use super::work::{Kind, Load, State};
-use crate::result::{Curve, Io, Opening, Quantiles, Series};
+use crate::result::{Curve, Io, Opening, Quantiles, Record};
 
 /// Shares at which a percentile curve is sampled, with more of them near 1.
 const SHARES: [f64; 21] = [
@@ -33,77 +31,48 @@ const SHARES: [f64; 21] = [
 /// Pause after a store was brought into memory, so that the engine can finish its background work.
 const WARM_REST: Duration = Duration::from_secs(4);
 
-/// Answer of a child process: the figures of one run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Answer {
-    pub(crate) engine: String,
-    pub(crate) engine_options: BTreeMap<String, String>,
-    pub(crate) elapsed_s: f64,
-    pub(crate) ops: u64,
-    pub(crate) curves: Vec<Curve>,
-    pub(crate) series: Vec<Series>,
-    pub(crate) io: Io,
-    #[serde(default)]
-    pub(crate) open: Option<Opening>,
-    /// Latency of the least that a get could cost, where it was measured after each of them.
-    #[serde(default)]
-    pub(crate) floor_ns: Option<Quantiles>,
-    /// The engine's own statistics at the end, by name.
-    #[serde(default)]
-    pub(crate) engine_stats: BTreeMap<String, u64>,
-    pub(crate) pairs: u64,
-    /// State of the store at the start as the run itself has seen it. `None` where the parent has looked.
-    #[serde(default)]
-    pub(crate) state: Option<String>,
-    pub(crate) notes: Vec<String>,
-}
-
-impl Answer {
-    /// Takes the accesses of `floor` out of the figures, and adds their latency. Their time was nobody else's, unless the run
-    /// also wrote.
-    fn leave_out(&mut self, floor: &Floor, wrote: bool) {
-        let less = |count: Option<u64>, of: u64| count.map(|count| count.saturating_sub(of));
-        if !wrote {
-            self.elapsed_s -= floor.elapsed_s();
-        }
-        self.io.device_read_bytes = less(self.io.device_read_bytes, floor.device_read_bytes());
-        if floor.device_read_bytes() > 0 {
-            self.io.device_reads = less(self.io.device_reads, floor.count());
-        }
-        self.floor_ns = Some(floor.quantiles());
+/// Takes the accesses of `floor` out of the figures, and adds their latency. Their time was nobody else's, unless the run
+/// also wrote.
+fn leave_out(record: &mut Record, floor: &Floor, run: &Run) {
+    let less = |count: Option<u64>, of: u64| count.map(|count| count.saturating_sub(of));
+    if run.cell.workload != Kind::Beside {
+        record.elapsed_s -= floor.elapsed_s();
     }
+    let io = &mut record.io;
+    io.device_read_bytes = less(io.device_read_bytes, floor.device_read_bytes());
+    if floor.device_read_bytes() > 0 {
+        io.device_reads = less(io.device_reads, floor.count());
+    }
+    let is_warm = run.cell.state == State::Warm;
+    let of = if is_warm { &mut record.memory_read_ns } else { &mut record.device_read_ns };
+    *of = Some(floor.quantiles());
 }
 
 /// Arguments of the hidden command `bench-run RUN-AS-JSON DIR`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ChildArgs {
     /// The run, written as JSON
-    run: String,
+    #[arg(value_parser = parsed)]
+    pub(super) run: Box<Run>,
     /// Directory of the run's store
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
 }
 
-impl ChildArgs {
-    pub(crate) fn run(&self) -> &str {
-        &self.run
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
+fn parsed(text: &str) -> serde_json::Result<Box<Run>> {
+    serde_json::from_str(text)
 }
 
-/// Runs one run and prints its answer as JSON.
+/// Runs one run and prints its figures as JSON, as a record that lacks everything else.
 ///
 /// # Errors
-/// A run that is not valid JSON; errors of the engine; a wrong value read; I/O errors of /proc.
+/// Errors of the engine; a wrong value read; I/O errors of /proc.
 pub fn run(args: &ChildArgs) -> Result<()> {
-    let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    let run = &*args.run;
     // As the service does. Otherwise freed memory of one thread may not be used by the next one.
     probe::limit_arenas(probe::memory_limit().bytes);
-    let answer = match run.kind {
-        Kind::Recover => recover(&run, &args.dir)?,
-        _ => drive(&run, &args.dir)?,
+    let answer = match run.cell.workload {
+        Kind::Recover => recover(run, &args.dir)?,
+        _ => drive(run, &args.dir)?,
     };
     say!("{}", serde_json::to_string(&answer)?);
     Ok(())
@@ -112,13 +81,13 @@ pub fn run(args: &ChildArgs) -> Result<()> {
 /// Runs the hidden command that writes batches until it is killed.
 ///
 /// # Errors
-/// A run that is not valid JSON; errors of the engine.
+/// Errors of the engine.
 pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
-    let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    let run = &*args.run;
     probe::limit_arenas(probe::memory_limit().bytes);
-    let (engine, _) = open(&run, &args.dir)?;
+    let (engine, _) = open(run, &args.dir)?;
     say!("writing");
-    writes(&run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;
+    writes(run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;
     say!("written");
     anyhow::ensure!(!program::is_output_lost(), "the parent is gone");
     // The parent kills this process. Nothing may be closed before.
@@ -157,9 +126,9 @@ impl Part {
     }
 }
 
-fn drive(run: &Run, dir: &Path) -> Result<Answer> {
+fn drive(run: &Run, dir: &Path) -> Result<Record> {
     let (engine, opening) = open(run, dir)?;
-    match run.state {
+    match run.cell.state {
         State::Cold => {}
         State::Warm => {
             warm(run, &engine)?;
@@ -167,15 +136,15 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
             if !run.load.is_fresh() {
                 std::thread::sleep(WARM_REST);
             }
-            work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0), Part::Before, None)?;
+            work(run, &engine, Duration::from_secs_f64(run.cell.seconds / 10.0), Part::Before, None)?;
         }
         State::Steady => {
-            work(run, &engine, Duration::from_secs_f64(run.before_seconds), Part::Before, None)?;
+            work(run, &engine, Duration::from_secs_f64(run.cell.before_seconds), Part::Before, None)?;
         }
     }
-    let mut floor = if run.floor { Some(floor_of(run, dir)?) } else { None };
+    let mut floor = if run.cell.floor { Some(floor_of(run, dir)?) } else { None };
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
-    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured, floor.as_mut())?;
+    let driven = work(run, &engine, Duration::from_secs_f64(run.cell.seconds), Part::Measured, floor.as_mut())?;
     let process = probe::process_counts(std::process::id())?.since(&process);
     if changes_store(run) {
         // Pages that the run has left dirty in the page cache count as its writes, too.
@@ -196,7 +165,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     let mut answer = answer(run, &engine, &driven)?;
     (answer.io, answer.open) = (io, Some(opening));
     if let Some(floor) = &floor {
-        answer.leave_out(floor, run.kind == Kind::Beside);
+        leave_out(&mut answer, floor, run);
     }
     Box::new(engine).close()?;
     Ok(answer)
@@ -224,7 +193,7 @@ fn warm(run: &Run, engine: &Measured) -> Result<()> {
 
 /// Prepares the least that a get of this run could cost.
 fn floor_of(run: &Run, dir: &Path) -> Result<Floor> {
-    if run.state == State::Warm {
+    if run.cell.state == State::Warm {
         return Floor::of_memory();
     }
     let floor = Floor::of_device(dir)?;
@@ -241,24 +210,24 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part, floor: Option<
         keys,
         what,
         threads: run.threads,
-        rate: run.rate.map(|rate| rate / f64::from(run.threads)),
-        unchanged: run.kind != Kind::Beside,
+        rate: run.cell.rate.map(|rate| rate / f64::from(run.threads)),
+        unchanged: run.cell.workload != Kind::Beside,
     };
     let none = Reads { threads: 0, ..reads(What::Positive) };
-    match run.kind {
+    match run.cell.workload {
         Kind::ReadNegative => read(engine, &reads(What::Negative), time, floor, |_| Ok(Done::default())),
         Kind::ReadPositive => read(engine, &reads(What::Positive), time, floor, |_| Ok(Done::default())),
         Kind::GetMany | Kind::GetManyAbsent => {
-            let many = What::Many { keys: run.batch as usize, present: run.kind == Kind::GetMany };
+            let many = What::Many { keys: run.cell.batch as usize, present: run.cell.workload == Kind::GetMany };
             read(engine, &reads(many), time, floor, |_| Ok(Done::default()))
         }
         Kind::Write => read(engine, &none, time, None, |stop| writes(run, 1.0, part)?.run(engine, stop)),
-        Kind::Mix => read(engine, &none, time, None, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
+        Kind::Mix => read(engine, &none, time, None, |stop| writes(run, run.cell.write_share, part)?.run(engine, stop)),
         Kind::Beside => {
             read(engine, &reads(What::Positive), time, floor, |stop| writes(run, 1.0, part)?.run(engine, stop))
         }
         Kind::Scan => read(engine, &none, time, None, |stop| scan(run, engine, stop)),
-        Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.kind),
+        Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.cell.workload),
     }
 }
 
@@ -273,13 +242,13 @@ fn writes(run: &Run, write_share: f64, part: Part) -> Result<Writes> {
         count: run.pairs,
         seed: run.seed ^ u64::from(run.repeat) ^ part.salt(),
         keys: parse_keys(&run.keys)?,
-        batch: (run.batch, run.batch_max.unwrap_or(run.batch)),
-        rate: run.write_rate,
-        durability: if run.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
+        batch: (run.cell.batch, run.cell.batch_max.unwrap_or(run.cell.batch)),
+        rate: run.cell.write_rate,
+        durability: if run.cell.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
         write_share,
-        delete_share: run.delete_share,
-        double_index: run.double_index,
-        most: if run.kind == Kind::Recover && run.events > 0 { run.events } else { u64::MAX },
+        delete_share: run.cell.delete_share,
+        double_index: run.cell.double_index,
+        most: if run.cell.workload == Kind::Recover && run.cell.events > 0 { run.cell.events } else { u64::MAX },
     })
 }
 
@@ -297,7 +266,7 @@ fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
 }
 
 /// Measures from opening a killed writer's store to its first correct read.
-fn recover(run: &Run, dir: &Path) -> Result<Answer> {
+fn recover(run: &Run, dir: &Path) -> Result<Record> {
     let started = Instant::now();
     let (engine, opening) = open(run, dir)?;
     let pairs = run.generator()?;
@@ -316,27 +285,24 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     Ok(answer)
 }
 
-fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
+fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Record> {
     let stats = engine.stats()?;
     let mut engine_options = run.engine_options();
     engine_options.insert("cache_bytes".to_owned(), run.engine.division().cache_bytes.to_string());
-    Ok(Answer {
+    Ok(Record {
         engine: engine.label().to_owned(),
         engine_options,
         elapsed_s: driven.elapsed.as_secs_f64(),
         ops: driven.ops,
         curves: curves(&driven.total),
         series: driven.series.clone(),
-        io: Io::default(),
-        open: None,
-        floor_ns: None,
         engine_stats: stats.details.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
         pairs: stats.pairs_estimate,
-        state: None,
         notes: [note_of_overdue(driven.overdue, driven.ops), note_of_writer(driven.overdue_puts)]
             .into_iter()
             .flatten()
             .collect(),
+        ..Record::default()
     })
 }
 
@@ -357,7 +323,8 @@ pub(crate) fn curves(total: &Snapshot) -> Vec<Curve> {
 /// Whether a run changes its store, so that it gets a copy. An aged store changes by being opened: the engine would
 /// merge meanwhile, and the next run would not have to.
 pub(crate) fn changes_store(run: &Run) -> bool {
-    run.load == Load::Aged || matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
+    run.load == Load::Aged
+        || matches!(run.cell.workload, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
 }
 
 #[cfg(test)]
@@ -366,14 +333,14 @@ mod tests {
 
     #[test]
     fn the_part_before_has_other_keys_even_where_it_is_as_long() {
+        let cell = serde_json::json!({ "workload": "read_positive", "state": "steady", "seconds": 30.0 });
         let run = serde_json::json!({
-            "scenario": "s", "engine": {}, "kind": "read_positive", "keys": "uniform", "pairs": 10, "seed": 1,
-            "load": "sorted", "cap_bytes": null, "threads": 1, "state": "steady", "seconds": 30.0, "rate": null,
-            "write_share": 0.5, "delete_share": 0.0, "double_index": false, "batch": 10, "durability": "synced",
-            "events": 0, "order": "shuffled", "repeat": 0,
+            "scenario": "s", "engine": {}, "engine_line": "", "keys": "uniform", "pairs": 10, "seed": 1, "values": "unique",
+            "load": "sorted", "age_updates": 0.0, "cap_bytes": null, "threads": 1, "ingest_depth": null, "repeat": 0,
+            "cell": cell,
         });
         let run: Run = serde_json::from_value(run).unwrap();
-        let time = Duration::from_secs_f64(run.before_seconds);
+        let time = Duration::from_secs_f64(run.cell.before_seconds);
         assert_ne!(read_seed(&run, time, Part::Before), read_seed(&run, time, Part::Measured));
         let writes = [Part::Before, Part::Measured].map(|part| writes(&run, 1.0, part).unwrap().seed);
         assert_ne!(writes[0], writes[1]);

@@ -37,7 +37,6 @@ use program::{say, tell};
 use crate::commands::stop_flag;
 use crate::live::start::cached;
 use crate::result::{self, Record, SCHEMA_VERSION};
-use child::Answer;
 use run::Run;
 use scenario::Scenario;
 use spawn::Measured;
@@ -104,8 +103,9 @@ pub struct BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<()> {
     let stop = stop_flag()?;
     let runs = runs(args)?;
-    let done = Known::of(&if args.out.exists() { crate::result::read(&args.out)? } else { Vec::new() });
-    let missing: Vec<&Run> = runs.iter().filter(|run| !done.has(run)).collect();
+    let done = if args.out.exists() { crate::result::read(&args.out)? } else { Vec::new() };
+    let done: HashSet<String> = done.iter().map(Record::run_key).collect();
+    let missing: Vec<&Run> = runs.iter().filter(|run| !done.contains(&run.key())).collect();
     tell!("{} runs, {} of them done before: file={}", runs.len(), runs.len() - missing.len(), args.out.display());
     if args.list {
         missing.iter().for_each(|run| say!("{}", title(run)));
@@ -202,19 +202,19 @@ impl BenchArgs {
 fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) -> Result<Record> {
     let mut notes = Vec::new();
     let dir = stores.prepare(run)?;
-    if run.kind == Kind::Recover {
+    if run.cell.workload == Kind::Recover {
         spawn::kill_a_writer(run, &dir)?;
     }
     // A load or a copy that is still being written to the device would be measured as well.
     probe::sync_file_system(work)?;
     // Also before warm runs under a cap, because pages that another process has read are charged to that one's cgroup.
-    let is_cold = run.state != State::Warm;
+    let is_cold = run.cell.state != State::Warm;
     if is_cold || run.cap_bytes.is_some() {
         probe::drop_page_cache(&dir)?;
     }
     // `loadgen live` brings the state about itself, and has looked at it when the service was started.
-    let is_looked_at = is_cold && !matches!(run.kind, Kind::Bootstrap | Kind::Live);
-    let state = if is_looked_at { looked_at(run, &dir, &mut notes) } else { name_of(run.state) };
+    let is_looked_at = is_cold && !matches!(run.cell.workload, Kind::Bootstrap | Kind::Live);
+    let state = if is_looked_at { looked_at(run, &dir, &mut notes) } else { name_of(run.cell.state) };
     let machine = probe::machine(&dir);
     let busy: f64 = machine.loadavg.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
     if busy > f64::from(machine.cores) {
@@ -222,7 +222,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     }
     let (device_read_ns, device_reads_per_s) = if is_cold { device(run, &dir)? } else { (None, None) };
     let start_unix_ms = result::unix_ms();
-    let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
+    let Measured { figures, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
         if peak > cap {
             notes.push(format!("the cap was exceeded: charged {} of {}", ByteSize::b(peak), ByteSize::b(cap)));
@@ -230,12 +230,13 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     } else if run.cap_bytes.is_some() {
         notes.push(format!("NOT CAPPED: {cap_by}"));
     }
-    let answer = answer.unwrap_or_else(|killed| {
-        notes.push(killed);
-        Answer::none(run)
+    let mut figures = figures.unwrap_or_else(|killed| {
+        let engine = run.engine.label().to_owned();
+        Record { engine, pairs: run.pairs, notes: vec![killed], ..Record::default() }
     });
-    notes.extend(answer.notes);
-    let (state, asked) = (answer.state.unwrap_or(state), name_of(run.state));
+    notes.append(&mut figures.notes);
+    let seen = std::mem::take(&mut figures.workload.state);
+    let (state, asked) = (if seen.is_empty() { state } else { seen }, name_of(run.cell.state));
     if state != asked {
         notes.push(format!("{state} at the start, and not {asked}"));
     }
@@ -245,30 +246,20 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         command: Some(crate::result::command()),
         scenario: run.scenario.clone(),
         repeat: run.repeat,
-        engine: answer.engine,
         engine_line: Some(run.engine_line.clone()),
-        engine_options: answer.engine_options,
         workload: result::Workload { state: state.clone(), ..run.workload() },
         state_asked: (state != asked).then_some(asked),
         cap_bytes: run.cap_bytes,
         cap_by,
         start_unix_ms,
-        elapsed_s: answer.elapsed_s,
-        ops: answer.ops,
-        curves: answer.curves,
-        series: answer.series,
         memory,
-        io: answer.io,
         disk_bytes: probe::disk_bytes(&dir),
-        pairs: answer.pairs,
         baseline,
-        device_read_ns: answer.floor_ns.filter(|_| is_cold).or(device_read_ns),
-        memory_read_ns: answer.floor_ns.filter(|_| !is_cold),
+        device_read_ns: figures.device_read_ns.or(device_read_ns),
         device_reads_per_s,
-        open: answer.open,
-        engine_stats: answer.engine_stats,
         machine,
         notes,
+        ..figures
     };
     stores.release(run, &dir)?;
     Ok(record)
@@ -280,44 +271,23 @@ fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
     let (held, size) = (probe::page_cache_bytes(dir), probe::cacheable_bytes(dir));
     let state = cached(held, size);
     notes.push(format!("{state} at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
-    if state == "cold" { name_of(run.state) } else { state.to_owned() }
+    if state == "cold" { name_of(run.cell.state) } else { state.to_owned() }
 }
 
 /// Measures the device on the store: one read at a time where the run reads, and as many at once as the service keeps in
 /// flight where it runs.
 fn device(run: &Run, dir: &Path) -> Result<(Option<Quantiles>, Option<f64>)> {
-    let is_live = run.kind == Kind::Live;
-    let reads = is_live || run.kind.is_read() || run.kind == Kind::Beside;
+    let is_live = run.cell.workload == Kind::Live;
+    let reads = is_live || run.cell.workload.is_read() || run.cell.workload == Kind::Beside;
     let one = if reads { probe::random_reads(dir, DEVICE_READS_TIME)? } else { None };
     let many = if is_live { probe::random_reads_at_depth(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
     Ok((one, many))
 }
 
-/// Keys of the runs that a result file has.
-struct Known {
-    keys: HashSet<String>,
-    /// Keys of runs in older files, which recorded only the engine's label and not its options.
-    by_label: HashSet<String>,
-}
-
-impl Known {
-    fn of(records: &[Record]) -> Self {
-        let key = |(record, _): (&Record, bool)| record.run_key();
-        let (known, labels): (Vec<_>, Vec<_>) =
-            records.iter().map(|record| (record, record.engine_asked_for().is_some())).partition(|(_, known)| *known);
-        Self { keys: known.into_iter().map(key).collect(), by_label: labels.into_iter().map(key).collect() }
-    }
-
-    fn has(&self, run: &Run) -> bool {
-        let key = |engine| Record::key_of(&run.scenario, engine, &run.workload(), run.cap_bytes, run.repeat);
-        self.keys.contains(&key(&run.engine_line)) || self.by_label.contains(&key(run.engine.label()))
-    }
-}
-
 fn title(run: &Run) -> String {
     let workload = run.workload();
     let cap = run.cap_bytes.map_or("no cap".to_owned(), |cap| format!("cap {}", ByteSize::b(cap)));
-    let rate = run.rate.map_or_else(String::new, |rate| format!(" at {rate}/s"));
+    let rate = run.cell.rate.map_or_else(String::new, |rate| format!(" at {rate}/s"));
     let more: Vec<String> = workload.more.iter().map(|(name, value)| format!("{name} {value}")).collect();
     format!(
         "{} {}: {}{rate} {} {} pairs, {} threads, {}, {}, {cap}, repeat {}",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use workload::{Pairs, Values};
 
 use super::versions::Versions;
-use super::work::{Kind, Load, State, name_of, shuffled, unique};
+use super::work::{Cell, Kind, Load, State, name_of, shuffled, unique};
 use crate::result;
 use crate::stream::SkewArg;
 
@@ -20,68 +20,29 @@ pub(crate) struct Run {
     pub(crate) scenario: String,
     pub(crate) engine: EngineOptions,
     /// The engine's command line with every option that was given.
-    #[serde(default)]
     pub(crate) engine_line: String,
-    pub(crate) kind: Kind,
-    /// Distribution of the keys, as in a scenario's `keys`.
+    /// Distribution of the keys: one of those of the cell.
     pub(crate) keys: String,
     /// Number of pairs in the store before the run.
     pub(crate) pairs: u64,
     /// Seed of keys, values and order.
     pub(crate) seed: u64,
     /// Kind of the values, in the text form of [`workload::Values`].
-    #[serde(default = "super::work::unique")]
     pub(crate) values: String,
     /// Order in which the store was loaded.
     pub(crate) load: Load,
     /// Updates since the load of an aged store, as a share of the pairs.
-    #[serde(default)]
     pub(crate) age_updates: f64,
     /// Memory cap in bytes. `None`: not capped.
     pub(crate) cap_bytes: Option<u64>,
     /// Number of threads that read.
     pub(crate) threads: u32,
-    /// State of the page cache at the start.
-    pub(crate) state: State,
-    /// Length of the measured part in seconds.
-    pub(crate) seconds: f64,
-    /// Length in seconds of the same work before the measured part of a steady state.
-    #[serde(default = "super::work::thirty")]
-    pub(crate) before_seconds: f64,
-    /// Operations a second over all threads. `None`: closed loop.
-    pub(crate) rate: Option<f64>,
-    /// Share of writes in `mix`.
-    pub(crate) write_share: f64,
-    /// Share of the writes that are deletes.
-    pub(crate) delete_share: f64,
-    /// Whether each pair is also written with key and value exchanged.
-    pub(crate) double_index: bool,
-    /// Writes in a commit, or keys in a `get_many`.
-    pub(crate) batch: u32,
-    /// Largest number of writes in a commit, where commits differ in size; `batch` is the smallest then.
-    #[serde(default)]
-    pub(crate) batch_max: Option<u32>,
-    /// Puts a second of the writer. `None`: as many as possible.
-    #[serde(default)]
-    pub(crate) write_rate: Option<f64>,
-    /// Durability of a commit: synced or buffered.
-    pub(crate) durability: String,
     /// The service's `ingest_depth`, for `live`. `None`: its default.
-    #[serde(default)]
     pub(crate) ingest_depth: Option<u32>,
-    /// Number of events of `live`, or of puts before the kill of `recover`.
-    pub(crate) events: u64,
-    /// Order of a `bootstrap`: shuffled or sorted.
-    #[serde(default = "super::work::shuffled")]
-    pub(crate) order: String,
-    /// Whether a `bootstrap` ends when the engine has settled.
-    #[serde(default)]
-    pub(crate) settle: bool,
-    /// Whether each get is followed by the least that it could cost.
-    #[serde(default)]
-    pub(crate) floor: bool,
     /// Number of the repeat, counted from 0.
     pub(crate) repeat: u32,
+    /// The cell of the scenario, in which the run has one of the keys, caps, threads and depths.
+    pub(crate) cell: Cell,
 }
 
 impl Run {
@@ -106,12 +67,19 @@ impl Run {
         Versions::new(self.pairs, updates)
     }
 
+    /// Returns the [`result::Record::run_key`] of the run's record.
+    pub(crate) fn key(&self) -> String {
+        let workload = self.workload();
+        result::Record::key_of(&self.scenario, &self.engine_line, &workload, self.cap_bytes, self.repeat)
+    }
+
     /// Describes the workload in the form of the results.
     pub(crate) fn workload(&self) -> result::Workload {
-        let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
+        let (cell, kind) = (&self.cell, self.cell.workload);
+        let writes = matches!(kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
         let mut more = BTreeMap::new();
         // A `bootstrap` measures its own load.
-        if self.kind != Kind::Bootstrap {
+        if kind != Kind::Bootstrap {
             more.insert("load".to_owned(), name_of(self.load));
         }
         if self.load == Load::Aged {
@@ -121,60 +89,60 @@ impl Run {
             more.insert("values".to_owned(), self.values.clone());
         }
         // The service decides on the batches of `live`.
-        if (writes && self.kind != Kind::Live) || self.kind.is_batch() {
-            let most = self.batch_max.map_or_else(String::new, |most| format!("-{most}"));
-            more.insert("batch".to_owned(), format!("{}{most}", self.batch));
+        if (writes && kind != Kind::Live) || kind.is_batch() {
+            let most = cell.batch_max.map_or_else(String::new, |most| format!("-{most}"));
+            more.insert("batch".to_owned(), format!("{}{most}", cell.batch));
         }
-        if let Some(rate) = self.write_rate {
+        if let Some(rate) = cell.write_rate {
             more.insert("write_rate".to_owned(), rate.to_string());
         }
-        if self.kind == Kind::Mix {
-            more.insert("write_share".to_owned(), self.write_share.to_string());
+        if kind == Kind::Mix {
+            more.insert("write_share".to_owned(), cell.write_share.to_string());
         }
-        if self.delete_share > 0.0 {
-            more.insert("delete_share".to_owned(), self.delete_share.to_string());
+        if cell.delete_share > 0.0 {
+            more.insert("delete_share".to_owned(), cell.delete_share.to_string());
         }
-        if self.double_index {
+        if cell.double_index {
             more.insert("double_index".to_owned(), "yes".to_owned());
         }
-        if self.kind == Kind::Bootstrap && self.order != shuffled() {
-            more.insert("order".to_owned(), self.order.clone());
+        if kind == Kind::Bootstrap && cell.order != shuffled() {
+            more.insert("order".to_owned(), cell.order.clone());
         }
-        if self.settle {
+        if cell.settle {
             more.insert("settle".to_owned(), "yes".to_owned());
         }
-        if self.floor {
+        if cell.floor {
             more.insert("floor".to_owned(), "after each get".to_owned());
         }
-        let has_end = matches!(self.kind, Kind::Bootstrap | Kind::Live | Kind::Recover | Kind::Scan);
+        let has_end = matches!(kind, Kind::Bootstrap | Kind::Live | Kind::Recover | Kind::Scan);
         if !has_end {
-            more.insert("seconds".to_owned(), self.seconds.to_string());
+            more.insert("seconds".to_owned(), cell.seconds.to_string());
         }
-        if self.state == State::Steady {
-            more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
+        if cell.state == State::Steady {
+            more.insert("before_seconds".to_owned(), cell.before_seconds.to_string());
         }
         if let Some(depth) = self.ingest_depth {
             more.insert("ingest_depth".to_owned(), depth.to_string());
         }
-        if self.events > 0 {
-            more.insert("events".to_owned(), self.events.to_string());
+        if cell.events > 0 {
+            more.insert("events".to_owned(), cell.events.to_string());
         }
-        let name = match self.kind {
+        let name = match kind {
             Kind::Mix => {
-                let writes = (self.write_share * 100.0).round();
+                let writes = (cell.write_share * 100.0).round();
                 format!("mix_{}_{writes}", 100.0 - writes)
             }
             kind => name_of(kind),
         };
         result::Workload {
             name,
-            arrival: if self.rate.is_some() { "open" } else { "closed" }.to_owned(),
-            target_rate: self.rate,
+            arrival: if cell.rate.is_some() { "open" } else { "closed" }.to_owned(),
+            target_rate: cell.rate,
             keys: self.keys.clone(),
             pairs: self.pairs,
             threads: self.threads,
-            state: name_of(self.state),
-            durability: writes.then(|| self.durability.clone()),
+            state: name_of(cell.state),
+            durability: writes.then(|| cell.durability.clone()),
             seed: self.seed,
             more,
         }

@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use probe::Cap;
 
-use super::child::Answer;
 use super::convert;
 use super::engine;
 use super::run::Run;
 use super::work::{Kind, name_of, unique};
 use crate::live::sibling;
-use crate::result::Memory;
+use crate::result::{Memory, Record};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
 
@@ -27,8 +26,8 @@ const WRITE_BEFORE_KILL: Duration = Duration::from_secs(2);
 
 /// Outcome of a run's process.
 pub(crate) struct Measured {
-    /// The answer, or a description of how the process was killed.
-    pub(crate) answer: Result<Answer, String>,
+    /// The figures of the run, or a description of how the process was killed.
+    pub(crate) figures: Result<Record, String>,
     pub(crate) cap_by: String,
     pub(crate) memory: Vec<Memory>,
     /// Largest number of bytes charged to the cgroup. `None` without a cap.
@@ -43,7 +42,7 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
     };
     let (answer, errors) = (work.join("answer.json"), work.join("errors.txt"));
     let mut command = command(run, dir, &cap, &answer)?;
-    let own_answer = matches!(run.kind, Kind::Bootstrap | Kind::Live);
+    let own_answer = matches!(run.cell.workload, Kind::Bootstrap | Kind::Live);
     command.stdin(Stdio::null()).stderr(create(&errors)?);
     command.stdout(if own_answer { Stdio::null() } else { create(&answer)?.into() });
     let device = probe::device_counts(dir);
@@ -55,10 +54,11 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
     if !status.success() {
         let text = fs::read_to_string(&errors).unwrap_or_default();
         // The cap of a live run is on its service, and `loadgen live` reports how the service ended.
-        let killed = status.signal() == Some(libc::SIGKILL) || (run.kind == Kind::Live && text.contains("SIGKILL"));
+        let killed =
+            status.signal() == Some(libc::SIGKILL) || (run.cell.workload == Kind::Live && text.contains("SIGKILL"));
         if killed && run.cap_bytes.is_some() {
             return Ok(Measured {
-                answer: Err("killed: out of memory under the cap".to_owned()),
+                figures: Err("killed: out of memory under the cap".to_owned()),
                 cap_by,
                 memory,
                 peak_bytes,
@@ -67,39 +67,38 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
         bail!("the run failed: status={status}\n{}", text.trim());
     }
     let text = fs::read_to_string(&answer).with_context(|| format!("no answer: file={}", answer.display()))?;
-    let elapsed = started.elapsed();
-    let mut answer = match run.kind {
+    let mut figures = match run.cell.workload {
         Kind::Bootstrap => convert::bootstrap(run, &text)?,
-        Kind::Live => convert::live(run, &text, elapsed)?,
+        Kind::Live => convert::live(run, &text)?,
         _ => serde_json::from_str(&text).context("the run's answer cannot be read")?,
     };
     if own_answer {
         // Pages that the run has left dirty in the page cache count as its writes, too.
         probe::sync_file_system(dir)?;
         let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
-        answer.io.device_write_bytes = device.map(|device| device.written_bytes);
+        figures.io.device_write_bytes = device.map(|device| device.written_bytes);
     }
-    Ok(Measured { answer: Ok(answer), cap_by, memory, peak_bytes })
+    Ok(Measured { figures: Ok(figures), cap_by, memory, peak_bytes })
 }
 
 fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
     let own = std::env::current_exe().context("cannot find the path of this program")?;
-    let mut command = match run.kind {
+    let mut command = match run.cell.workload {
         Kind::Bootstrap => {
             let mut command = cap.command(&sibling("bootstrap")?)?;
             command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
-            command.args(["--order", &run.order]).arg("--dir").arg(dir);
+            command.args(["--order", &run.cell.order]).arg("--dir").arg(dir);
             if run.values != unique() {
                 command.args(["--values", &run.values]);
             }
             // A sorted load has chunks of its own size, and flushes each.
-            if run.order != "sorted" {
-                command.args(["--batch", &run.batch.to_string()]);
-                if run.durability == "synced" {
+            if run.cell.order != "sorted" {
+                command.args(["--batch", &run.cell.batch.to_string()]);
+                if run.cell.durability == "synced" {
                     command.arg("--synced");
                 }
             }
-            if run.settle {
+            if run.cell.settle {
                 command.arg("--settle");
             }
             command.arg("--report").arg(answer);
@@ -108,9 +107,9 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
         Kind::Live => {
             let mut command = Command::new(own);
             command.arg("live").arg("--dir").arg(dir).args(["--pairs", &run.pairs.to_string()]);
-            command.args(["--seed", &run.seed.to_string(), "--events", &run.events.to_string(), "--verify"]);
-            command.args(["--rate", &run.rate.map_or("max".to_owned(), |rate| rate.to_string())]);
-            command.args(["--state", &name_of(run.state)]);
+            command.args(["--seed", &run.seed.to_string(), "--events", &run.cell.events.to_string(), "--verify"]);
+            command.args(["--rate", &run.cell.rate.map_or("max".to_owned(), |rate| rate.to_string())]);
+            command.args(["--state", &name_of(run.cell.state)]);
             if let Some(cap) = run.cap_bytes {
                 command.args(["--cap", &cap.to_string()]);
             }
@@ -166,10 +165,10 @@ pub(crate) fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
     let mut command = Command::new(own);
     command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the writer")?;
-    // The writer prints `writing` when it begins, and `written` after `run.events` puts, if that number is not zero.
+    // The writer prints `writing` when it begins, and `written` after `run.cell.events` puts, if that number is not zero.
     let mut said = BufReader::new(child.stdout.take().context("the writer has no output")?).lines();
     let mut hears = |word: &str| said.next().is_some_and(|line| line.is_ok_and(|line| line == word));
-    let wrote = if run.events > 0 {
+    let wrote = if run.cell.events > 0 {
         hears("writing") && hears("written")
     } else {
         let writing = hears("writing");

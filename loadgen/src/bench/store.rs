@@ -34,7 +34,7 @@ impl Stores {
         if own.exists() {
             fs::remove_dir_all(&own).with_context(|| format!("cannot remove dir={}", own.display()))?;
         }
-        if run.kind == Kind::Bootstrap {
+        if run.cell.workload == Kind::Bootstrap {
             fs::create_dir_all(&own).with_context(|| format!("cannot make dir={}", own.display()))?;
             return Ok(own);
         }
@@ -73,7 +73,7 @@ impl Stores {
 
     /// Removes the store after the run, if it is a copy or the run's own.
     pub(crate) fn release(&mut self, run: &Run, dir: &Path) -> Result<()> {
-        if run.kind == Kind::Bootstrap || run.load.is_fresh() || changes_store(run) {
+        if run.cell.workload == Kind::Bootstrap || run.load.is_fresh() || changes_store(run) {
             fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))?;
         }
         Ok(())

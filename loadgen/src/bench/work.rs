@@ -1,6 +1,7 @@
-//! The kinds of work that a run measures, of loads before it, and of states of the page cache.
+//! The kinds of work that a run measures, of loads before it, and of states of the page cache; and a cell of a scenario,
+//! which chooses among them.
 //!
-//! Owns: these choices and their names in files. Must not: do any of the work.
+//! Owns: these choices and their names in files. Must not: do any of the work, or judge a cell.
 
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,70 @@ pub(crate) enum Load {
     Aged,
 }
 
+/// One or several runs: each of `keys`, `caps` and `threads` with each of the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cell {
+    pub(crate) workload: Kind,
+    /// Distributions of the keys: uniform, zipfian:EXPONENT or sequential.
+    #[serde(default = "uniform")]
+    pub(crate) keys: Vec<String>,
+    /// Memory caps as shares of the pairs' bytes. Empty: not capped.
+    #[serde(default)]
+    pub(crate) caps: Vec<f64>,
+    /// Numbers of reading threads, one run for each.
+    #[serde(default = "one_thread")]
+    pub(crate) threads: Vec<u32>,
+    /// State of the page cache at the start.
+    #[serde(default)]
+    pub(crate) state: State,
+    /// Length of the measured part in seconds.
+    #[serde(default = "ten")]
+    pub(crate) seconds: f64,
+    /// Time in seconds for which the same work is done unmeasured before the measured part of a `steady` state.
+    #[serde(default = "thirty")]
+    pub(crate) before_seconds: f64,
+    /// Operations a second over all threads. `None`: closed loop.
+    pub(crate) rate: Option<f64>,
+    /// Share of writes in `mix`.
+    #[serde(default = "half")]
+    pub(crate) write_share: f64,
+    /// Share of the writes that are deletes.
+    #[serde(default)]
+    pub(crate) delete_share: f64,
+    /// Whether each pair is also written with key and value exchanged, as an index in both directions.
+    #[serde(default)]
+    pub(crate) double_index: bool,
+    /// Writes in a commit, or keys in a `get_many`.
+    #[serde(default = "thousand")]
+    pub(crate) batch: u32,
+    /// Largest number of writes in a commit. Sizes from `batch` to `batch_max` are log-uniform: as many of 1 to 10 as
+    /// of 100 to 1000. `None`: every commit has `batch` writes.
+    pub(crate) batch_max: Option<u32>,
+    /// Puts a second of the writer in an open loop, for `beside` and `write`. `None`: each commit follows the last one
+    /// at once.
+    pub(crate) write_rate: Option<f64>,
+    /// Durability of a commit: synced or buffered.
+    #[serde(default = "synced")]
+    pub(crate) durability: String,
+    /// Values of the service's `ingest_depth`, one run of `live` for each. Empty: the service's default.
+    #[serde(default)]
+    pub(crate) ingest_depth: Vec<u32>,
+    /// Number of events of `live`, or of puts before the kill of `recover` (0: as many as fit into two seconds).
+    #[serde(default)]
+    pub(crate) events: u64,
+    /// Order of a `bootstrap`: shuffled or sorted.
+    #[serde(default = "shuffled")]
+    pub(crate) order: String,
+    /// Whether a `bootstrap` ends when the engine has settled.
+    #[serde(default)]
+    pub(crate) settle: bool,
+    /// Whether each get is followed by the least that it could cost, which is measured as well: a random read of the device,
+    /// or in a warm state a miss of the processor's caches.
+    #[serde(default)]
+    pub(crate) floor: bool,
+}
+
 impl Kind {
     /// Whether it gets keys, one by one or in batches, and nothing else.
     pub(crate) fn is_read(self) -> bool {
@@ -104,6 +169,25 @@ pub(crate) fn shuffled() -> String {
 }
 
 /// Returns the default seconds of a steady run before it is measured.
-pub(crate) fn thirty() -> f64 {
+fn thirty() -> f64 {
     30.0
+}
+
+pub(crate) fn one_thread() -> Vec<u32> {
+    vec![1]
+}
+fn ten() -> f64 {
+    10.0
+}
+fn half() -> f64 {
+    0.5
+}
+pub(crate) fn thousand() -> u32 {
+    1000
+}
+fn uniform() -> Vec<String> {
+    vec!["uniform".to_owned()]
+}
+pub(crate) fn synced() -> String {
+    "synced".to_owned()
 }

@@ -261,8 +261,7 @@ impl Beside<'_> {
 
 /// Returns the engine and those that are not the same one with other options, or all if there are no others.
 fn rivals<'a>(records: &'a [Record], engine: &str) -> Vec<&'a str> {
-    // A run that was killed has no options, and older ones have no line.
-    let kind = |record: &Record| Some(record.engine_asked_for()?.split(' ').next()?.to_owned());
+    let kind = |record: &Record| Some(record.engine_line.as_ref()?.split(' ').next()?.to_owned());
     let kind_of = |name: &str| records.iter().filter(|record| record.engine == name).find_map(kind);
     let own = kind_of(engine);
     let is_rival = |name: &&str| *name == engine || own.is_none() || kind_of(name) != own;

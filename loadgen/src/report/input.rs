@@ -62,11 +62,11 @@ fn refuse_known<'a>(record: &Record, mut others: impl Iterator<Item = &'a Record
 pub(crate) fn name_engines(records: &mut [&mut Record]) {
     let mut lines: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for record in records.iter() {
-        lines.entry(record.engine.clone()).or_default().extend(record.engine_asked_for());
+        lines.entry(record.engine.clone()).or_default().extend(record.engine_line.clone());
     }
     for record in records {
         if lines.get(&record.engine).is_some_and(|lines| lines.len() > 1) {
-            record.engine = record.engine_asked_for().unwrap_or_else(|| record.engine.clone());
+            record.engine = record.engine_line.clone().unwrap_or_else(|| record.engine.clone());
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// One line of a result file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`SCHEMA_VERSION`] of the program that wrote the record.
     pub schema: u32,
@@ -29,8 +29,7 @@ pub struct Record {
     /// Label of the engine, such as `rocksdb_bloom`.
     pub engine: String,
     /// The engine as it was asked for, such as `rocksdb --bloom 20`: every option that is not the default, but no
-    /// memory that only a cap implies. Runs with other options are other cells. `None` in older files, and for
-    /// measurements of a service.
+    /// memory that only a cap implies. Runs with other options are other cells. `None` for measurements of a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_line: Option<String>,
     /// Every setting of the engine that was in effect.
@@ -96,42 +95,22 @@ impl Record {
             program: super::program(),
             command: Some(super::command()),
             scenario: scenario.to_owned(),
-            repeat: 0,
             engine: engine.to_owned(),
-            engine_line: None,
-            engine_options: BTreeMap::new(),
             workload: Workload {
                 name: "query".to_owned(),
                 arrival: "closed".to_owned(),
-                target_rate: None,
                 keys: "uniform".to_owned(),
                 pairs,
                 threads: 1,
                 state: "as the service was".to_owned(),
-                durability: None,
                 seed,
-                more: BTreeMap::new(),
+                ..Workload::default()
             },
-            state_asked: None,
-            cap_bytes: None,
             cap_by: "the service's own".to_owned(),
             start_unix_ms: super::unix_ms(),
-            elapsed_s: 0.0,
-            ops: 0,
-            curves: Vec::new(),
-            series: Vec::new(),
-            memory: Vec::new(),
-            io: Io::default(),
-            disk_bytes: 0,
             pairs,
-            baseline: None,
-            device_read_ns: None,
-            memory_read_ns: None,
-            device_reads_per_s: None,
-            open: None,
-            engine_stats: BTreeMap::new(),
             machine: probe::machine(dir),
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -142,10 +121,10 @@ impl Record {
 
     /// Returns the key that tells this run from all others of a file.
     pub fn run_key(&self) -> String {
-        let engine = self.engine_asked_for().unwrap_or_else(|| self.engine.clone());
+        let engine = self.engine_line.as_ref().unwrap_or(&self.engine);
         let state = self.state_asked.as_ref().unwrap_or(&self.workload.state).clone();
         let asked = Workload { state, ..self.workload.clone() };
-        Self::key_of(&self.scenario, &engine, &asked, self.cap_bytes, self.repeat)
+        Self::key_of(&self.scenario, engine, &asked, self.cap_bytes, self.repeat)
     }
 
     /// Returns the [`Record::run_key`] of a run that is not done yet. `engine` has the form of [`Record::engine_line`].
@@ -153,32 +132,10 @@ impl Record {
         let workload = serde_json::to_string(workload).unwrap_or_default();
         format!("{scenario} {engine} {workload} {cap_bytes:?} {repeat}")
     }
-
-    /// Returns [`Record::engine_line`]; for older files it is made from the options. In those files the options include
-    /// memory that a cap implied, so memory is left out for capped runs. `None` where only the label is known: for runs
-    /// that were killed.
-    pub fn engine_asked_for(&self) -> Option<String> {
-        if self.engine_line.is_some() {
-            return self.engine_line.clone();
-        }
-        let option = |name: &str| self.engine_options.get(name).map(String::as_str);
-        let mut line = option("engine")?.to_owned();
-        let mut add = |name: &str, value: Option<&str>| {
-            if let Some(value) = value {
-                line.push_str(&format!(" --{name} {value}"));
-            }
-        };
-        add("bloom", option("bloom"));
-        add("profile", option("profile").filter(|profile| *profile != "vanilla"));
-        let bytes = |name: &str| Some(engines::size(option(name)?).ok()?.as_u64().to_string());
-        add("memory", bytes("memory").filter(|_| self.cap_bytes.is_none()).as_deref());
-        add("lmdb-map-size", bytes("lmdb_map_size").as_deref());
-        Some(line)
-    }
 }
 
 /// Description of a run's work.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Name of the work, such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `live`, `query`,
     /// `recover`.
@@ -245,6 +202,7 @@ pub struct Series {
 /// One interval of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
+    #[serde(default)]
     pub at: f64,
     pub count: u64,
     pub mean_ns: f64,
@@ -268,6 +226,7 @@ pub struct Memory {
 
 /// Kernel counters over the measured part, of the process unless noted otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Io {
     /// Bytes read from the device on behalf of the process (`/proc/self/io` `read_bytes`).
     pub device_read_bytes: Option<u64>,
@@ -293,40 +252,15 @@ pub struct Io {
 mod tests {
     use super::*;
 
-    fn record(options: &[(&str, &str)], cap_bytes: Option<u64>) -> Record {
-        let options: BTreeMap<_, _> =
-            options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let workload = serde_json::json!({
-            "name": "scan", "arrival": "closed", "target_rate": null, "keys": "uniform", "pairs": 1, "threads": 1,
-            "state": "cold", "durability": null, "seed": 1, "more": {},
-        });
-        let machine = serde_json::json!({
-            "cpu": "", "cores": 1, "memory_bytes": 1, "kernel": "", "filesystem": "", "device": "",
-            "readahead_bytes": null, "loadavg": "",
-        });
-        let record = serde_json::json!({
-            "schema": 1, "program": "", "scenario": "s", "repeat": 0, "engine": "rocksdb_bloom",
-            "engine_options": options, "workload": workload, "cap_bytes": cap_bytes, "cap_by": "", "start_unix_ms": 0,
-            "elapsed_s": 1.0, "ops": 1, "curves": [], "series": [], "memory": [], "io": Io::default(), "disk_bytes": 1,
-            "pairs": 1, "baseline": null, "machine": machine, "notes": [],
-        });
-        serde_json::from_value(record).unwrap()
-    }
-
     #[test]
-    fn engines_of_older_files_are_named_by_their_options() {
-        let options = [("engine", "rocksdb"), ("bloom", "20"), ("profile", "vanilla"), ("memory", "30.5 MiB")];
-        let asked = |cap| record(&options, cap).engine_asked_for();
-        assert_eq!(asked(Some(1 << 27)).as_deref(), Some("rocksdb --bloom 20"), "a cap implies a memory");
-        assert_eq!(asked(None).as_deref(), Some("rocksdb --bloom 20 --memory 31981568"));
-        let tuned = [("engine", "rocksdb"), ("bloom", "10"), ("profile", "tuned")];
-        assert_eq!(record(&tuned, None).engine_asked_for().as_deref(), Some("rocksdb --bloom 10 --profile tuned"));
-        assert_eq!(record(&[], None).engine_asked_for(), None, "of a killed run nothing but the label is known");
-        assert_ne!(record(&tuned, None).run_key(), record(&options[..2], None).run_key());
-        let mut other_state = record(&tuned, None);
-        other_state.workload.state = "partly cached".to_owned();
-        assert_ne!(other_state.run_key(), record(&tuned, None).run_key());
-        other_state.state_asked = Some("cold".to_owned());
-        assert_eq!(other_state.run_key(), record(&tuned, None).run_key(), "the run is not made again");
+    fn a_run_that_began_in_another_state_is_not_made_again() {
+        let line = |line: &str| Record { engine_line: Some(line.to_owned()), ..Record::default() };
+        let (tuned, plain) = (line("rocksdb --profile tuned"), line("rocksdb"));
+        assert_ne!(tuned.run_key(), plain.run_key());
+        let mut other = tuned.clone();
+        other.workload.state = "partly cached".to_owned();
+        assert_ne!(other.run_key(), tuned.run_key());
+        other.state_asked = Some(String::new());
+        assert_eq!(other.run_key(), tuned.run_key());
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn report(records: &[Record]) -> (String, String) {
 }
 
 /// Returns the document inside of a page.
-fn data(html: &str) -> serde_json::Value {
+pub(crate) fn data(html: &str) -> serde_json::Value {
     let data = html.split("id=\"report-data\">").nth(1).unwrap().split("</script>").next().unwrap();
     serde_json::from_str(data).unwrap()
 }
