@@ -155,7 +155,7 @@ impl Life {
                 disk.keep_flushed_names();
             }
             let (notices, trapped) = channel();
-            disk.notify(notices);
+            disk.gate().notify(notices);
             (disk, trapped)
         });
         let count = rng.pick(&[1, 3000, 9000, 16_000, 32_000]) + rng.below(3000);
@@ -342,13 +342,13 @@ impl Life {
         if let Some((disk, trapped)) = &self.disk {
             // Drop the notices of the process before.
             while trapped.try_recv().is_ok() {}
-            disk.set_trap(trap);
+            disk.gate().set_trap(trap);
             let kind =
                 self.rng.pick(&[FaultKind::Full, FaultKind::FullUnseen, FaultKind::WriteError, FaultKind::SyncError]);
             let from = self.rng.below(if kind == FaultKind::SyncError { 20 } else { 300 });
             let fault = fault.then_some(Fault { kind, from, count: 1_000_000 });
             self.excuses.disk = fault.is_some();
-            disk.set_faults(fault.into_iter().collect(), self.rng.next());
+            disk.gate().set_faults(fault.into_iter().collect(), self.rng.next());
         }
         let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let kill_at =
@@ -367,16 +367,16 @@ impl Life {
             }
         }
         if let Some((disk, trapped)) = &mut self.disk {
-            if disk.take_hits().values().sum::<u64>() > 0 {
+            if disk.gate().take_hits().values().sum::<u64>() > 0 {
                 totals.count("disk faults");
             }
-            disk.set_faults(Vec::new(), 0);
-            disk.set_trap(None);
+            disk.gate().set_faults(Vec::new(), 0);
+            disk.gate().set_trap(None);
             if killed && power {
                 totals.count("power lost");
                 disk.lose_power(self.rng.next()).unwrap();
                 let (notices, next) = channel();
-                disk.notify(notices);
+                disk.gate().notify(notices);
                 *trapped = next;
                 self.log.push("power lost".to_owned());
             }
@@ -399,9 +399,9 @@ impl Life {
                 child.kill().unwrap();
                 if let Some((disk, _)) = &self.disk {
                     if power {
-                        disk.cut_power();
+                        disk.gate().cut_power();
                     }
-                    disk.release();
+                    disk.gate().release();
                 }
                 return Ok(true);
             }

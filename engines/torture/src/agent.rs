@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Durability, Engine, Error, ErrorKind};
 use engine_kit::Rng;
+use serde::{Deserialize, Serialize};
 
 use crate::beside::beside;
 use crate::column::Column;
@@ -26,47 +27,34 @@ const OPENINGS_MAX: u32 = 40;
 /// Number of refusals in a row after which the store is opened again.
 const REFUSALS_MAX: u32 = 30;
 
-/// The task of one agent process, as the supervisor passes it.
-#[derive(Clone, Debug, clap::Args)]
+/// The task of one agent process, which the supervisor passes as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     /// The directory of this life.
-    #[arg(long)]
     pub dir: PathBuf,
     /// The engine, and the options that it is opened with.
-    #[arg(long)]
     pub engine: Column,
     /// The seed of this life.
-    #[arg(long)]
     pub seed: u64,
     /// The history: which batches are of which epoch.
-    #[arg(long, default_value = "")]
-    pub history: History,
+    pub history: Vec<(u64, u64)>,
     /// The first epoch of this agent's own batches.
-    #[arg(long)]
     pub epoch: u64,
     /// The last chunk whose load was tried.
-    #[arg(long, default_value_t = 0)]
     pub loading: u64,
     /// Whether there are sorted chunks among the batches.
-    #[arg(long)]
     pub chunks: bool,
     /// Changes that most batches have at most.
-    #[arg(long)]
     pub changes: u64,
     /// Keys in the largest space.
-    #[arg(long)]
     pub large: u64,
     /// Commits that are synced, in a hundred.
-    #[arg(long)]
     pub synced: u64,
     /// Batches after which it closes the store and ends.
-    #[arg(long)]
     pub batches: u64,
     /// Stands still before the commit of this batch, counted from its start; 0 for none.
-    #[arg(long, default_value_t = 0)]
     pub park: u64,
     /// A bit for each activity besides writing.
-    #[arg(long, default_value_t = 0)]
     pub habits: u64,
 }
 
@@ -84,7 +72,7 @@ pub fn run(task: &Task) -> ExitCode {
         task,
         plan: Plan::new(task.seed, task.chunks, task.changes, task.large),
         rng: Rng::of(task.seed, task.epoch),
-        history: task.history.clone(),
+        history: History::of(task.history.clone()),
         epoch: task.epoch,
         loading: task.loading,
         batches: 0,

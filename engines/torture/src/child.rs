@@ -9,8 +9,6 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
 use crate::agent::Task;
 use crate::disk::Notice;
 
@@ -28,29 +26,7 @@ impl Agent {
     /// Starts `binary` as an agent. Its lines, and the end of its output, are sent to `notices`.
     pub(crate) fn start(binary: &Path, task: &Task, notices: Sender<Notice>) -> io::Result<Self> {
         let mut command = Command::new(binary);
-        let engine = task.engine.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        command.arg("agent").arg("--dir").arg(&task.dir).args([
-            "--engine",
-            &engine,
-            "--history",
-            &task.history.to_string(),
-        ]);
-        for (name, number) in [
-            ("--seed", task.seed),
-            ("--epoch", task.epoch),
-            ("--loading", task.loading),
-            ("--changes", task.changes),
-            ("--large", task.large),
-            ("--synced", task.synced),
-            ("--batches", task.batches),
-            ("--park", task.park),
-            ("--habits", task.habits),
-        ] {
-            command.args([name, &number.to_string()]);
-        }
-        if task.chunks {
-            command.arg("--chunks");
-        }
+        command.arg("agent").arg(serde_json::to_string(task)?);
         // In a process group of its own, because an interrupt at the terminal is for the supervisor alone.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut process = command.spawn()?;

@@ -10,9 +10,11 @@ use clap::builder::PossibleValue;
 use engine_api::{Buffered, Count, Descriptor, Durability, Engine, Stats};
 use engine_kit::Rng;
 use engines::{EngineKind, EngineOptions, OpenMode};
+use serde::{Deserialize, Serialize};
 
 /// An engine with its options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum Column {
     /// A column of an engine, by the places of both in their lists, opened as the tools open it.
     Listed(usize, usize),
@@ -126,6 +128,20 @@ impl Column {
             (Durability::Buffered, Buffered::AllButNewest) => before.max(seq - 1),
             (Durability::Buffered, Buffered::AllButNewestOnes) => before,
         }
+    }
+}
+
+impl From<Column> for String {
+    fn from(column: Column) -> Self {
+        column.as_str().to_owned()
+    }
+}
+
+impl TryFrom<String> for Column {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        clap::ValueEnum::from_str(&name, false)
     }
 }
 

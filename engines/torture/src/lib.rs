@@ -29,10 +29,9 @@ mod writer;
 
 pub use agent::{Task, run as run_agent};
 pub use column::Column;
-pub use disk::{Disk, Fault, FaultKind, Notice, own_mounts};
+pub use disk::{Disk, Fault, FaultKind, Gate, Notice, own_mounts};
 pub use engine_kit::Rng;
 pub use life::{Failure, Life};
-pub use model::History;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
 

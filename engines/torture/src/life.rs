@@ -205,9 +205,9 @@ impl Life {
             program::say!("faults: {faults:?}");
         }
         if let Some(disk) = self.disk() {
-            disk.notify(sender.clone());
-            disk.set_trap(matches!(end.kind, EndKind::KillAt | EndKind::PowerAt).then_some(end.operations));
-            disk.set_faults(faults, seed);
+            disk.gate().notify(sender.clone());
+            disk.gate().set_trap(matches!(end.kind, EndKind::KillAt | EndKind::PowerAt).then_some(end.operations));
+            disk.gate().set_faults(faults, seed);
         }
         self.epoch += 1;
         if self.trace {
@@ -238,7 +238,7 @@ impl Life {
             dir,
             engine: self.column,
             seed: self.seed,
-            history: self.history.clone(),
+            history: self.history.entries(),
             epoch: self.epoch,
             loading: self.loading,
             chunks: self.swarm.chunks,
@@ -293,7 +293,7 @@ impl Life {
             *self.totals.power_losses.entry(doing).or_default() += 1;
             self.powered = false;
             if let Some(disk) = self.disk() {
-                disk.cut_power();
+                disk.gate().cut_power();
             }
         } else {
             *self.totals.kills.entry(doing).or_default() += 1;
@@ -301,13 +301,13 @@ impl Life {
         // Kill the agent before the disk releases the operation that it holds, so that the agent never sees the answer.
         agent.kill();
         if let Some(disk) = self.disk() {
-            disk.release();
+            disk.gate().release();
         }
     }
 
     /// Counts the faults that have hit, and checks that the agent ended in an allowed way.
     fn judge(&mut self, status: ExitStatus, reached: Reached) -> Result<(), Failure> {
-        let hits = self.disk().map(|disk| disk.take_hits()).unwrap_or_default();
+        let hits = self.disk().map(|disk| disk.gate().take_hits()).unwrap_or_default();
         hits.iter().for_each(|(kind, count)| *self.totals.faults.entry(*kind).or_default() += count);
         let read_failed = hits.contains_key(&FaultKind::ReadError);
         match (status.signal(), status.code()) {
@@ -329,8 +329,8 @@ impl Life {
         let seed = self.rng.next();
         let drop_caches = sync_failed && self.rng.once_in(2);
         let Home::Disk(disk) = &mut self.home else { return Ok(()) };
-        disk.set_faults(Vec::new(), 0);
-        disk.set_trap(None);
+        disk.gate().set_faults(Vec::new(), 0);
+        disk.gate().set_trap(None);
         if kind.is_power() {
             if reached == Reached::Silence {
                 *self.totals.power_losses.entry("idle").or_default() += 1;

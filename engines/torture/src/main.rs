@@ -58,12 +58,19 @@ const EXAMPLES: &str = "Examples:
 enum Hidden {
     /// The process that is killed.
     #[command(hide = true)]
-    Agent(Task),
+    Agent {
+        #[arg(value_parser = task)]
+        task: Box<Task>,
+    },
+}
+
+fn task(text: &str) -> serde_json::Result<Box<Task>> {
+    serde_json::from_str(text)
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(Hidden::Agent(task)) = &args.hidden {
+    if let Some(Hidden::Agent { task }) = &args.hidden {
         return run_agent(task);
     }
     let interrupted = Arc::new(AtomicBool::new(false));

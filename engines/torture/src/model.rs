@@ -5,7 +5,6 @@
 //! reads. Each thread has a model of its own, and those of one process share the history.
 
 use std::ops::ControlFlow;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Engine, Key, Reader, Value};
@@ -39,45 +38,29 @@ pub(crate) fn wrong<T>(what: impl Into<String>) -> Check<T> {
 
 /// The epochs of batches. Each entry is the first batch of an epoch, and the epoch. Clones share the entries.
 #[derive(Clone, Debug, Default)]
-pub struct History(Arc<Mutex<Vec<(u64, u64)>>>);
+pub(crate) struct History(Arc<Mutex<Vec<(u64, u64)>>>);
 
 impl History {
+    pub(crate) fn of(entries: Vec<(u64, u64)>) -> Self {
+        Self(Arc::new(Mutex::new(entries)))
+    }
+
+    pub(crate) fn entries(&self) -> Vec<(u64, u64)> {
+        self.0.lock().clone()
+    }
+
     /// Returns the epoch of batch `seq`.
-    pub fn epoch(&self, seq: u64) -> u64 {
+    pub(crate) fn epoch(&self, seq: u64) -> u64 {
         self.0.lock().iter().rev().find(|(from, _)| *from <= seq).map_or(0, |(_, epoch)| *epoch)
     }
 
     /// Sets the epoch of all batches from `seq` on, and forgets their earlier epochs.
-    pub fn turn(&self, seq: u64, epoch: u64) {
+    pub(crate) fn turn(&self, seq: u64, epoch: u64) {
         let mut entries = self.0.lock();
         entries.retain(|(from, _)| *from < seq);
         if entries.last().is_none_or(|(_, last)| *last != epoch) {
             entries.push((seq, epoch));
         }
-    }
-}
-
-impl std::fmt::Display for History {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let parts: Vec<String> = self.0.lock().iter().map(|(from, epoch)| format!("{from}:{epoch}")).collect();
-        f.write_str(&parts.join(","))
-    }
-}
-
-impl FromStr for History {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let part = |part: &str| {
-            let (from, epoch) = part.split_once(':').ok_or("no colon")?;
-            Ok((from.parse().map_err(|_| "no number")?, epoch.parse().map_err(|_| "no number")?))
-        };
-        text.split(',')
-            .filter(|part| !part.is_empty())
-            .map(part)
-            .collect::<Result<_, &str>>()
-            .map(|entries| Self(Arc::new(Mutex::new(entries))))
-            .map_err(str::to_owned)
     }
 }
 

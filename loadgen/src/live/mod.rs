@@ -8,6 +8,7 @@ mod stand;
 pub(crate) mod start;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_latency::export::Report;
 use engine_latency::table::{grouped, live_table};
-use engines::EngineKind;
+use engines::{EngineArgs, EngineKind};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use program::{say, tell};
 use serde_json::{Value, json};
@@ -49,21 +50,9 @@ const STOP_BOUND: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
-    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
-    #[arg(long)]
-    pub engine: Option<String>,
-    /// Bloom filter bits per key (rocksdb)
-    #[arg(long, value_name = "BITS")]
-    pub bloom: Option<u32>,
-    /// Profile of the engine (rocksdb): vanilla or tuned
-    #[arg(long)]
-    pub profile: Option<String>,
-    /// One of the engine's own settings, such as max_open_files=-1; may be given several times
-    #[arg(long, value_name = "NAME=VALUE", value_parser = engines::setting)]
-    pub set: Vec<String>,
-    /// Memory of the engine's own caches
-    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
-    pub memory: Option<ByteSize>,
+    /// Engine of the directory, and the options that the service opens it with.
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// The bootstrapped directory; it is changed by the run
     #[arg(long, required_unless_present = "service_metrics")]
     pub dir: Option<PathBuf>,
@@ -215,24 +204,10 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
     let mut command = cap.command(&program)?;
     command.arg("--dir").arg(dir);
-    if let Some(engine) = &args.engine {
-        command.arg("--engine").arg(engine);
-    }
+    engine_args(&mut command, &args.engine, dir)?;
     command.arg("--geyser").arg(format!("http://{}", stream.address()));
     command.arg("--extract").arg(extract_name(args)?);
     command.args(["--metrics", metrics, "--listen", &free_address()?.to_string()]);
-    if let Some(bits) = args.bloom {
-        command.arg("--bloom").arg(bits.to_string());
-    }
-    if let Some(profile) = &args.profile {
-        command.arg("--profile").arg(profile);
-    }
-    for setting in &args.set {
-        command.args(["--set", setting]);
-    }
-    if let Some(memory) = args.memory {
-        command.arg("--memory").arg(memory.as_u64().to_string());
-    }
     if let Some(token) = &args.delivery.x_token_file {
         command.arg("--x-token-file").arg(token);
     }
@@ -267,6 +242,13 @@ fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
         Some(service) => Ok(program::sibling_program(service, "bootstrap")),
         None => sibling("bootstrap"),
     }
+}
+
+/// Adds the engine of the store in `dir` with the options that were given for it.
+pub(crate) fn engine_args(command: &mut Command, given: &EngineArgs, dir: &Path) -> Result<()> {
+    let engine = given.engine.map_or_else(|| engine_of(dir), Ok)?;
+    command.arg("--engine").args(given.for_engine(engine).line().split_whitespace());
+    Ok(())
 }
 
 /// Returns the engine of the store in `dir`.
@@ -460,10 +442,8 @@ fn report(
     json!({
         "program": crate::result::program(),
         "machine": probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
-        "engine": {
-            "kind": args.engine.as_deref().or(engine.map(EngineKind::as_str)), "bloom": args.bloom, "profile": args.profile,
-            "memory_bytes": args.memory.map(|size| size.as_u64()), "service_args": args.service_args,
-        },
+        "engine": args.engine.engine.or(engine).map(|kind| args.engine.for_engine(kind).line()),
+        "service_args": args.service_args,
         "workload": args.workload,
         "delivery": args.delivery,
         "cap_bytes": args.cap.map(|cap| cap.as_u64()),

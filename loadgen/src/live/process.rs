@@ -120,20 +120,25 @@ pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Sends a GET request and returns the answer's body. HTTP/1.0 needs no library and no connection handling.
+/// Sends a GET request and returns the body of an answer with status 200.
 pub(crate) fn get(address: &str, path: &str) -> Result<Vec<u8>> {
-    let context = || format!("cannot read http://{address}{path}");
-    let mut socket = TcpStream::connect(address).with_context(context)?;
+    let (status, body) = ask(address, path).with_context(|| format!("cannot read http://{address}{path}"))?;
+    ensure!(status == 200, "http://{address}{path} answered: status={status}");
+    Ok(body)
+}
+
+/// Sends a GET request and returns status and body of the answer. HTTP/1.0 needs no library and no connection handling.
+pub(crate) fn ask(address: &str, path: &str) -> Result<(u16, Vec<u8>)> {
+    let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(HTTP_TIMEOUT))?;
     socket.set_write_timeout(Some(HTTP_TIMEOUT))?;
-    write!(socket, "GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n").with_context(context)?;
+    write!(socket, "GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
-    socket.take(HTTP_BYTES_MAX).read_to_end(&mut answer).with_context(context)?;
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").with_context(context)?;
-    let status = String::from_utf8_lossy(&answer[..end]).lines().next().unwrap_or("").to_owned();
-    ensure!(status.split(' ').nth(1) == Some("200"), "http://{address}{path} answered: status={status:?}");
-    answer.drain(..end + 4);
-    Ok(answer)
+    socket.take(HTTP_BYTES_MAX).read_to_end(&mut answer)?;
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").context("an answer without a head")?;
+    let body = answer.split_off(end + 4);
+    let status = String::from_utf8_lossy(&answer).split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.context("an answer without a status")?, body))
 }
 
 fn usage(pid: u32) -> Result<Usage> {

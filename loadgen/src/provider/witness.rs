@@ -2,8 +2,6 @@
 //!
 //! Owns: the requests. Must not: judge the answers. Runs on the main thread, with a runtime of its own.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,7 +13,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Longest wait for an answer. No answer in this time counts as `None`.
+use crate::live::process::{ask, get};
+
+/// Longest wait for an answer over gRPC. No answer in this time counts as `None`.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of the status `SERVING` in grpc.health.v1.
@@ -81,16 +81,17 @@ impl Witness {
     /// Asks on every channel, one after the other, within a few milliseconds.
     pub fn ask(&mut self) -> Said {
         let mut said = Said::default();
-        if let Some((code, body)) = self.get("/readyz") {
-            said.readyz = Some(code == 200);
-            said.reason = body.trim().to_owned();
+        if let Ok((status, body)) = ask(&self.http, "/readyz") {
+            said.readyz = Some(status == 200);
+            said.reason = String::from_utf8_lossy(&body).trim().to_owned();
         }
-        let json = |page: Option<(u16, String)>| {
-            serde_json::from_str::<serde_json::Value>(&page?.1).ok()?.get("ready")?.as_bool()
+        let json = |path: &str| {
+            serde_json::from_slice::<serde_json::Value>(&get(&self.http, path).ok()?).ok()?.get("ready")?.as_bool()
         };
-        said.status_json = json(self.get("/status.json"));
-        said.dashboard = json(self.get(&format!("/dashboard.json?since={}", u64::MAX)));
-        if let Some((_, text)) = self.get("/metrics") {
+        said.status_json = json("/status.json");
+        said.dashboard = json(&format!("/dashboard.json?since={}", u64::MAX));
+        if let Ok(text) = get(&self.http, "/metrics") {
+            let text = String::from_utf8_lossy(&text);
             let sample = |name: &str| -> Option<f64> {
                 text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
             };
@@ -104,17 +105,6 @@ impl Witness {
             runtime.block_on(kv.status(StatusRequest::default())).ok().map(|answer| answer.into_inner().ready);
         said.unit = self.unit.as_deref().and_then(unit_is_live);
         said
-    }
-
-    /// Sends a GET request over HTTP/1.0. Returns the status code and the body.
-    fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut socket = TcpStream::connect(&self.http).ok()?;
-        socket.set_read_timeout(Some(TIMEOUT)).ok()?;
-        write!(socket, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.http).ok()?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
     }
 }
 

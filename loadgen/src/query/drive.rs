@@ -14,9 +14,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
-use workload::{Pairs, Picker, Rng, Skew};
+use workload::{Pairs, Picker, Rng};
 
-use super::op_of;
+use super::{QueryArgs, op_of};
 use crate::bench::pace::Pace;
 use crate::result::Series;
 
@@ -38,20 +38,12 @@ pub(super) struct Target {
     pub(super) builder: Builder,
 }
 
-/// Rate and kind of the requests.
-#[derive(Clone, Copy, Debug)]
+/// Requests at one rate.
+#[derive(Clone, Debug)]
 pub(super) struct Load {
-    pub(super) pairs: u64,
-    pub(super) seed: u64,
-    pub(super) skew: Skew,
-    pub(super) negative_share: f64,
-    pub(super) batch: usize,
-    pub(super) connections: u32,
-    pub(super) in_flight: usize,
+    pub(super) args: Arc<QueryArgs>,
     /// Requests a second over all connections. `None`: closed loop.
     pub(super) rate: Option<f64>,
-    pub(super) time: Duration,
-    pub(super) changed: bool,
 }
 
 /// Figures measured at one rate.
@@ -78,14 +70,14 @@ pub(super) async fn engine(target: &Target) -> Result<String> {
     Ok(status.context("the service does not answer Status")?.engine)
 }
 
-/// Sends requests for `load.time` and waits for the last answers.
+/// Sends requests for `load.args.time` and waits for the last answers.
 pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &Arc<Latency>) -> Result<Driven> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = Vec::new();
     let mut due = Vec::new();
-    for n in 0..load.connections {
+    for n in 0..load.args.connections {
         let client = runtime.block_on(target.connect())?;
-        let connection = Connection::new(client, *load, n, latency.recorder(SOURCE));
+        let connection = Connection::new(client, load.clone(), n, latency.recorder(SOURCE));
         if load.rate.is_some() {
             let (sender, receiver) = mpsc::channel(DUE_QUEUE);
             due.push(sender);
@@ -97,15 +89,15 @@ pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &A
     let started = Instant::now();
     let pacer = load.rate.map(|rate| spawn_pacer(rate, due, Arc::clone(&stop))).transpose()?;
     let (mut recorder, mut overdue) = (latency.recorder(SOURCE), 0);
-    let series = crate::bench::pace::sample(latency, started, load.time, &stop);
+    let series = crate::bench::pace::sample(latency, started, load.args.time, &stop);
     // ORDERING: Relaxed: the flag carries no other data.
     stop.store(true, Ordering::Relaxed);
     let end = Instant::now();
     if let Some(pacer) = pacer {
         let pace = pacer.join().map_err(|_| anyhow!("the pacing thread panicked"))?;
-        let mut rng = Rng::new(load.seed);
+        let mut rng = Rng::new(load.args.seed);
         for due in pace.overdue(end) {
-            let op = op_of(load.batch, rng.chance(load.negative_share));
+            let op = op_of(load.args.batch, rng.chance(load.args.negative_share));
             recorder.record(op, (end - due).as_nanos() as u64);
             overdue += 1;
         }
@@ -158,8 +150,9 @@ struct Request {
 
 impl Connection {
     fn new(client: Client, load: Load, n: u32, recorder: Recorder) -> Self {
-        let rng = Rng::new(load.seed ^ (u64::from(n) << 32) ^ 0x71_7565_7279);
-        Self { client, load, rng, picker: Picker::new(load.pairs, load.skew), recorder }
+        let rng = Rng::new(load.args.seed ^ (u64::from(n) << 32) ^ 0x71_7565_7279);
+        let picker = Picker::new(load.args.pairs, load.args.skew.0);
+        Self { client, load, rng, picker, recorder }
     }
 
     /// Sends requests as they are due, with at most `in_flight` of them unanswered.
@@ -167,10 +160,10 @@ impl Connection {
         let (mut under_way, mut requests, mut ended) = (FuturesUnordered::new(), 0, false);
         while !ended || !under_way.is_empty() {
             tokio::select! {
-                at = due.recv(), if !ended && under_way.len() < self.load.in_flight => match at {
+                at = due.recv(), if !ended && under_way.len() < self.load.args.in_flight as usize => match at {
                     Some(at) => {
                         let request = self.request(at);
-                        under_way.push(answer(self.client.clone(), request, self.load.changed));
+                        under_way.push(answer(self.client.clone(), request, self.load.args.changed));
                         requests += 1;
                     }
                     None => ended = true,
@@ -186,9 +179,9 @@ impl Connection {
         let (mut under_way, mut requests) = (FuturesUnordered::new(), 0);
         loop {
             // ORDERING: Relaxed: the flag carries no other data.
-            while under_way.len() < self.load.in_flight && !stop.load(Ordering::Relaxed) {
+            while under_way.len() < self.load.args.in_flight as usize && !stop.load(Ordering::Relaxed) {
                 let request = self.request(Instant::now());
-                under_way.push(answer(self.client.clone(), request, self.load.changed));
+                under_way.push(answer(self.client.clone(), request, self.load.args.changed));
                 requests += 1;
             }
             match under_way.next().await {
@@ -199,10 +192,10 @@ impl Connection {
     }
 
     fn request(&mut self, due: Instant) -> Request {
-        let negative = self.rng.chance(self.load.negative_share);
-        let pairs = Pairs::new(self.load.seed);
-        let (mut keys, mut expected) = (Vec::with_capacity(self.load.batch), Vec::with_capacity(self.load.batch));
-        for _ in 0..self.load.batch {
+        let negative = self.rng.chance(self.load.args.negative_share);
+        let pairs = Pairs::new(self.load.args.seed);
+        let (mut keys, mut expected) = (Vec::new(), Vec::new());
+        for _ in 0..self.load.args.batch {
             if negative {
                 keys.push(pairs.absent_key(self.rng.next_u64() >> 1));
                 expected.push(None);
@@ -216,7 +209,7 @@ impl Connection {
     }
 
     fn record(&mut self, (negative, latency): (bool, Duration)) {
-        self.recorder.record(op_of(self.load.batch, negative), latency.as_nanos() as u64);
+        self.recorder.record(op_of(self.load.args.batch, negative), latency.as_nanos() as u64);
     }
 }
 

@@ -7,6 +7,7 @@ mod drive;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -103,25 +104,12 @@ pub fn run(args: &QueryArgs) -> Result<()> {
     let engine = runtime.block_on(drive::engine(&target))?;
     let header = ["rate asked", "rate", "op", "count", "avg", "p50", "p99", "p99.9", "p99.99", "max"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
-    let mut measured = Vec::new();
+    let (shared, mut measured) = (Arc::new(args.clone()), Vec::new());
     for rate in &args.rate {
-        let load = Load {
-            pairs: args.pairs,
-            seed: args.seed,
-            skew: args.skew.0,
-            negative_share: args.negative_share,
-            batch: args.batch as usize,
-            connections: args.connections,
-            in_flight: args.in_flight as usize,
-            rate: match rate {
-                Rate::Max => None,
-                Rate::PerSecond(rate) => Some(*rate),
-            },
-            time: args.time,
-            changed: args.changed,
-        };
+        let rate = if let Rate::PerSecond(rate) = rate { Some(*rate) } else { None };
+        let load = Load { args: Arc::clone(&shared), rate };
         let latency = Latency::new("query");
-        let begun = Record::of_service("query", &engine, load.pairs, load.seed, Path::new("/"));
+        let begun = Record::of_service("query", &engine, args.pairs, args.seed, Path::new("/"));
         let driven = drive::drive(&runtime, &target, &load, &latency)?;
         rows.extend(table_rows(&load, &driven));
         let record = record(args, &target, &load, &driven, begun);
@@ -211,9 +199,9 @@ fn knee(measured: &[(Load, Driven)]) -> String {
 fn record(args: &QueryArgs, target: &Target, load: &Load, driven: &Driven, begun: Record) -> Record {
     let more = BTreeMap::from([
         ("transport".to_owned(), target.transport.to_owned()),
-        ("batch".to_owned(), load.batch.to_string()),
-        ("negative_share".to_owned(), load.negative_share.to_string()),
-        ("in_flight".to_owned(), load.in_flight.to_string()),
+        ("batch".to_owned(), args.batch.to_string()),
+        ("negative_share".to_owned(), args.negative_share.to_string()),
+        ("in_flight".to_owned(), args.in_flight.to_string()),
     ]);
     let skew = serde_json::to_value(args.skew).ok();
     Record {
@@ -221,12 +209,12 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, driven: &Driven, begun
             arrival: if load.rate.is_some() { "open" } else { "closed" }.to_owned(),
             target_rate: load.rate,
             keys: skew.and_then(|skew| skew.as_str().map(str::to_owned)).unwrap_or_default(),
-            threads: load.connections,
+            threads: args.connections,
             more,
             ..begun.workload
         },
         elapsed_s: driven.elapsed.as_secs_f64(),
-        ops: driven.requests * load.batch as u64,
+        ops: driven.requests * u64::from(args.batch),
         curves: curves(&driven.total),
         series: driven.series.clone(),
         notes: driven.notes(load),
@@ -247,7 +235,7 @@ impl Driven {
 }
 
 /// Returns the operation under which a request of this many keys is recorded.
-fn op_of(batch: usize, negative: bool) -> Op {
+fn op_of(batch: u32, negative: bool) -> Op {
     match (batch, negative) {
         (1, true) => Op::ReadNegative,
         (1, false) => Op::ReadPositive,

@@ -12,13 +12,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bytesize::ByteSize;
 use engine_latency::table::{aligned, grouped, micros};
+use engines::EngineArgs;
 
 use crate::access::Access;
 use crate::bench::child::curves;
 use crate::live::process::{Service, free_address, service_log};
-use crate::live::{engine_of, sibling};
+use crate::live::{engine_args, sibling};
 use crate::result::{Record, Workload};
 use drive::{Driven, Load, Transport};
 
@@ -46,12 +46,9 @@ pub struct TransportsArgs {
     /// A bootstrapped directory: a service is started on it, with every transport
     #[arg(long, required_unless_present = "address", conflicts_with = "address")]
     dir: Option<PathBuf>,
-    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
-    #[arg(long)]
-    engine: Option<String>,
-    /// Memory of the engine's own caches
-    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
-    memory: Option<ByteSize>,
+    /// Engine of the directory, and the options that the service opens it with.
+    #[command(flatten)]
+    engine: EngineArgs,
     /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     service_bin: Option<PathBuf>,
@@ -174,11 +171,9 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     let (listen, metrics) = (free_address()?, free_address()?);
     let own = sockets.join("store");
     let mut command = Command::new(&program);
-    match (&args.engine, &args.dir) {
-        (Some(engine), _) => drop(command.arg("--engine").arg(engine)),
-        // The same engine for the new store, so that lookups and feed are measured on one engine.
-        (None, Some(loaded)) => drop(command.args(["--engine", engine_of(loaded)?.as_str()])),
-        (None, None) => {}
+    // The same engine for the new store, so that lookups and feed are measured on one engine.
+    if let Some(loaded) = &args.dir {
+        engine_args(&mut command, &args.engine, loaded)?;
     }
     if dir.is_none() {
         command.arg("--create-empty");
@@ -191,9 +186,6 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     command.args(["--geyser", geyser]);
     command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);
     command.arg("--shm").arg(&shm).arg("--uds").arg(&uds);
-    if let Some(memory) = args.memory {
-        command.arg("--memory").arg(memory.as_u64().to_string());
-    }
     let service = Service::start(command, &service_log(dir))?;
     let addresses =
         vec![format!("shm://{}", shm.display()), format!("unix://{}", uds.display()), format!("http://{listen}")];

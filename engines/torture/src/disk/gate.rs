@@ -105,8 +105,9 @@ struct State {
     rng: Option<Rng>,
 }
 
+/// The gate, with its faults and its trap.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     state: Mutex<State>,
     moved: Condvar,
 }
@@ -153,36 +154,36 @@ impl Gate {
         state.faults.iter().any(|fault| fault.kind == FaultKind::Full && fault.from == 0 && fault.count > 0)
     }
 
-    /// Replaces all faults. `seed` decides their delays and partial flushes.
-    pub(crate) fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
+    /// Replaces all faults; an empty list heals the disk. `seed` decides their delays and partial flushes.
+    pub fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
         let mut state = self.state.lock();
         state.faults = faults;
         state.rng = Some(Rng::new(seed));
     }
 
     /// Returns the number of hits of each kind of fault since the last call.
-    pub(crate) fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
+    pub fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
         std::mem::take(&mut self.state.lock().hits)
     }
 
-    /// Sets the receiver of notices.
-    pub(crate) fn notify(&self, notices: Sender<Notice>) {
+    /// Sets the receiver of [`Notice::Trapped`].
+    pub fn notify(&self, notices: Sender<Notice>) {
         self.state.lock().notices = Some(notices);
     }
 
     /// Holds every operation from the one that comes after `operations` changing ones.
-    pub(crate) fn set_trap(&self, operations: Option<u64>) {
+    pub fn set_trap(&self, operations: Option<u64>) {
         self.state.lock().trap = operations;
     }
 
     /// Makes every operation fail from now on, the held ones included, because there is no power.
-    pub(crate) fn cut_power(&self) {
+    pub fn cut_power(&self) {
         self.state.lock().dead = true;
         self.moved.notify_all();
     }
 
     /// Releases the operations that are held.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         let mut state = self.state.lock();
         state.held = false;
         state.trap = None;

@@ -10,14 +10,12 @@ mod loss;
 mod serve;
 mod tree;
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use engine_kit::Rng;
@@ -26,9 +24,8 @@ use parking_lot::Mutex;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-pub use gate::{Fault, FaultKind, Notice};
+pub use gate::{Fault, FaultKind, Gate, Notice};
 
-use gate::Gate;
 use tree::Tree;
 
 /// Number of threads that answer requests, so that a delayed request does not delay all others.
@@ -94,34 +91,9 @@ impl Disk {
         &self.point
     }
 
-    /// Sets the receiver of [`Notice::Trapped`].
-    pub fn notify(&self, notices: Sender<Notice>) {
-        self.shared.gate.notify(notices);
-    }
-
-    /// Holds every operation once `operations` more have changed something. [`Disk::release`] releases them.
-    pub fn set_trap(&self, operations: Option<u64>) {
-        self.shared.gate.set_trap(operations);
-    }
-
-    /// Releases the operations that the trap holds.
-    pub fn release(&self) {
-        self.shared.gate.release();
-    }
-
-    /// Replaces all faults. An empty list heals the disk.
-    pub fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
-        self.shared.gate.set_faults(faults, seed);
-    }
-
-    /// Returns the number of hits of each kind of fault since the last call.
-    pub fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
-        self.shared.gate.take_hits()
-    }
-
-    /// Makes every operation fail from now on without doing anything. The agent is killed next.
-    pub fn cut_power(&self) {
-        self.shared.gate.cut_power();
+    /// Returns the gate before every operation, through which the supervisor makes faults.
+    pub fn gate(&self) -> &Gate {
+        &self.shared.gate
     }
 
     /// Applies a power loss and mounts the result. To be called when the agent is gone.
