@@ -132,7 +132,7 @@ fuzz-locks:
 	done
 	@echo "fuzz-locks: the fuzz crates' lock files are as their manifests say"
 
-torture: ## Kills, power losses, disk faults and flipped bits against every engine, for SECONDS=60.
+torture: ## Kills, power losses and disk faults against every engine, for SECONDS=60.
 	@$(call topic,torture,engines)
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.

@@ -21,9 +21,6 @@ pub enum Column {
     /// strata with memtables and segments of a few thousand records, so that a base has many segments, which merges
     /// replace in groups; and with more data than the others, some of it with keys that share their first bytes.
     StrataSmall,
-    /// strata with such small files on a device that the supervisor simulates in its memory. It loses power and flips
-    /// bits.
-    StrataDevice,
 }
 
 /// Every column, whether its engine is in this build or not.
@@ -32,7 +29,7 @@ static ALL: LazyLock<Vec<Column>> = LazyLock::new(|| {
         let further = kind.descriptor().columns.iter().enumerate().filter(|(_, column)| column.torture.is_some());
         std::iter::once(0).chain(further.map(|(at, _)| at + 1)).map(move |at| Column::Listed(engine, at))
     });
-    listed.chain([Column::StrataSmall, Column::StrataDevice]).collect()
+    listed.chain([Column::StrataSmall]).collect()
 });
 
 impl clap::ValueEnum for Column {
@@ -62,7 +59,6 @@ impl Column {
             Self::Listed(_, 0) => self.kind().as_str(),
             Self::Listed(_, at) => self.engine().columns[at - 1].name,
             Self::StrataSmall => "strata_small",
-            Self::StrataDevice => "strata_device",
         }
     }
 
@@ -93,7 +89,7 @@ impl Column {
     fn kind(self) -> EngineKind {
         match self {
             Self::Listed(engine, _) => EngineKind::ALL[engine],
-            Self::StrataSmall | Self::StrataDevice => EngineKind::Strata,
+            Self::StrataSmall => EngineKind::Strata,
         }
     }
 

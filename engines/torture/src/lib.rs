@@ -2,10 +2,8 @@
 //!
 //! Owns: the disk that can lose power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not:
 //! know the inside of an engine; engines are opened through the registry, as the programs do. strata alone can also be
-//! opened with other sizes and on other storage, and two of its columns are ([`Column::StrataSmall`] and
-//! [`Column::StrataDevice`]); plan, model, writing and reading are the same for them. A supervisor ([`Life`]) runs on
-//! the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process,
-//! and the simulated device is memory of it ([`live_in_memory`]).
+//! opened with other sizes, and one of its columns is ([`Column::StrataSmall`]). A supervisor ([`Life`]) runs on the
+//! caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process.
 //!
 //! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
@@ -13,8 +11,6 @@ mod agent;
 mod beside;
 mod child;
 mod column;
-#[cfg(feature = "strata")]
-mod device;
 mod disk;
 mod life;
 mod model;
@@ -34,19 +30,6 @@ pub use engine_kit::Rng;
 pub use life::{Failure, Life};
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
-
-/// Counts of a life, and its outcome.
-pub type Lived = (Totals, Result<(), Failure>);
-
-/// Returns the function that runs the life of a seed on a column whose store is in the memory of this process; `None`
-/// for the other columns.
-pub fn live_in_memory(column: Column) -> Option<fn(u64) -> Lived> {
-    match column {
-        #[cfg(feature = "strata")]
-        Column::StrataDevice => Some(device::live),
-        _ => None,
-    }
-}
 
 /// Checks that this process can mount the disk that loses power, and calls [`own_mounts`] for it.
 ///

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
 use solkv_torture::{
-    Column, Failure, Life, Lived, Rng, Swarm, Table, Task, Totals, can_lose_power, live_in_memory, run_agent,
+    Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent,
 };
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
 ///
 /// A supervisor lets an agent work on a store and ends it, by SIGKILL or by a loss of power. The file system for the
 /// latter lies in memory and knows which bytes were flushed. The next agent compares everything. The disk has faults: EIO
-/// on reads, writes and flushes, no space, read-only, slow. strata also lives on a device in memory that flips bits. The
-/// printed seed determines the events of a store's life. Each life switches off half of all options, at random.
+/// on reads, writes and flushes, no space, read-only, slow. The printed seed determines the events of a store's life.
+/// Each life switches off half of all options, at random.
 ///
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
 /// could not go on.
@@ -51,8 +51,7 @@ struct Args {
 const EXAMPLES: &str = "Examples:
   torture --seconds 600                      ten minutes, all engines
   torture --engine lmdb --seed 123456        one life again
-  torture --engine redb,strata --kills-only  without root
-  torture --engine strata_device             strata on a simulated device";
+  torture --engine redb,strata --kills-only  without root";
 
 #[derive(Subcommand)]
 enum Hidden {
@@ -89,7 +88,7 @@ fn main() -> ExitCode {
     let outcome = run.all();
     program::say!("{}", Table(&run.totals));
     if let Err(reason) = no_fuse {
-        program::say!("torture: NO POWER LOSSES AND NO FAULTS OF A MOUNTED DISK were among it: {reason}");
+        program::say!("torture: NO POWER LOSSES AND NO FAULTS OF THE DISK were among it: {reason}");
     }
     let code = match outcome {
         Ok(()) => {
@@ -147,15 +146,6 @@ impl Run {
     }
 
     fn life(&mut self, column: Column, seed: u64, share: Duration) -> Result<(), Failure> {
-        let (totals, outcome) = match live_in_memory(column) {
-            Some(live) => live(seed),
-            None => self.life_in_files(column, seed, share)?,
-        };
-        self.totals.entry(column).or_default().add(&totals);
-        outcome
-    }
-
-    fn life_in_files(&self, column: Column, seed: u64, share: Duration) -> Result<Lived, Failure> {
         let mut temporary = tempfile::Builder::new();
         temporary.prefix("torture-");
         let root = match &self.args.dir {
@@ -167,7 +157,8 @@ impl Run {
         life.set_trace(self.args.trace);
         let began = Instant::now();
         let outcome = life.run(&|| self.is_over() || began.elapsed() > share);
-        Ok((life.totals().clone(), outcome))
+        self.totals.entry(column).or_default().add(life.totals());
+        outcome
     }
 
     fn is_over(&self) -> bool {

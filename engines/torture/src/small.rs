@@ -1,7 +1,7 @@
 //! strata with small files: memtables and segments of a few thousand records, whose sizes no option of a store reaches.
 //!
 //! Owns: these sizes, and how such a store is opened in a directory. Must not: know anything of the engine except that.
-//! Used in an agent, and for the device.
+//! Used in an agent.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -24,17 +24,17 @@ pub(crate) fn open(dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engi
     let parent = dir.parent().unwrap_or(dir);
     File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
     let storage = DirStorage::open(dir).map_err(failed)?;
-    let sizes = sizes(&options, rng, (1_024, 2_000));
+    let sizes = sizes(&options, rng);
     Ok(Box::new(StrataEngine::open_sized(Arc::new(storage), &options, sizes)?))
 }
 
-/// Returns random sizes for a device or a directory: half of the time those that follow from the memory, otherwise
-/// small ones, so that the base has many segments, which merges replace in groups. Each opening has its own.
-pub(crate) fn sizes(options: &StrataOptions, rng: &mut Rng, (mem_records, segment_records): (usize, u64)) -> Sizes {
+/// Returns random sizes: half of the time those that follow from the memory, otherwise small ones, so that the base has
+/// many segments, which merges replace in groups. Each opening has its own.
+fn sizes(options: &StrataOptions, rng: &mut Rng) -> Sizes {
     let own = Sizes::of(options);
     if rng.once_in(2) {
         return own;
     }
     let wal_bytes = if rng.once_in(2) { 64 << 10 } else { own.wal_bytes };
-    Sizes { mem_records: mem_records << rng.below(3), segment_records: segment_records << rng.below(4), wal_bytes }
+    Sizes { mem_records: 1_024 << rng.below(3), segment_records: 2_000 << rng.below(4), wal_bytes }
 }

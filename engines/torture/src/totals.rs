@@ -35,8 +35,6 @@ pub struct Totals {
     pub bus_errors: u64,
     /// Number of times that settling a store merged several groups of segments.
     pub groups: u64,
-    /// Bits that were flipped in copies of closed stores.
-    pub flipped_bits: u64,
     /// Stores that RocksDB refuses after a load whose manifest could not be flushed: see RELIABILITY.md.
     pub lost_loads: u64,
 }
@@ -56,7 +54,6 @@ impl Totals {
         self.recovered_reopened += other.recovered_reopened;
         self.bus_errors += other.bus_errors;
         self.groups += other.groups;
-        self.flipped_bits += other.flipped_bits;
         self.lost_loads += other.lost_loads;
     }
 }
@@ -94,7 +91,6 @@ impl fmt::Display for Table<'_> {
         row(f, "went on when reopened", &|totals| totals.recovered_reopened)?;
         row(f, "ended by SIGBUS", &|totals| totals.bus_errors)?;
         row(f, "settled in groups", &|totals| totals.groups)?;
-        row(f, "bits flipped", &|totals| totals.flipped_bits)?;
         row(f, "lost by a failed load", &|totals| totals.lost_loads)
     }
 }

@@ -1,5 +1,5 @@
 //! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
-//! error, never returns a wrong value, and recovers when the fault ends. Tests the faults of strata's device as well.
+//! error, never returns a wrong value, and recovers when the fault ends.
 
 use solkv_torture::{Column, EndKind, FaultKind, Swarm};
 
@@ -8,8 +8,7 @@ use crate::{default_column, live, plain};
 const TURNS: u64 = 5;
 
 fn survives(fault: FaultKind) {
-    let in_files = |column: &Column| *column != Column::StrataDevice;
-    for (column, seed) in Column::compiled().zip(1..).filter(|(column, _)| in_files(column)) {
+    for (column, seed) in Column::compiled().zip(1..) {
         let ends = vec![EndKind::Close, EndKind::Power];
         let swarm = Swarm {
             synced: 50,
@@ -67,22 +66,4 @@ mod a_failed_flush_and_then_a_power_loss {
         };
     }
     engines::for_each_engine!(each_engine);
-}
-
-#[cfg(feature = "strata")]
-#[test]
-fn lives_on_the_simulated_device_have_each_kind_of_fault() {
-    let live = solkv_torture::live_in_memory(Column::StrataDevice).unwrap();
-    let mut all = solkv_torture::Totals::default();
-    for seed in 1..=12 {
-        let (totals, outcome) = live(seed);
-        if let Err(violation) = outcome {
-            panic!("seed={seed}: {violation}");
-        }
-        all.add(&totals);
-    }
-    assert!(all.flipped_bits > 0 && all.groups > 0 && !all.power_losses.is_empty(), "{all:?}");
-    for fault in [FaultKind::ReadError, FaultKind::SyncError, FaultKind::FullUnseen] {
-        assert!(all.faults.contains_key(&fault), "{all:?}");
-    }
 }
