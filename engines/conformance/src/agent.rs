@@ -22,7 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const ROLE: &str = "SOLKV_CONFORMANCE_ROLE";
 const STORE: &str = "SOLKV_CONFORMANCE_STORE";
 const DIR: &str = "SOLKV_CONFORMANCE_DIR";
-const SEED: &str = "SOLKV_CONFORMANCE_SEED";
 
 /// The orders of an agent, which its supervisor passes in environment variables.
 pub(crate) struct Orders {
@@ -30,7 +29,6 @@ pub(crate) struct Orders {
     /// Name of the store that the agent opens.
     pub(crate) store: String,
     pub(crate) dir: PathBuf,
-    pub(crate) seed: u64,
 }
 
 impl Orders {
@@ -39,8 +37,7 @@ impl Orders {
         let role = std::env::var(ROLE).ok()?;
         let store = std::env::var(STORE).expect("the supervisor sets it");
         let dir = std::env::var_os(DIR).expect("the supervisor sets it").into();
-        let seed = std::env::var(SEED).expect("the supervisor sets it").parse().expect("the supervisor wrote a number");
-        Some(Self { role, store, dir, seed })
+        Some(Self { role, store, dir })
     }
 }
 
@@ -60,7 +57,7 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts an agent on `store` in `dir`. With `file_limit_kib` none of its files may grow beyond that size.
-    pub(crate) fn start(store: &dyn Store, role: &str, dir: &Path, seed: u64, file_limit_kib: Option<u64>) -> Self {
+    pub(crate) fn start(store: &dyn Store, role: &str, dir: &Path, file_limit_kib: Option<u64>) -> Self {
         // Not the binary's path, because a build that runs at the same time may have replaced that file. This is the
         // same program.
         let binary = format!("/proc/{}/exe", std::process::id());
@@ -74,7 +71,7 @@ impl Agent {
             }
         };
         command.args([ENTRY, "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, role).env(STORE, store.name()).env(DIR, dir).env(SEED, seed.to_string());
+        command.env(ROLE, role).env(STORE, store.name()).env(DIR, dir);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().expect("the test binary can start itself");
         let stdout = process.stdout.take().expect("standard output was asked for as a pipe");
@@ -109,12 +106,6 @@ impl Agent {
         self.stdin = None;
     }
 
-    /// Kills the agent by SIGKILL, and returns the lines that it had sent and that were not read yet.
-    pub(crate) fn kill(mut self) -> Vec<String> {
-        self.end();
-        std::iter::from_fn(|| self.next_line()).collect()
-    }
-
     fn end(&mut self) {
         self.process.kill().expect("the agent is ours and not yet waited for");
         self.process.wait().expect("the agent is ours");
@@ -132,12 +123,4 @@ pub(crate) fn wait_for_the_end() {
     let mut rest = Vec::new();
     // An error ends the wait, just as the end of the input does.
     let _ = std::io::stdin().read_to_end(&mut rest);
-}
-
-/// Ends this process once its supervisor closes its standard input, or is gone.
-pub(crate) fn end_with_the_supervisor() {
-    std::thread::spawn(|| {
-        wait_for_the_end();
-        std::process::exit(0);
-    });
 }

@@ -72,7 +72,7 @@ pub fn loading_a_chunk_again_converges(store: &dyn Store) {
 }
 
 /// Returns chunk `number` (from 1) of the ascending pairs.
-pub(crate) fn chunk(number: u64) -> Vec<(Key, Value)> {
+fn chunk(number: u64) -> Vec<(Key, Value)> {
     (number * CHUNK..(number + 1) * CHUNK).map(|i| (ascending_key(i), value(i))).collect()
 }
 

@@ -137,7 +137,7 @@ fn on_a_full_device(store: &dyn Store, device: &Tmpfs) {
 
 fn with_limited_files(store: &dyn Store, dir: &Path) {
     let dir = dir.join("store");
-    let agent = Agent::start(store, "fill", &dir, 0, Some(FILE_LIMIT_KIB));
+    let agent = Agent::start(store, "fill", &dir, Some(FILE_LIMIT_KIB));
     let (mut acked, mut ended) = (0, None);
     while let Some(line) = agent.next_line() {
         match line.split_once(' ') {

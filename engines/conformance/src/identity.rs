@@ -14,7 +14,7 @@ pub fn a_second_process_is_refused(store: &dyn Store) {
     let engine = must("create", store.open(dir.path()));
     commit(&*engine, &[(key(1), Some(value(1)))], 1, Durability::Synced);
 
-    let second = Agent::start(store, "hold", dir.path(), 0, None);
+    let second = Agent::start(store, "hold", dir.path(), None);
     let answer = second.next_line().expect("the agent answers before it ends");
     assert!(answer.starts_with("refused kind=Retry"), "{answer}");
     assert!(answer.contains(&*dir.path().to_string_lossy()), "the error names the directory: {answer}");
@@ -24,11 +24,11 @@ pub fn a_second_process_is_refused(store: &dyn Store) {
     assert_holds(&*engine, &Map::from([(key(1), value(1))]), &mark(1));
     must("close", engine.close());
 
-    let holder = Agent::start(store, "hold", dir.path(), 0, None);
+    let holder = Agent::start(store, "hold", dir.path(), None);
     assert_eq!(holder.next_line().as_deref(), Some("opened"));
     let error = must_fail("open while another holds it", ErrorKind::Retry, store.open(dir.path()));
     assert!(error.to_string().contains(&holder.id().to_string()), "the error names the holder: {error}");
-    holder.kill();
+    drop(holder);
     assert_holds(
         &*must("open after the holder was killed", store.open(dir.path())),
         &Map::from([(key(1), value(1))]),
@@ -41,7 +41,7 @@ pub fn closing_releases_the_directory(store: &dyn Store) {
     let dir = temp_dir();
     must("close", must("create", store.open(dir.path())).close());
     for _ in 0..2 {
-        let mut agent = Agent::start(store, "hold", dir.path(), 0, None);
+        let mut agent = Agent::start(store, "hold", dir.path(), None);
         assert_eq!(agent.next_line().as_deref(), Some("opened"));
         agent.finish();
         assert_eq!(agent.next_line().as_deref(), Some("closed"));

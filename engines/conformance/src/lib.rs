@@ -1,8 +1,9 @@
 //! The requirements on every engine, as functions over [`engine_api`]. Each topic is one function that panics with the
 //! engine's label if the contract is broken, and [`suite!`] turns all of them into tests.
 //!
-//! Owns: the topics, the model, the crash harness. Must not: name a concrete engine; [`Store`] hides the differences
-//! between engines. Everything is real: real files, real processes killed with SIGKILL, a real full disk. Threads: a
+//! Owns: the topics, the model. Must not: name a concrete engine; [`Store`] hides the differences
+//! between engines. Everything is real: real files, real processes, a real full disk. The
+//! torture kills processes with SIGKILL while they write and load. Threads: a
 //! test's own, unless a topic says otherwise.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a suite of tests")]
@@ -13,7 +14,6 @@ pub mod basic;
 pub mod bulk;
 pub mod child;
 pub mod copies;
-pub mod crash;
 pub mod files;
 pub mod full;
 pub mod identity;
@@ -64,7 +64,6 @@ macro_rules! suite {
             full: full_disk_loses_nothing disk_filled_by_others_loses_nothing full_size_loses_nothing;
             identity: a_second_process_is_refused closing_releases_the_directory;
             model: random_operations_equal_the_model;
-            crash: killed_with_synced_commits killed_with_buffered_commits killed_while_bulk_loading;
         }
     };
     ($store:expr; $($module:ident: $($topic:ident)+;)+) => {

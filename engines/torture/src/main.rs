@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use solkv_torture::{
-    Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent,
-};
+use solkv_torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
 
 /// Every engine under kills, losses of power and faults of the disk, compared with a model.
 ///

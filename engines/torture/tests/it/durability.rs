@@ -12,8 +12,9 @@ use crate::{default_column, live, plain};
 const KILLS: u64 = 8;
 const POWER_LOSSES: u64 = 30;
 
-fn killed(column: Column, synced: u64) {
-    let swarm = Swarm { fuse: false, synced, ends: vec![EndKind::Kill, EndKind::KillWritten], turns: KILLS, ..plain() };
+fn killed(column: Column, synced: u64, chunks: bool) {
+    let ends = vec![EndKind::Kill, EndKind::KillWritten];
+    let swarm = Swarm { fuse: false, chunks, synced, ends, turns: KILLS, ..plain() };
     let totals = live(column, 1 + synced, swarm).unwrap();
     assert!(totals.kills.values().sum::<u64>() >= KILLS / 2 && totals.commits > 0, "{totals:?}");
     assert_eq!(totals.lost_batches, 0, "{totals:?}");
@@ -61,12 +62,17 @@ macro_rules! each_engine {
 
             #[test]
             fn synced_commits_survive_kills() {
-                killed(default_column($feature), 100);
+                killed(default_column($feature), 100, false);
             }
 
             #[test]
             fn buffered_commits_survive_kills() {
-                killed(default_column($feature), 0);
+                killed(default_column($feature), 0, false);
+            }
+
+            #[test]
+            fn commits_and_sorted_chunks_survive_kills_with_any_options() {
+                Column::of($feature).for_each(|column| killed(column, 50, true));
             }
 
             #[test]
