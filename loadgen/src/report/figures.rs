@@ -22,6 +22,16 @@ pub(crate) struct Figure {
     pub(crate) text: fn(f64) -> String,
 }
 
+impl Figure {
+    const fn higher(name: &'static str, of: fn(&Record) -> Option<f64>, text: fn(f64) -> String) -> Self {
+        Self { name, better: Some(Better::Higher), of, text }
+    }
+
+    const fn lower(name: &'static str, of: fn(&Record) -> Option<f64>, text: fn(f64) -> String) -> Self {
+        Self { name, better: Some(Better::Lower), of, text }
+    }
+}
+
 /// Whether higher or lower values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
@@ -51,47 +61,41 @@ pub(crate) const STATS: [Stat; 6] = [
 ];
 
 /// Operations a second over the measured part.
-pub(crate) const THROUGHPUT: Figure =
-    Figure { name: "Throughput", better: Some(Better::Higher), of: throughput, text: format::per_second };
+pub(crate) const THROUGHPUT: Figure = Figure::higher("Throughput", throughput, format::per_second);
 
 /// Operations a second as a share of the device's random reads a second, measured right before with 64 at once.
-pub(crate) const THROUGHPUT_OF_DEVICE: Figure = Figure {
-    name: "Throughput / the device's random reads, 64 at once",
-    better: Some(Better::Higher),
-    of: |run| share(throughput(run)?, run.device_reads_per_s?),
-    text: format::digits,
-};
+pub(crate) const THROUGHPUT_OF_DEVICE: Figure = Figure::higher(
+    "Throughput / the device's random reads, 64 at once",
+    |run| share(throughput(run)?, run.device_reads_per_s?),
+    format::digits,
+);
 
 /// Reads that the device completed for one operation.
-pub(crate) const READS_PER_OP: Figure = Figure {
-    name: "Device reads per operation, of the whole machine",
-    better: Some(Better::Lower),
-    of: |run| per_op(run, run.io.device_reads? as f64),
-    text: format::digits,
-};
+pub(crate) const READS_PER_OP: Figure = Figure::lower(
+    "Device reads per operation, of the whole machine",
+    |run| per_op(run, run.io.device_reads? as f64),
+    format::digits,
+);
 
 /// Bytes written to the device for each byte that the user wrote.
-pub(crate) const WRITE_AMPLIFICATION: Figure = Figure {
-    name: "Write amplification (device bytes / user bytes)",
-    better: Some(Better::Lower),
-    of: |run| share(run.io.device_write_bytes? as f64, run.io.user_write_bytes as f64),
-    text: format::digits,
-};
+pub(crate) const WRITE_AMPLIFICATION: Figure = Figure::lower(
+    "Write amplification (device bytes / user bytes)",
+    |run| share(run.io.device_write_bytes? as f64, run.io.user_write_bytes as f64),
+    format::digits,
+);
 
 /// Cost of opening a store of which nothing is in the page cache: a part of a cold start.
 pub(crate) const OPENING: [Figure; 2] = [
-    Figure {
-        name: "Opening from a cold start, time",
-        better: Some(Better::Lower),
-        of: |run| cold_opening(run).map(|open| open.elapsed_s),
-        text: format::short_seconds,
-    },
-    Figure {
-        name: "Opening from a cold start, bytes from the device",
-        better: Some(Better::Lower),
-        of: |run| Some(cold_opening(run)?.device_read_bytes? as f64),
-        text: format::bytes,
-    },
+    Figure::lower(
+        "Opening from a cold start, time",
+        |run| cold_opening(run).map(|open| open.elapsed_s),
+        format::short_seconds,
+    ),
+    Figure::lower(
+        "Opening from a cold start, bytes from the device",
+        |run| Some(cold_opening(run)?.device_read_bytes? as f64),
+        format::bytes,
+    ),
 ];
 
 /// Returns the opening of a cold run. A steady run opens cold, too, but would only repeat the figure.
@@ -100,35 +104,32 @@ fn cold_opening(run: &Record) -> Option<Opening> {
 }
 
 /// For a killed writer's store: the time from opening it to the first correct read.
-pub(crate) const FIRST_READ: Figure = Figure {
-    name: "Time to the first correct read",
-    better: Some(Better::Lower),
-    of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
-    text: format::short_seconds,
-};
+pub(crate) const FIRST_READ: Figure = Figure::lower(
+    "Time to the first correct read",
+    |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
+    format::short_seconds,
+);
 
 /// Time in all commits divided by the number of their puts. In the mean of [`Op::CommitPerItem`](engine_latency::Op) a
 /// commit of one put weighs as much as any other. Here it weighs as much as one put, so the figure holds where commits
 /// differ in size.
-pub(crate) const COMMIT_PER_PUT: Figure = Figure {
-    name: "Time in commits / put",
-    better: Some(Better::Lower),
-    of: |run| {
+pub(crate) const COMMIT_PER_PUT: Figure = Figure::lower(
+    "Time in commits / put",
+    |run| {
         let of = |op: &str| run.curves.iter().find(|curve| curve.op == op);
         let (commits, puts) = (of("commit")?, of("write")?);
         share(commits.mean_ns * commits.count as f64, puts.count as f64)
     },
-    text: format::nanos,
-};
+    format::nanos,
+);
 
 /// Disk space of the store when the run has ended, including overwritten values and postponed work. It is divided by
 /// the pairs that were loaded, because some engines only estimate how many they hold.
-pub(crate) const BYTES_PER_LOADED: Figure = Figure {
-    name: "Bytes on disk at the end / pair loaded",
-    better: Some(Better::Lower),
-    of: |run| share(disk_bytes(run)?, run.workload.pairs as f64),
-    text: |value| format!("{} B", format::digits(value)),
-};
+pub(crate) const BYTES_PER_LOADED: Figure = Figure::lower(
+    "Bytes on disk at the end / pair loaded",
+    |run| share(disk_bytes(run)?, run.workload.pairs as f64),
+    |value| format!("{} B", format::digits(value)),
+);
 
 /// Costs of an operation in addition to its time.
 pub(crate) const COSTS: [Figure; 14] = [
@@ -136,32 +137,24 @@ pub(crate) const COSTS: [Figure; 14] = [
     THROUGHPUT_OF_DEVICE,
     COMMIT_PER_PUT,
     READS_PER_OP,
-    Figure {
-        name: "Bytes from the device per operation",
-        better: Some(Better::Lower),
-        of: |run| per_op(run, run.io.device_read_bytes? as f64),
-        text: format::bytes,
-    },
+    Figure::lower(
+        "Bytes from the device per operation",
+        |run| per_op(run, run.io.device_read_bytes? as f64),
+        format::bytes,
+    ),
     WRITE_AMPLIFICATION,
-    Figure {
-        name: "Space amplification (disk / 64 B pairs)",
-        better: Some(Better::Lower),
-        of: |run| share(bytes_per_pair(run)?, PAIR_BYTES),
-        text: format::digits,
-    },
-    Figure {
-        name: "CPU per operation, user and system",
-        better: Some(Better::Lower),
+    Figure::lower(
+        "Space amplification (disk / 64 B pairs)",
+        |run| share(bytes_per_pair(run)?, PAIR_BYTES),
+        format::digits,
+    ),
+    Figure::lower(
+        "CPU per operation, user and system",
         // Every run takes CPU time, so zero means that it was not counted.
-        of: |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9).filter(|cpu| *cpu > 0.0),
-        text: format::nanos,
-    },
-    Figure {
-        name: "Major faults per operation",
-        better: Some(Better::Lower),
-        of: |run| per_op(run, run.io.major_faults? as f64),
-        text: format::digits,
-    },
+        |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9).filter(|cpu| *cpu > 0.0),
+        format::nanos,
+    ),
+    Figure::lower("Major faults per operation", |run| per_op(run, run.io.major_faults? as f64), format::digits),
     PEAK_RSS,
     PEAK_PAGE_CACHE,
     PEAK_CHARGED,
@@ -171,20 +164,14 @@ pub(crate) const COSTS: [Figure; 14] = [
 
 /// Rows of the table of a load.
 pub(crate) const BOOTSTRAP: [Figure; 8] = [
-    Figure { name: "Disk usage", better: Some(Better::Lower), of: disk_bytes, text: format::bytes },
-    Figure {
-        name: "Bytes / pair",
-        better: Some(Better::Lower),
-        of: bytes_per_pair,
-        text: |value| format!("{} B", format::digits(value)),
-    },
+    Figure::lower("Disk usage", disk_bytes, format::bytes),
+    Figure::lower("Bytes / pair", bytes_per_pair, |value| format!("{} B", format::digits(value))),
     LOAD_TIME,
-    Figure {
-        name: "Pairs / s",
-        better: Some(Better::Higher),
-        of: |run| share(run.pairs as f64, run.elapsed_s).filter(|rate| *rate > 0.0),
-        text: format::per_second,
-    },
+    Figure::higher(
+        "Pairs / s",
+        |run| share(run.pairs as f64, run.elapsed_s).filter(|rate| *rate > 0.0),
+        format::per_second,
+    ),
     PEAK_RSS,
     PEAK_PAGE_CACHE,
     PEAK_CHARGED,
@@ -192,12 +179,8 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
 ];
 
 /// Time of a load until all pairs are durable.
-pub(crate) const LOAD_TIME: Figure = Figure {
-    name: "Time",
-    better: Some(Better::Lower),
-    of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
-    text: format::seconds,
-};
+pub(crate) const LOAD_TIME: Figure =
+    Figure::lower("Time", |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s), format::seconds);
 
 /// Largest resident set of the process, which includes files mapped into it.
 pub(crate) const PEAK_RSS: Figure =

@@ -168,13 +168,13 @@ impl Feed {
             wire::update(&mut self.control, Vec::new(), body, Timestamp::from(SystemTime::now()));
             return Ok(());
         }
-        let filter = Filter::compile_within(self.shared.filter_limits, &request)
+        let filter = Filter::compile_within(self.shared.delivery.filter_limits, &request)
             .map_err(|error| Status::invalid_argument(format!("failed to create filter: {error}")))?;
         self.filter = filter;
         if self.filter.is_empty() {
             return Ok(());
         }
-        let earlier = if self.shared.duplicates { DUPLICATE_SLOTS } else { 0 };
+        let earlier = if self.shared.delivery.duplicates { DUPLICATE_SLOTS } else { 0 };
         if self.place.is_none() || request.from_slot.is_some() {
             let commitment = self.filter.commitment();
             let (id, cursor, replay) = self.shared.log.subscribe(request.from_slot, commitment, earlier)?;
@@ -182,7 +182,7 @@ impl Feed {
             if let Some(old) = self.place.replace(Place { id, cursor }) {
                 self.shared.log.unsubscribe(old.id);
             }
-            if self.shared.like.replays_statuses_first() {
+            if self.shared.delivery.like.replays_statuses_first() {
                 let mut out = std::mem::take(&mut self.control);
                 let now = Timestamp::from(SystemTime::now());
                 for replayed in &replay {
@@ -225,7 +225,7 @@ impl Feed {
     /// Moves on to the next slot or status; returns `false` when there is none yet.
     fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
         if let Some(replayed) = self.replay.next() {
-            let statuses = if self.shared.like.replays_statuses_first() { &[] } else { replayed.statuses() };
+            let statuses = if self.shared.delivery.like.replays_statuses_first() { &[] } else { replayed.statuses() };
             let times = Times { content_at: replayed.content_at, statuses_at: Timestamp::from(SystemTime::now()) };
             self.begin_content(replayed.block, times, statuses, out);
             return Ok(true);
@@ -250,7 +250,7 @@ impl Feed {
                 if own == Commitment::Processed {
                     let statuses = processed_statuses(&block);
                     self.begin_content(block, times, statuses, out);
-                    if let Some(sending) = self.sending.as_mut().filter(|_| self.shared.confirms_later) {
+                    if let Some(sending) = self.sending.as_mut().filter(|_| self.shared.delivery.confirm_after > 0) {
                         (sending.live, sending.late) = (true, sending.is_complete());
                     }
                     return;
@@ -266,7 +266,7 @@ impl Feed {
                 self.begin_content(block, times, &[SlotStatus::SlotDead], out);
             }
             Event::Block(block) if own == Commitment::Confirmed => {
-                let late = self.shared.like.has_late_update(block.slot);
+                let late = self.shared.delivery.like.has_late_update(block.slot);
                 self.begin_content(block, times, &[SlotStatus::SlotConfirmed], out);
                 self.sending.as_mut().into_iter().for_each(|sending| sending.late = late);
             }
@@ -289,7 +289,7 @@ impl Feed {
         mut statuses: &'static [SlotStatus],
         out: &mut BytesMut,
     ) {
-        if self.shared.like.confirms_first() && self.filter.commitment() != Commitment::Processed {
+        if self.shared.delivery.like.confirms_first() && self.filter.commitment() != Commitment::Processed {
             statuses.iter().for_each(|status| self.status(&block, *status, times.statuses_at, out));
             statuses = &[];
         }
@@ -350,7 +350,7 @@ impl Feed {
         let mut cut = false;
         while sending.next < sending.before_meta() && out.len() < CHUNK_BYTES - 1024 {
             let event = sending.block.first_event + sending.next as u64;
-            if self.shared.disconnect_every != 0 && sealed && self.cut_at(event) {
+            if self.shared.delivery.disconnect_every != 0 && sealed && self.cut_at(event) {
                 cut = true;
                 break;
             }
@@ -417,7 +417,7 @@ impl Feed {
 
     /// Whether the connection is to be cut before `event`. Each mark cuts one connection.
     fn cut_at(&self, event: u64) -> bool {
-        let every = self.shared.disconnect_every;
+        let every = self.shared.delivery.disconnect_every;
         // ORDERING: Relaxed: only the exchange decides who is cut, and no other memory depends on it.
         let mark = self.shared.next_cut.load(Ordering::Relaxed);
         let next = (event / every + 1) * every;

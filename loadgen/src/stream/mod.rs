@@ -79,23 +79,15 @@ impl Stream {
             log: Log::new(delivery.replay_slots, delivery.confirm_after, delivery.like, base),
             keys,
             extract,
-            duplicates: delivery.duplicates,
-            confirms_later: delivery.confirm_after > 0,
-            disconnect_every: delivery.disconnect_every,
             next_cut: AtomicU64::new(chain.events() + delivery.disconnect_every),
-            lies_at: delivery.lies_at,
-            like: delivery.like,
-            compression: delivery.compression,
-            filter_limits: delivery.filter_limits,
             places: delivery.subscriptions_max.map(|max| Arc::new(Semaphore::new(max))),
-            unary_disabled: delivery.unary_disabled,
-            bank_ids: !delivery.no_bank_ids,
             sent_events: AtomicU64::new(0),
+            delivery: delivery.clone(),
         });
         let (shutdown, stopped) = oneshot::channel();
         let server = spawn_server(Arc::clone(&shared), token, listener, stopped)?;
         let end = Arc::new(OnceLock::new());
-        let chain = spawn_chain(Arc::clone(&shared), chain, delivery.clone(), Arc::clone(&end))?;
+        let chain = spawn_chain(Arc::clone(&shared), chain, Arc::clone(&end))?;
         Ok(Self { address, shared, chain: Some(chain), end, shutdown: Some(shutdown), server: Some(server) })
     }
 
@@ -194,14 +186,9 @@ fn spawn_server(
     std::thread::Builder::new().name("stream".to_owned()).spawn(run).context("cannot start the stream thread")
 }
 
-fn spawn_chain(
-    shared: Arc<Shared>,
-    chain: Chain,
-    delivery: Delivery,
-    end: Arc<OnceLock<Final>>,
-) -> Result<JoinHandle<()>> {
+fn spawn_chain(shared: Arc<Shared>, chain: Chain, end: Arc<OnceLock<Final>>) -> Result<JoinHandle<()>> {
     let run = move || {
-        if let Some(outcome) = drive_chain(&shared.log, chain, &delivery) {
+        if let Some(outcome) = drive_chain(&shared.log, chain, &shared.delivery) {
             end.get_or_init(|| outcome);
         }
     };

@@ -158,7 +158,7 @@ impl tower::Service<http::Request<Body>> for GeyserService {
         }
         let response = match request.uri().path() {
             "/geyser.Geyser/Subscribe" => subscribe(&self.shared, request).unwrap_or_else(Status::into_http),
-            _ if self.shared.unary_disabled => Status::unimplemented("method disabled").into_http(),
+            _ if self.shared.delivery.unary_disabled => Status::unimplemented("method disabled").into_http(),
             _ => return Box::pin(self.unary.call(request)),
         };
         Box::pin(std::future::ready(Ok(response)))
@@ -177,7 +177,7 @@ impl GeyserService {
 fn subscribe(shared: &Arc<Shared>, request: http::Request<Body>) -> Result<http::Response<Body>, Status> {
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let encoding_of_requests = compress::named(header("grpc-encoding"));
-    let encoding = shared.compression.for_client(header("grpc-accept-encoding"));
+    let encoding = shared.delivery.compression.for_client(header("grpc-accept-encoding"));
     let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
     let decoder = tonic_prost::ProstCodec::<SubscribeUpdate, SubscribeRequest>::default().decoder();
     let requests = Streaming::new_request(decoder, request.into_body(), encoding_of_requests, Some(REQUEST_BYTES_MAX));
