@@ -78,7 +78,9 @@ mod engine;
 pub mod faulty;
 mod file;
 mod format;
+#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
+#[path = "../fuzz/decoders.rs"]
 pub mod fuzzing;
 mod huge;
 mod mapped;

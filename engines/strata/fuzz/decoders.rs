@@ -1,7 +1,8 @@
-//! Entry points for the fuzz targets in `fuzz/`, one for each decoder. Each decodes arbitrary bytes as they are, with a
-//! right checksum, and as changes of a valid encoding.
+//! Entry points for the fuzz targets, one for each decoder. Each decodes arbitrary bytes as they are, with a right
+//! checksum, and as changes of a valid encoding.
 //!
-//! Owns: nothing. Must not: be called by the engine. Any thread.
+//! Owns: nothing. Must not: be in a build of the engine. It is a module of strata that only `cargo fuzz` and the tests
+//! compile, because the decoders are private. Any thread.
 
 use std::io;
 
