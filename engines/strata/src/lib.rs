@@ -88,6 +88,7 @@ mod memtable;
 mod read;
 mod retire;
 mod sizes;
+mod statistic;
 mod stats;
 pub mod storage;
 mod sync;

@@ -5,10 +5,8 @@
 
 use engine_api::{Error, PAIR_BYTES, Result, Stats};
 
-use crate::format::filter::errors_per_million;
 use crate::memtable::ENTRY_BYTES;
 use crate::read::segment::Segment;
-use crate::read::version::Version;
 use crate::write::counters::percent;
 use crate::write::plan::debt;
 use crate::write::shared::Shared;
@@ -50,33 +48,9 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
     details.extend([
         ("unreadable_segments", version.segments().filter(|one| one.is_unreadable()).count() as u64),
         ("lost_by_repair", shared.common.lost),
-        ("replaced_held", shared.runs.garbage.held()),
-        ("replaced_dropped", shared.runs.garbage.dropped()),
+        ("replaced_dropped", shared.runs.garbage.dropped.get()),
     ]);
-    details.extend(expected_reads(version));
     details.extend(shared.common.counters.details());
-    details.extend(shared.memory.reads.details());
+    details.extend(shared.memory.reads.sums.details());
     Ok(Stats { pairs_estimate, disk_bytes, details })
-}
-
-/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with the filters
-/// and pages that are in memory now. Filters let some absent keys through. The record cache is left out, because its
-/// savings depend on which keys are popular.
-fn expected_reads(version: &Version) -> [(&'static str, u64); 2] {
-    let filled = |one: &Segment| one.resident().map_or(0, |pages| pages.filled_bytes());
-    let (mut absent, mut pages, mut in_memory) = (0, 0, 0);
-    for run in version.runs().filter(|run| run.records() > 0) {
-        let through = |one: &Segment| u128::from(errors_per_million(one.planes_loaded()));
-        let weighted = |one: &Segment| {
-            let on_device = u128::from(one.page_bytes() - filled(one));
-            u128::from(one.info.records) * through(one) * on_device / u128::from(one.page_bytes())
-        };
-        absent += run.segments().iter().map(|one| weighted(one)).sum::<u128>() / u128::from(run.records());
-    }
-    for segment in version.segments() {
-        pages += segment.page_bytes();
-        in_memory += filled(segment);
-    }
-    let present = percent((pages - in_memory) * 10_000, pages);
-    [("absent_reads_per_million", absent as u64), ("present_reads_per_million", present)]
 }

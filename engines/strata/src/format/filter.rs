@@ -12,15 +12,8 @@ pub(crate) const PLANES: usize = 3;
 const BITS_PER_KEY: [u64; PLANES] = [8, 4, 4];
 /// Bits set a key: near the optimum of ln 2 of the bits, less a little because blocks of one cache line fill unevenly.
 const PROBES: [u32; PLANES] = [5, 3, 3];
-/// False positives of each plane in a million absent keys. They were measured, and the test below holds them.
-const ERRORS_PER_MILLION: [u64; PLANES] = [25_000, 155_000, 155_000];
 /// A block is one cache line, so that a lookup costs one cache miss a plane.
 const BLOCK_BYTES: usize = 64;
-
-/// Number of absent keys, in a million, that pass the first `loaded` planes.
-pub(crate) fn errors_per_million(loaded: usize) -> u64 {
-    ERRORS_PER_MILLION.iter().take(loaded).fold(1_000_000, |through, errors| through * errors / 1_000_000)
-}
 
 /// Size in bytes of plane `plane` for this many keys.
 pub(crate) fn plane_bytes(plane: usize, keys: u64) -> usize {
@@ -112,6 +105,14 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::format::secret::Seed;
+
+    /// False positives of each plane in a million absent keys.
+    const ERRORS_PER_MILLION: [u64; PLANES] = [25_000, 155_000, 155_000];
+
+    /// Number of absent keys, in a million, that pass the first `loaded` planes.
+    fn errors_per_million(loaded: usize) -> u64 {
+        ERRORS_PER_MILLION.iter().take(loaded).fold(1_000_000, |through, errors| through * errors / 1_000_000)
+    }
 
     fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
         Spot::of(plane, hash).is_set(bytes)

@@ -11,7 +11,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::format::Record;
 use crate::format::filter::Spot;
-use crate::read::find::{Aim, Looked, Probe};
+use crate::read::find::{Aim, Answer};
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
@@ -43,12 +43,6 @@ struct Asked {
     index: usize,
     hash: u64,
     spot: Spot,
-}
-
-/// The rest of a get after memory was asked.
-enum Left<'a> {
-    Nothing(Option<Value>),
-    Read(Waiting<'a>),
 }
 
 /// A get that waits for its page.
@@ -149,11 +143,10 @@ impl<'a> Batch<'a> {
         }
         for ((asked, segment), aim) in passed.drain(..).zip(aims) {
             let Asked { index, hash, .. } = asked;
-            let probe = aim.map(|aim| segment.ask(&self.keys[index], hash, aim, self.lookup));
-            match probe {
-                None | Some(Probe::Absent) => open.push(asked),
-                Some(Probe::Found(found)) => self.values[index] = found,
-                Some(Probe::Read(aim)) => self.read(Waiting { index, hash, run, segment, aim })?,
+            match aim.map(|aim| segment.ask(&self.keys[index], hash, aim, self.lookup)) {
+                None | Some(Answer::Absent) => open.push(asked),
+                Some(Answer::Found(found)) => self.values[index] = found,
+                Some(Answer::Page(aim)) => self.read(Waiting { index, hash, run, segment, aim })?,
             }
         }
         Ok(())
@@ -172,7 +165,7 @@ impl<'a> Batch<'a> {
 
     fn read_into(&mut self, slot: usize, waiting: Waiting<'a>) {
         let offset = u64::from(waiting.aim.page) * PAGE_BYTES as u64;
-        self.lookup.count_read();
+        waiting.segment.count_read();
         self.pipeline.ask(slot, waiting.segment.file(), offset, PAGE_BYTES);
         self.waiting[slot] = Some(waiting);
     }
@@ -186,38 +179,43 @@ impl<'a> Batch<'a> {
         let offset = u64::from(aim.page) * PAGE_BYTES as u64;
         outcome.map_err(|e| segment.file().failed(e, offset, PAGE_BYTES))?;
         let key = &self.keys[index];
-        let left = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
+        let next = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
             // Many keys share the first eight bytes of this one.
-            Looked::Elsewhere(aim) => Left::Read(Waiting { index, hash, run, segment, aim }),
-            Looked::Found(value) => Left::Nothing(value),
-            // The filter was wrong, so ask older runs.
-            Looked::Absent => self.ask_from(run + 1, index, hash),
-        };
-        match left {
-            Left::Read(waiting) => self.read_into(slot, waiting),
-            Left::Nothing(value) => {
+            Answer::Page(aim) => Some(Waiting { index, hash, run, segment, aim }),
+            Answer::Found(value) => {
                 self.values[index] = value;
-                self.free.push(slot);
+                None
             }
+            // The filter was wrong, so ask older runs.
+            Answer::Absent => self.ask_from(run + 1, index, hash),
+        };
+        match next {
+            Some(waiting) => self.read_into(slot, waiting),
+            None => self.free.push(slot),
         }
         Ok(())
     }
 
-    /// Asks the runs from `first` on for the key with this index, without reading the device.
-    fn ask_from(&mut self, first: usize, index: usize, hash: u64) -> Left<'a> {
+    /// Asks the runs from `first` on for the key with this index, without reading the device. Returns the read that it
+    /// needs; without one the key is answered.
+    fn ask_from(&mut self, first: usize, index: usize, hash: u64) -> Option<Waiting<'a>> {
         let (visible, key, spot) = (self.visible, &self.keys[index], Spot::of(0, hash));
+        self.values[index] = None;
         for (run, holder) in visible.version.runs().enumerate().skip(first) {
             let segment = match holder.holder(key) {
                 Some(segment) if segment.may_hold(spot) => &**segment,
                 _ => continue,
             };
             match segment.aim(key).map(|aim| segment.ask(key, hash, aim, self.lookup)) {
-                None | Some(Probe::Absent) => {}
-                Some(Probe::Found(found)) => return Left::Nothing(found),
-                Some(Probe::Read(aim)) => return Left::Read(Waiting { index, hash, run, segment, aim }),
+                None | Some(Answer::Absent) => {}
+                Some(Answer::Found(found)) => {
+                    self.values[index] = found;
+                    break;
+                }
+                Some(Answer::Page(aim)) => return Some(Waiting { index, hash, run, segment, aim }),
             }
         }
-        Left::Nothing(None)
+        None
     }
 }
 

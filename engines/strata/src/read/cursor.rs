@@ -262,7 +262,7 @@ impl RunCursor {
                 let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, largest().min(*most), reads));
                 pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
                 pipeline.start();
-                segment.count_run_read(bytes);
+                reads.sums.run_read_bytes.add(bytes as u64);
             }
             self.ask = (at, pages.end);
             self.window = (self.window * 2).min(self.how.pages as u32);

@@ -18,7 +18,7 @@ use crate::read::among::Among;
 use crate::read::cache::Cached;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
-use crate::storage::PageBytes;
+use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// The page to look at for a key.
 pub(crate) struct Aim {
@@ -29,24 +29,14 @@ pub(crate) struct Aim {
     among: Option<Box<Among>>,
 }
 
-/// Answer of a segment about a key without reading the device.
-pub(crate) enum Probe {
+/// Answer of a segment about a key, as far as the pages looked at so far can give it.
+pub(crate) enum Answer {
     /// The segment does not hold the key.
     Absent,
     /// Value of the key, or `None` for a tombstone.
     Found(Option<Value>),
-    /// The key may be in this page, which must be read.
-    Read(Aim),
-}
-
-/// Answer of one page about a key.
-pub(crate) enum Looked {
-    /// The segment does not hold the key.
-    Absent,
-    /// Value of the key, or `None` for a tombstone.
-    Found(Option<Value>),
-    /// The key may be in this other page, because several hold keys with the same first eight bytes.
-    Elsewhere(Aim),
+    /// The key may be in this page: the first one, or another one that holds keys with the same first eight bytes.
+    Page(Aim),
 }
 
 impl Segment {
@@ -108,33 +98,32 @@ impl Segment {
     }
 
     /// Answers for `key`, which plane 0 has let through, without reading the device.
-    pub(crate) fn ask(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Probe {
+    pub(crate) fn ask(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Answer {
         if !self.pass(1..2, hash) {
-            return Probe::Absent;
+            return Answer::Absent;
         }
         while let Some(page) = self.ready(aim.page) {
             match self.look(key, aim, page) {
-                Looked::Absent => return Probe::Absent,
-                Looked::Found(value) => return Probe::Found(value),
-                Looked::Elsewhere(other) => aim = other,
+                Answer::Page(other) => aim = other,
+                answer => return answer,
             }
         }
         // Ask the third plane only now, before a device read. For a page in memory, searching the page is cheaper than
         // one more cache miss in a plane.
         if !self.pass(2..PLANES, hash) {
-            return Probe::Absent;
+            return Answer::Absent;
         }
         if self.resident().is_none() {
             match self.cache().get(key, hash, self.source()) {
                 Cached::Value(value) => {
                     lookup.counts.cached(true);
-                    return Probe::Found(Some(value));
+                    return Answer::Found(Some(value));
                 }
                 Cached::Missing => lookup.counts.cached(false),
                 Cached::NoMemory => {}
             }
         }
-        Probe::Read(aim)
+        Answer::Page(aim)
     }
 
     /// Returns the record of `key`, which plane 0 has let through.
@@ -142,9 +131,9 @@ impl Segment {
         self.fetch_rest(hash);
         let Some(aim) = self.aim(key) else { return Ok(None) };
         match self.ask(key, hash, aim, lookup) {
-            Probe::Absent => Ok(None),
-            Probe::Found(value) => Ok(Some(Record(value))),
-            Probe::Read(aim) => self.read(key, hash, aim, lookup),
+            Answer::Absent => Ok(None),
+            Answer::Found(value) => Ok(Some(Record(value))),
+            Answer::Page(aim) => self.read(key, hash, aim, lookup),
         }
     }
 
@@ -155,55 +144,57 @@ impl Segment {
             let looked = match self.ready(aim.page) {
                 Some(page) => self.look(key, aim, page),
                 None => {
-                    self.read_page(aim.page, lookup.page_mut())?;
+                    self.count_read();
+                    self.file().read(lookup.buffer.bytes_mut(), u64::from(aim.page) * PAGE_BYTES as u64)?;
                     self.finish(key, hash, aim, lookup.buffer.page(0))?
                 }
             };
             match looked {
-                Looked::Absent => return Ok(None),
-                Looked::Found(value) => return Ok(Some(Record(value))),
-                Looked::Elsewhere(other) => aim = other,
+                Answer::Absent => return Ok(None),
+                Answer::Found(value) => return Ok(Some(Record(value))),
+                Answer::Page(other) => aim = other,
             }
         }
     }
 
-    /// Handles a page that was read: verifies it, caches the page or the record, and finds the record.
-    pub(crate) fn finish(&self, key: &Key, hash: u64, aim: Aim, bytes: &PageBytes) -> Result<Looked> {
+    /// Handles a page that was read: verifies it, finds the record, and caches the page or, in a segment that keeps no
+    /// pages, the record.
+    pub(crate) fn finish(&self, key: &Key, hash: u64, aim: Aim, bytes: &PageBytes) -> Result<Answer> {
         let number = aim.page;
         let page = self.verify(bytes, number)?;
         self.keep(number, bytes);
         let looked = self.look(key, aim, page);
-        match &looked {
-            Looked::Absent => self.count_filter_error(),
-            Looked::Found(value) => self.remember(key, hash, value.as_ref()),
-            Looked::Elsewhere(_) => {}
+        if let Answer::Found(Some(value)) = &looked
+            && self.resident().is_none()
+        {
+            self.cache().put(key, hash, self.source(), value, self.closed());
         }
         Ok(looked)
     }
 
     /// Searches a page for a key that must be in it or in another page with the same first eight bytes.
     #[inline]
-    fn look(&self, key: &Key, aim: Aim, page: Page<'_>) -> Looked {
+    fn look(&self, key: &Key, aim: Aim, page: Page<'_>) -> Answer {
         if let Some(index) = page.find(key, aim.part) {
-            return Looked::Found(page.value(index));
+            return Answer::Found(page.value(index));
         }
         self.elsewhere(key, aim, page)
     }
 
     #[cold]
-    fn elsewhere(&self, key: &Key, aim: Aim, page: Page<'_>) -> Looked {
+    fn elsewhere(&self, key: &Key, aim: Aim, page: Page<'_>) -> Answer {
         let (first, last) = (page.key(0), page.key(page.len() - 1));
         if first <= *key && *key <= last {
-            return Looked::Absent;
+            return Answer::Absent;
         }
         let mut among = aim.among.unwrap_or_else(|| Box::new(Among::new(key, self.alike(key), &self.info)));
         among.narrow(key, aim.page, &first, &last);
         if among.is_empty() {
-            return Looked::Absent;
+            return Answer::Absent;
         }
         let at = among.guess(key);
         let part = self.directory().part(at as usize, prefix(key));
-        Looked::Elsewhere(Aim { page: at, part, among: Some(among) })
+        Answer::Page(Aim { page: at, part, among: Some(among) })
     }
 
     /// Returns the pages that may hold keys with the first eight bytes of this one: those that begin with these bytes,
@@ -218,14 +209,5 @@ impl Segment {
     #[inline]
     fn pass(&self, mut planes: Range<usize>, hash: u64) -> bool {
         planes.all(|n| self.plane(n).is_none_or(|plane| Spot::of(n, hash).is_set(plane)))
-    }
-
-    /// Caches a record that was read from the device, unless the segment keeps pages.
-    fn remember(&self, key: &Key, hash: u64, value: Option<&Value>) {
-        if self.resident().is_none()
-            && let Some(value) = value
-        {
-            self.cache().put(key, hash, self.source(), value, self.closed());
-        }
     }
 }

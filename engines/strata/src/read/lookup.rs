@@ -4,7 +4,6 @@
 //! because updating a shared counter would cost more than many gets do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine_api::Key;
 
@@ -13,7 +12,7 @@ use crate::file::PageBuffer;
 use crate::format::secret::Seed;
 use crate::huge::Pool;
 use crate::read::cache::RecordCache;
-use crate::storage::PAGE_BYTES;
+use crate::statistic::Statistic;
 
 /// Number of gets after which a reader adds its counts to the store's.
 const ADD_EVERY: u64 = 256;
@@ -28,13 +27,21 @@ pub(crate) struct Reads {
     pub(crate) budget: Arc<Budget>,
     /// Memory that holds filter planes and directories.
     pub(crate) pool: Pool,
-    gets: AtomicU64,
-    get_reads: AtomicU64,
-    filter_errors: AtomicU64,
-    cache_hits: AtomicU64,
-    cache_misses: AtomicU64,
-    run_read_bytes: AtomicU64,
-    rings_refused: AtomicU64,
+    pub(crate) sums: Sums,
+}
+
+/// Sums of all readers since the store was opened.
+#[derive(Default)]
+pub(crate) struct Sums {
+    gets: Statistic,
+    /// Pages that were read for gets.
+    pub(crate) get_reads: Statistic,
+    cache_hits: Statistic,
+    cache_misses: Statistic,
+    /// Bytes that were read for scans and merges.
+    pub(crate) run_read_bytes: Statistic,
+    /// Pipelines that the kernel refused an io_uring, so that their reads run one after the other.
+    pub(crate) rings_refused: Statistic,
 }
 
 /// Counts of one reader that were not yet added to the store's.
@@ -60,49 +67,21 @@ impl Reads {
             cache: RecordCache::new(seed, budget.all_bytes()),
             budget: Arc::clone(budget),
             pool: Pool::default(),
-            gets: AtomicU64::default(),
-            get_reads: AtomicU64::default(),
-            filter_errors: AtomicU64::default(),
-            cache_hits: AtomicU64::default(),
-            cache_misses: AtomicU64::default(),
-            run_read_bytes: AtomicU64::default(),
-            rings_refused: AtomicU64::default(),
+            sums: Sums::default(),
         }
     }
+}
 
-    /// Counts an io_uring that the kernel refused, so that reads run one after the other.
-    pub(crate) fn count_ring_refused(&self) {
-        // ORDERING: Relaxed, here and below: statistics.
-        self.rings_refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a page that was read for a get.
-    pub(crate) fn count_get_read(&self) {
-        self.get_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a key that a filter let through although its segment does not hold it.
-    pub(crate) fn count_filter_error(&self) {
-        self.filter_errors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts bytes that were read for a scan or a merge.
-    pub(crate) fn count_run_read(&self, bytes: usize) {
-        self.run_read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// Returns every count with its name in `Stats`.
-    pub(crate) fn details(&self) -> [(&'static str, u64); 8] {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+impl Sums {
+    /// Returns every sum with its name in `Stats`.
+    pub(crate) fn details(&self) -> [(&'static str, u64); 6] {
         [
-            ("gets", read(&self.gets)),
-            ("get_reads", read(&self.get_reads)),
-            ("get_read_bytes", read(&self.get_reads) * PAGE_BYTES as u64),
-            ("filter_errors", read(&self.filter_errors)),
-            ("record_cache_hits", read(&self.cache_hits)),
-            ("record_cache_misses", read(&self.cache_misses)),
-            ("run_read_bytes", read(&self.run_read_bytes)),
-            ("io_uring_refused", read(&self.rings_refused)),
+            ("gets", self.gets.get()),
+            ("get_reads", self.get_reads.get()),
+            ("record_cache_hits", self.cache_hits.get()),
+            ("record_cache_misses", self.cache_misses.get()),
+            ("run_read_bytes", self.run_read_bytes.get()),
+            ("io_uring_refused", self.rings_refused.get()),
         ]
     }
 }
@@ -124,16 +103,6 @@ impl Lookup {
         self.seed.hash(key)
     }
 
-    /// Returns the bytes of the buffer, which is one page long.
-    pub(crate) fn page_mut(&mut self) -> &mut [u8] {
-        self.buffer.bytes_mut()
-    }
-
-    /// Counts a page that is read for a get.
-    pub(crate) fn count_read(&self) {
-        self.reads.count_get_read();
-    }
-
     /// Counts a get. Every [`ADD_EVERY`] gets it adds the counts to the store's.
     pub(crate) fn count_get(&mut self) {
         self.counts.gets += 1;
@@ -144,10 +113,9 @@ impl Lookup {
 
     fn add(&mut self) {
         let Counts { gets, cache_hits, cache_misses } = std::mem::take(&mut self.counts);
-        // ORDERING: Relaxed: statistics.
-        self.reads.gets.fetch_add(gets, Ordering::Relaxed);
-        self.reads.cache_hits.fetch_add(cache_hits, Ordering::Relaxed);
-        self.reads.cache_misses.fetch_add(cache_misses, Ordering::Relaxed);
+        self.reads.sums.gets.add(gets);
+        self.reads.sums.cache_hits.add(cache_hits);
+        self.reads.sums.cache_misses.add(cache_misses);
     }
 }
 

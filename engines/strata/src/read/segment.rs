@@ -213,11 +213,6 @@ impl Segment {
         &self.footer.origin
     }
 
-    /// Counts bytes that are read for a scan or a merge.
-    pub(crate) fn count_run_read(&self, bytes: usize) {
-        self.reads.count_run_read(bytes);
-    }
-
     /// Size of the directory and all planes in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.footer.directory.bytes + self.footer.planes.iter().map(|plane| plane.bytes).sum::<u64>()
@@ -341,11 +336,6 @@ impl Segment {
         &self.closed
     }
 
-    /// Counts a key that a filter let through although the segment does not hold it.
-    pub(super) fn count_filter_error(&self) {
-        self.reads.count_filter_error();
-    }
-
     /// First eight bytes of a page's first key, as a number.
     pub(crate) fn page_prefix(&self, number: u32) -> u64 {
         self.directory.words()[number as usize]
@@ -363,10 +353,9 @@ impl Segment {
         }
     }
 
-    /// Reads a page from the file for a get. The page is not verified.
-    pub(super) fn read_page(&self, number: u32, bytes: &mut [u8]) -> Result<()> {
-        self.reads.count_get_read();
-        self.file.read(bytes, u64::from(number) * PAGE_BYTES as u64)
+    /// Counts a page that is read for a get.
+    pub(super) fn count_read(&self) {
+        self.reads.sums.get_reads.add(1);
     }
 
     pub(crate) fn verify<'a>(&self, bytes: &'a PageBytes, number: u32) -> Result<Page<'a>> {

@@ -57,7 +57,7 @@ impl Pipeline {
         let share = take(&reads.budget, (slots * (slot_pages + 1) * PAGE_BYTES) as u64);
         let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
         if ring.is_none() {
-            reads.count_ring_refused();
+            reads.sums.rings_refused.add(1);
         }
         Self {
             ring,
@@ -147,7 +147,7 @@ impl Pipeline {
             return Ok(());
         }
         if ring.submission().len() == self.in_flight {
-            self.reads.count_ring_refused();
+            self.reads.sums.rings_refused.add(1);
             self.ring = None;
             self.in_flight = 0;
             for (slot, Slot { buffer, asked }) in self.slots.iter_mut().enumerate() {

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 use engine_kit::is_final;
 
 use crate::file::sync_dir;
@@ -36,7 +36,7 @@ pub(crate) fn load_sorted(shared: &Shared, pairs: &[(Key, Value)], checkpoint: &
     }
     // No batch has a record in a loaded segment, so its origin is batch 0.
     let written = write_pairs(shared, pairs, &origin_of(shared, 0, true, checkpoint))?;
-    shared.common.counters.loaded(pairs.len());
+    shared.common.counters.committed_bytes.add(pairs.len() as u64 * PAIR_BYTES);
     let mut manifest = shared.runs.lock();
     let mut version = Version::clone(&shared.common.newest.load().version);
     version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));

@@ -43,7 +43,7 @@ impl Common {
     /// Counts and describes the failure of a flush or a merge. An error that leaves the disk's state unknown ends
     /// writing.
     pub(crate) fn failure(&self, error: Error) -> Failure {
-        self.counters.merge_failed();
+        self.counters.failures.add(1);
         let error = if is_final(&error) { self.poison(error) } else { error };
         (error.kind(), error.to_string())
     }
@@ -76,7 +76,7 @@ impl Common {
         }
         let short = short_of(free);
         if reserve_bytes > 0 {
-            self.counters.merge_short(short);
+            self.counters.merge_short_bytes.set(short);
         }
         if short == 0 {
             return Ok(());

@@ -6,11 +6,11 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::budget::Share;
+use crate::statistic::Statistic;
 
 /// A replaced object, and its share of the memory if nobody else counts it.
 struct Held {
@@ -22,7 +22,8 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct Garbage {
     held: Mutex<Vec<Held>>,
-    dropped: AtomicU64,
+    /// Number of objects that were dropped since the opening.
+    pub(crate) dropped: Statistic,
 }
 
 impl Garbage {
@@ -36,8 +37,7 @@ impl Garbage {
     pub(crate) fn sweep(&self) {
         // Only this reference is left, and no other can be made from it, so this thread is the last owner.
         let free: Vec<_> = self.held.lock().extract_if(.., |held| Arc::strong_count(&held.what) == 1).collect();
-        // ORDERING: Relaxed: a statistic.
-        self.dropped.fetch_add(free.len() as u64, Ordering::Relaxed);
+        self.dropped.add(free.len() as u64);
     }
 
     /// Shows each object that is held.
@@ -48,12 +48,6 @@ impl Garbage {
     /// Number of objects that readers still held at the last sweep, and of those added since.
     pub(crate) fn held(&self) -> u64 {
         self.held.lock().len() as u64
-    }
-
-    /// Number of objects that were dropped since the opening.
-    pub(crate) fn dropped(&self) -> u64 {
-        // ORDERING: Relaxed: a statistic.
-        self.dropped.load(Ordering::Relaxed)
     }
 }
 
@@ -69,10 +63,10 @@ mod tests {
         garbage.hold(held, None);
         garbage.hold(free, None);
         garbage.sweep();
-        assert_eq!((garbage.held(), garbage.dropped()), (1, 1));
+        assert_eq!((garbage.held(), garbage.dropped.get()), (1, 1));
         drop(reader);
         assert_eq!(garbage.held(), 1, "the reader drops nothing");
         garbage.sweep();
-        assert_eq!((garbage.held(), garbage.dropped()), (0, 2));
+        assert_eq!((garbage.held(), garbage.dropped.get()), (0, 2));
     }
 }

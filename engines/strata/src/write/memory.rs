@@ -181,7 +181,7 @@ impl Memory {
             }
         }
         let read = at_once(claims, |(segment, plane, share)| segment.read_plane(plane, share));
-        read.iter().filter(|read| read.is_err()).for_each(|_| self.common.counters.merge_failed());
+        read.iter().filter(|read| read.is_err()).for_each(|_| self.common.counters.failures.add(1));
         let leave = needed_bytes + self.work_left_bytes();
         for (segment, _) in segments.iter().filter(|(_, (_, pages))| **pages) {
             segment.make_resident(&self.reads.budget, leave);

@@ -46,7 +46,7 @@ pub(crate) fn run(shared: &Shared) {
         let step = (settle.is_some() || now || pause.is_over()).then(|| {
             let begun = Instant::now();
             let step = shared.common.poison.check().and_then(|()| merging.step(shared, settle));
-            shared.common.counters.merge_step(begun.elapsed());
+            shared.common.counters.merge_steps.add(begun.elapsed());
             step
         });
         shared.runs.garbage.sweep();

@@ -131,7 +131,7 @@ fn complete(shared: &Shared, writer: SegmentWriter) -> Result<Arc<Segment>> {
     if let Some(pages) = kept {
         segment.adopt_pages(pages);
     }
-    shared.common.counters.segment(segment.file_bytes());
+    shared.common.counters.segment_bytes.add(segment.file_bytes());
     Ok(segment)
 }
 

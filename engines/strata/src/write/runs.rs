@@ -77,7 +77,8 @@ impl Runs {
         let now = self.common.newest.load();
         // ORDERING: Relaxed: as in `pressure`.
         self.pressure.store(pressure_of(&now), Ordering::Relaxed);
-        self.common.counters.shape(now.version.deltas.len() as u64, debt(&now).percent());
+        self.common.counters.runs_most.raise(now.version.deltas.len() as u64);
+        self.common.counters.debt_most_percent.raise(debt(&now).percent());
     }
 
     /// Makes `version` the store's: durable first, then visible. `to_manifest` and `to_visible` make further changes of

@@ -170,7 +170,7 @@ impl BaseMerge {
     /// Replaces the deltas by a run of the records that were left out.
     fn end(&self, shared: &Shared) -> Result<()> {
         if self.left_out.is_empty() {
-            shared.common.counters.merged();
+            shared.common.counters.merges.add(1);
             return Ok(());
         }
         let mut kept = Vec::new();
@@ -246,7 +246,7 @@ impl Merging {
         // Give up the merges of delta runs, because their runs are merged into the base directly.
         self.deltas.clear();
         self.base = Some(BaseMerge::new(deltas.to_vec(), [0; 32], settle));
-        shared.common.counters.base_merge_began();
+        shared.common.counters.base_merges.add(1);
     }
 
     /// Begins a merge of the newest delta runs that no merge has taken, if one is due.
@@ -326,7 +326,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
     version.deltas.splice(start..end, (run.records() > 0).then(|| Arc::new(run)));
     shared.runs.install(&mut manifest, version, |_| (), |_| ())?;
     drop(manifest);
-    shared.common.counters.merged();
+    shared.common.counters.merges.add(1);
     let _requests = shared.common.mailbox.lock();
     // Wake commits that were held because there were too many runs.
     shared.common.mailbox.done.notify_all();

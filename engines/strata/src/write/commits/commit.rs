@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, ErrorKind, Key, Result, Value};
+use engine_api::{Checkpoint, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
 use crate::format::page::RECORD_BYTES;
 use crate::format::wal;
@@ -46,7 +46,8 @@ impl Commits {
             writer.wal.sync().map_err(|e| self.common.poison(e))?;
         }
         writer.batch = batch;
-        self.common.counters.committed(ops.len(), writer.wal.last_bytes());
+        self.common.counters.committed_bytes.add(ops.len() as u64 * PAIR_BYTES);
+        self.common.counters.wal_bytes.add(writer.wal.last_bytes());
         let now = self.common.newest.load();
         let (active, length) = (Arc::clone(&now.active), now.length);
         for (index, (key, value)) in ops.iter().enumerate() {

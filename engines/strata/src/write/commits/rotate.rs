@@ -68,7 +68,7 @@ impl Commits {
             visible.frozen.insert(0, Arc::new(Frozen { mem, length, wal_id: old.id(), batch, checkpoint }));
             visible.length = 0;
         });
-        self.common.counters.rotated(since.elapsed());
+        self.common.counters.rotations.add(since.elapsed());
         let _requests = self.common.mailbox.lock();
         self.common.mailbox.wake_flush.notify_all();
         Ok(())
@@ -114,7 +114,7 @@ impl Commits {
                 }
             }
             std::thread::sleep(pause);
-            self.common.counters.stalled(pause);
+            self.common.counters.stalls.add(pause);
             pause *= 2;
         }
     }

@@ -38,7 +38,7 @@ impl Commits {
         if writer.owed >= SLEEP_LEAST {
             let owed = std::mem::take(&mut writer.owed);
             std::thread::sleep(owed);
-            self.common.counters.slowed(owed);
+            self.common.counters.slowed.add(owed);
         }
     }
 
@@ -58,7 +58,7 @@ impl Commits {
         }
         let since = Instant::now();
         let waited = self.wait_until_flushed(flushed);
-        self.common.counters.stalled(since.elapsed());
+        self.common.counters.stalls.add(since.elapsed());
         waited
     }
 
@@ -106,7 +106,7 @@ impl Commits {
             // The merging thread notifies after each of its turns, at least once a second.
             self.common.mailbox.done.wait(&mut requests);
         }
-        self.common.counters.stalled(since.elapsed());
+        self.common.counters.stalls.add(since.elapsed());
         held
     }
 
