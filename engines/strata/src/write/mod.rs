@@ -14,7 +14,7 @@
 //! memory                               the division of the memory
 //! runs                                 the manifest and the files that it names
 //! repair rebuild salvage               a store that does not open
-//! common mailbox counters garbage plan divide directory lost segment_writer at_once
+//! common mailbox counters garbage plan divide directory lost segment_writer at_once unnamed
 //! ```
 
 pub(crate) mod at_once;
@@ -42,3 +42,4 @@ pub(crate) mod segment_writer;
 pub(crate) mod shared;
 pub(crate) mod steps;
 pub(crate) mod txn;
+pub(crate) mod unnamed;

@@ -14,6 +14,7 @@ use crate::read::segment::{self, Segment};
 use crate::write::plan::is_late;
 use crate::write::segment_writer::{LOAD_THREADS, Room, SegmentWriter, Written};
 use crate::write::shared::Shared;
+use crate::write::unnamed::Unnamed;
 
 /// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that
 /// reads seldom compete with it.
@@ -55,38 +56,19 @@ pub(crate) struct Progress {
 
 /// Writes records as segments. Tombstones are left out of the base.
 pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Progress> {
-    let mut segments = Vec::new();
-    match write_into(shared, records, origin, job, &mut segments) {
-        Ok(next) => Ok(Progress { segments, next }),
-        Err(failed) => {
-            // No manifest will name these segments.
-            segments.iter().for_each(|segment| segment.retire());
-            Err(failed)
-        }
-    }
-}
-
-fn write_into(
-    shared: &Shared,
-    records: &mut Merged,
-    origin: &Origin,
-    job: Job,
-    segments: &mut Vec<Arc<Segment>>,
-) -> Result<Option<Key>> {
     let records_max = match job {
         Job::Flush(records) => (records as u64).min(shared.common.sizes.segment_records),
         _ => shared.common.sizes.segment_records,
     };
     let has_parts = matches!(job, Job::Flush(_));
-    let mut output = Output { shared, origin, has_parts, records_max, writer: None, segments };
+    let mut output = Output { shared, origin, has_parts, records_max, writer: None, segments: Unnamed::default() };
     // Several checks a group, even if groups are small.
     let check = LOOK_RECORDS.min((shared.common.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
         if output.is_full() && job.may_end_before(&key) {
-            output.end()?;
-            return Ok(Some(key));
+            return output.end(Some(key));
         }
         if seen.is_multiple_of(check) {
             match job {
@@ -109,8 +91,7 @@ fn write_into(
         }
         output.push(&key, value.as_ref())?;
     }
-    output.end()?;
-    Ok(None)
+    output.end(None)
 }
 
 /// Returns the origin of the records of a segment that is written now.
@@ -193,22 +174,16 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
     let write = |part: &[(Key, Value)]| {
         let origin = Origin { part: part.last().map(|(key, _)| *key) != last, ..origin.clone() };
         // Readers do not ask for pages during a load, so none are kept in memory.
-        let room = Room::for_load(LOAD_THREADS, part.len() as u64, &shared.memory.reads.budget);
+        let room = Room::of(LOAD_THREADS, part.len() as u64, &shared.memory.reads.budget, None);
         let mut writer = SegmentWriter::create(&shared.common.storage, shared.runs.new_id(), &origin, room)?;
         writer.fill(part)?;
         complete(shared, writer)
     };
-    let mut segments = Vec::new();
+    let mut segments = Unnamed::default();
     for part in pairs.chunks(shared.common.sizes.segment_records as usize) {
-        match write(part) {
-            Ok(segment) => segments.push(segment),
-            Err(failed) => {
-                segments.iter().for_each(|segment: &Arc<Segment>| segment.retire());
-                return Err(failed);
-            }
-        }
+        segments.0.push(write(part)?);
     }
-    Ok(segments)
+    Ok(segments.keep())
 }
 
 /// Cuts a stream of records into segments.
@@ -220,7 +195,7 @@ struct Output<'a> {
     /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
-    segments: &'a mut Vec<Arc<Segment>>,
+    segments: Unnamed,
 }
 
 impl Output<'_> {
@@ -238,7 +213,7 @@ impl Output<'_> {
             Some(open) => open,
             None => {
                 let kept = self.shared.memory.room_for_pages(self.records_max);
-                let room = Room::of(self.records_max, &self.shared.memory.reads.budget, kept);
+                let room = Room::of(1, self.records_max, &self.shared.memory.reads.budget, kept);
                 let id = self.shared.runs.new_id();
                 self.writer.insert(SegmentWriter::create(&self.shared.common.storage, id, self.origin, room)?)
             }
@@ -246,15 +221,16 @@ impl Output<'_> {
         open.push(key, value)
     }
 
-    /// Completes the last segment, if there is one.
-    fn end(&mut self) -> Result<()> {
-        self.finish(false)
+    /// Completes the last segment, if there is one. `next` is the first key that is left.
+    fn end(mut self, next: Option<Key>) -> Result<Progress> {
+        self.finish(false)?;
+        Ok(Progress { segments: self.segments.keep(), next })
     }
 
     fn finish(&mut self, part: bool) -> Result<()> {
         if let Some(mut writer) = self.writer.take() {
             writer.set_part(part);
-            self.segments.push(complete(self.shared, writer)?);
+            self.segments.0.push(complete(self.shared, writer)?);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Result};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 
 use crate::budget::Budget;
 use crate::file::{shown, sync_dir};
@@ -21,6 +21,7 @@ use crate::sizes::FROZEN_MAX;
 use crate::storage::Storage;
 use crate::write::directory::{Survey, remove_obsolete};
 use crate::write::segment_writer::{Room, SegmentWriter};
+use crate::write::unnamed::Unnamed;
 
 /// Checks whether the store may stand at a checkpoint; an error refuses the opening.
 pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
@@ -46,23 +47,13 @@ pub(crate) struct Replay<'a> {
     pub(crate) accept: Accept<'a>,
 }
 
-/// The last batch of the WAL, and the end of each of its files.
+/// Where the WAL ends.
 struct Ends {
-    /// Number of the last batch, and its checkpoint.
-    batch: u64,
-    checkpoint: Checkpoint,
-    ends: Vec<(u64, End)>,
-}
-
-/// Result of reading the WAL.
-struct Read {
     /// Number of the last batch.
     batch: u64,
     checkpoint: Checkpoint,
-    /// Records that are in no run yet. If any runs were written, the newest of them holds these too.
-    tail: Tail,
     /// End of each file that was read.
-    ends: Vec<(u64, End)>,
+    files: Vec<(u64, End)>,
 }
 
 /// The records that are not in a run yet.
@@ -90,45 +81,17 @@ impl Replay<'_> {
         if !fits {
             // Flush the WAL before any run is written of it. Otherwise a run could outlive its batches: no manifest
             // names that run, and the next opening would take it as proof of a newer manifest.
-            let Ends { batch, checkpoint, ends } = self.ends(wals, manifest)?;
-            self.refuse_older(found, batch)?;
-            (self.accept)(&checkpoint)?;
-            self.flush(&ends)?;
+            let ends = read_all(&**self.storage, wals, manifest, |_, _, _| Ok(()))?;
+            self.refuse(found, &ends)?;
+            self.flush(&ends.files)?;
             // Remove the runs of an opening that was cut here, because the disk may have no room for both.
             remove_obsolete(&**self.storage, found)?;
         }
+        // After an error these runs are removed, so that a store that cannot be opened does not grow with each attempt.
         let mut runs = Vec::new();
-        let read = self.read(wals, manifest, capacity, &mut runs);
-        let taken = |read: Read| {
-            self.refuse_older(found, read.batch)?;
-            (self.accept)(&read.checkpoint).map(|()| read)
-        };
-        let read = match read.and_then(taken) {
-            Ok(read) => read,
-            Err(failed) => {
-                // No manifest names these runs. Retire them, so that a store that cannot be opened does not grow with
-                // each attempt.
-                runs.iter().flat_map(|run| run.segments()).for_each(|segment| segment.retire());
-                return Err(failed);
-            }
-        };
-        self.end(wals, read, &runs, manifest, version)
-    }
-
-    /// Reads these files for where they end.
-    fn ends(&self, wals: &[u64], manifest: &Manifest) -> Result<Ends> {
-        let mut position = Position::behind(manifest.batch);
-        let mut checkpoint = manifest.checkpoint.clone();
-        let mut ends = Vec::new();
-        for id in wals {
-            let salt = manifest.wal_key.salt(*id);
-            position = wal::replay(&**self.storage, (&salt, *id), position, |_, replayed| {
-                checkpoint = replayed.checkpoint;
-                Ok(())
-            })?;
-            ends.extend(position.end.clone().map(|end| (*id, end)));
-        }
-        Ok(Ends { batch: position.next - 1, checkpoint, ends })
+        let (ends, tail) = self.read(wals, manifest, capacity, &mut runs)?;
+        self.refuse(found, &ends)?;
+        self.end(wals, ends, tail, runs, manifest, version)
     }
 
     /// Makes the records durable that were read of the files.
@@ -136,65 +99,67 @@ impl Replay<'_> {
         ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))
     }
 
-    /// Refuses the store if a segment, or a WAL file with another name, has a later batch than `batch`, the last one
-    /// recovered.
-    fn refuse_older(&self, found: &Survey, batch: u64) -> Result<()> {
+    /// Refuses the store if a segment, or a WAL file with another name, has a later batch than the last one recovered,
+    /// or if its checkpoint is not accepted.
+    fn refuse(&self, found: &Survey, Ends { batch, checkpoint, .. }: &Ends) -> Result<()> {
+        let batch = *batch;
         let why = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch));
         let why = why.map(|why| format!("{why}: put the newer manifest back, or run bootstrap repair"));
         let renamed = || found.misnamed.as_ref().and_then(|renamed| renamed.is_ahead(&**self.storage, batch));
         why.or_else(renamed)
-            .map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))
+            .map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))?;
+        (self.accept)(checkpoint)
     }
 
-    /// Reads the files. Records that do not fit into the last memtable go into `runs`, newest first.
-    fn read(&mut self, wals: &[u64], manifest: &Manifest, capacity: usize, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
-        let mut checkpoint = manifest.checkpoint.clone();
-        let mut position = Position::behind(manifest.batch);
+    /// Reads the files. Records that do not fit into the last memtable go into `runs`, newest first. The newest run has
+    /// the records of that memtable too.
+    fn read(
+        &mut self,
+        wals: &[u64],
+        manifest: &Manifest,
+        capacity: usize,
+        runs: &mut Vec<Unnamed>,
+    ) -> Result<(Ends, Tail)> {
         let mut tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
-        let mut ends = Vec::new();
-        for id in wals {
-            let salt = manifest.wal_key.salt(*id);
-            position = wal::replay(&**self.storage, (&salt, *id), position, |batch, replayed| {
-                let before = std::mem::replace(&mut checkpoint, replayed.checkpoint);
-                for (key, value) in &replayed.ops {
-                    if tail.length == capacity {
-                        // The run may hold only a part of this batch, so it stands for the batch before.
-                        runs.insert(0, self.write(&tail, &self.origin(batch - 1, &before))?);
-                        tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
-                    }
-                    tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
-                    tail.length += 1;
+        let ends = read_all(&**self.storage, wals, manifest, |batch, before, ops| {
+            for (key, value) in ops {
+                if tail.length == capacity {
+                    // The run may hold only a part of this batch, so it stands for the batch before.
+                    runs.insert(0, self.write(&tail, batch - 1, before)?);
+                    tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
                 }
-                Ok(())
-            })?;
-            ends.extend(position.end.clone().map(|end| (*id, end)));
-        }
+                tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
+                tail.length += 1;
+            }
+            Ok(())
+        })?;
         if !runs.is_empty() {
-            runs.insert(0, self.write(&tail, &self.origin(position.next - 1, &checkpoint))?);
+            runs.insert(0, self.write(&tail, ends.batch, &ends.checkpoint)?);
         }
-        Ok(Read { batch: position.next - 1, checkpoint, tail, ends })
+        Ok((ends, tail))
     }
 
     /// Makes the replayed batches durable. After an error the manifest may name the runs all the same, so they stay.
     fn end(
         &mut self,
         wals: &[u64],
-        Read { batch, checkpoint, tail, ends }: Read,
-        runs: &[Arc<Run>],
+        Ends { batch, checkpoint, files }: Ends,
+        tail: Tail,
+        runs: Vec<Unnamed>,
         manifest: &mut Manifest,
         version: &mut Version,
     ) -> Result<Replayed> {
         if runs.is_empty() {
             // Replayed records may not have reached the device yet. A synced batch in the next file is proof that all
             // of them are durable, so flush them first.
-            self.flush(&ends)?;
+            self.flush(&files)?;
             let (mem, newest) = (tail.mem, checkpoint.clone());
             let frozen = wals
                 .last()
                 .map(|last| Arc::new(Frozen { mem, length: tail.length, wal_id: *last, batch, checkpoint: newest }));
             return Ok(Replayed { batch, checkpoint, frozen });
         }
-        version.deltas.splice(0..0, runs.iter().cloned());
+        version.deltas.splice(0..0, runs.into_iter().map(|run| Arc::new(Run::new(run.keep()))));
         manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
         manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
         (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint.clone(), self.next_id);
@@ -223,23 +188,42 @@ impl Replay<'_> {
         Ok((records.clamp(self.mem_records, most), records <= most))
     }
 
-    fn origin(&self, batch: u64, checkpoint: &Checkpoint) -> Origin {
-        Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() }
-    }
-
-    /// Writes the records as a run that no manifest names yet.
-    fn write(&mut self, tail: &Tail, origin: &Origin) -> Result<Arc<Run>> {
-        let mut segments = Vec::new();
+    /// Writes the records as a run that stands for `batch` and its checkpoint.
+    fn write(&mut self, tail: &Tail, batch: u64, checkpoint: &Checkpoint) -> Result<Unnamed> {
+        let mut run = Unnamed::default();
         if tail.length > 0 {
-            let room = Room::of(tail.length as u64, self.budget, None);
-            let mut writer = SegmentWriter::create(self.storage, self.next_id, origin, room)?;
+            let room = Room::of(1, tail.length as u64, self.budget, None);
+            let origin = Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() };
+            let mut writer = SegmentWriter::create(self.storage, self.next_id, &origin, room)?;
             self.next_id += 1;
             tail.mem.sorted(tail.length)?.try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
             let info = writer.finish_alone()?;
             let opened = Segment::open(self.storage, info, false, self.budget, self.reads);
             // No manifest names it; the next opening removes it if it stays.
-            segments.push(opened.inspect_err(|_| drop(self.storage.remove(&segment::name(info.id))))?);
+            run.0.push(opened.inspect_err(|_| drop(self.storage.remove(&segment::name(info.id))))?);
         }
-        Ok(Arc::new(Run::new(segments)))
+        Ok(run)
     }
+}
+
+/// Reads these files to their ends. `take` gets the number of each batch, the checkpoint before it, and its changes.
+fn read_all(
+    storage: &dyn Storage,
+    wals: &[u64],
+    manifest: &Manifest,
+    mut take: impl FnMut(u64, &Checkpoint, &[(Key, Option<Value>)]) -> Result<()>,
+) -> Result<Ends> {
+    let mut checkpoint = manifest.checkpoint.clone();
+    let mut position = Position::behind(manifest.batch);
+    let mut files = Vec::new();
+    for id in wals {
+        let salt = manifest.wal_key.salt(*id);
+        position = wal::replay(storage, (&salt, *id), position, |batch, replayed| {
+            take(batch, &checkpoint, &replayed.ops)?;
+            checkpoint = replayed.checkpoint;
+            Ok(())
+        })?;
+        files.extend(position.end.clone().map(|end| (*id, end)));
+    }
+    Ok(Ends { batch: position.next - 1, checkpoint, files })
 }

@@ -24,6 +24,7 @@ use crate::read::visible::Visible;
 use crate::write::output::{Job, Progress, origin_of, write};
 use crate::write::plan::{HeldBy, MERGED_MAX, debt, due, groups_from, held_by, mergeable, oldest_that};
 use crate::write::shared::Shared;
+use crate::write::unnamed::Unnamed;
 
 /// The merges in progress, at most one of them into the base.
 #[derive(Default)]
@@ -41,8 +42,8 @@ pub(crate) struct Merging {
 struct DeltaMerge {
     /// The runs that it merges, newest first.
     runs: Vec<Arc<Run>>,
-    /// Segments written so far, which no manifest names yet.
-    written: Vec<Arc<Segment>>,
+    /// Segments written so far.
+    written: Unnamed,
     /// The first key that is not merged yet.
     from: Key,
 }
@@ -64,25 +65,19 @@ struct BaseMerge {
     asked: bool,
 }
 
-impl Drop for DeltaMerge {
-    fn drop(&mut self) {
-        self.written.iter().for_each(|segment| segment.retire());
-    }
-}
-
 impl DeltaMerge {
     /// Writes the next segment. Returns whether it was the last, in which case the runs are replaced.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         self.runs = as_they_are(&shared.common.newest.load().version, &self.runs);
         let Progress { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
-        self.written.extend(segments);
+        self.written.0.extend(segments);
         if let Some(from) = next {
             self.from = from;
             return Ok(false);
         }
         // If the run cannot be installed, its segments are removed, so the merge begins anew.
         self.from = [0; 32];
-        replace_deltas(shared, &self.runs, Run::new(std::mem::take(&mut self.written)))?;
+        replace_deltas(shared, &self.runs, Run::new(std::mem::take(&mut self.written).keep()))?;
         Ok(true)
     }
 }
@@ -173,17 +168,11 @@ impl BaseMerge {
             shared.common.counters.merges.add(1);
             return Ok(());
         }
-        let mut kept = Vec::new();
+        let mut kept = Unnamed::default();
         for (from, to) in &self.left_out {
-            match merge_range(shared, &self.deltas, from, *to, Job::LeftOut) {
-                Ok(written) => kept.extend(written.segments),
-                Err(failed) => {
-                    kept.iter().for_each(|segment: &Arc<Segment>| segment.retire());
-                    return Err(failed);
-                }
-            }
+            kept.0.extend(merge_range(shared, &self.deltas, from, *to, Job::LeftOut)?.segments);
         }
-        replace_deltas(shared, &self.deltas, Run::left_over(kept))
+        replace_deltas(shared, &self.deltas, Run::left_over(kept.keep()))
     }
 }
 
@@ -263,7 +252,7 @@ impl Merging {
             Err(_) if self.base.is_some() || !self.deltas.is_empty() => return Ok(false),
             asked => asked?,
         }
-        self.deltas.insert(0, DeltaMerge { runs, written: Vec::new(), from: [0; 32] });
+        self.deltas.insert(0, DeltaMerge { runs, written: Unnamed::default(), from: [0; 32] });
         Ok(true)
     }
 

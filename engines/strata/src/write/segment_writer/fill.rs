@@ -141,7 +141,7 @@ mod tests {
                 written(Room::alone(), |to| pairs.iter().try_for_each(|(key, value)| to.push(key, Some(value))));
             for threads in [1, 2] {
                 // With so little memory a block is sixteen pages.
-                let room = Room::for_load(threads, u64::from(count), &Budget::new(1 << 20));
+                let room = Room::of(threads, u64::from(count), &Budget::new(1 << 20), None);
                 assert!(written(room, |to| to.fill(&pairs)) == one_by_one, "{count} keys, {threads} threads");
             }
         }

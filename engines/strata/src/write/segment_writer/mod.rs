@@ -60,20 +60,11 @@ pub(crate) struct Room {
 impl Room {
     /// Makes room for a writer without a store's budget, which takes the memory that it needs.
     pub(crate) fn alone() -> Self {
-        Self::of(0, &Budget::new(0), None)
+        Self::of(1, 0, &Budget::new(0), None)
     }
 
-    /// Makes room for at most this many records, whose pages stay in `kept` if given.
-    pub(crate) fn of(records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
-        Self::with_threads(1, records, budget, kept)
-    }
-
-    /// Makes room for at most this many records, which this number of threads write, and whose pages do not stay.
-    pub(crate) fn for_load(threads: usize, records: u64, budget: &Arc<Budget>) -> Self {
-        Self::with_threads(threads, records, budget, None)
-    }
-
-    fn with_threads(threads: usize, records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
+    /// Makes room for at most this many records, which this number of threads write. Their pages stay in `kept` if given.
+    pub(crate) fn of(threads: usize, records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
         let write = write_bytes(budget.all_bytes());
         // Each thread collects bytes of its own.
         let work = budget.take_for_work(records * RECORD_WORK + threads as u64 * (write + PAGE_BYTES as u64));

@@ -1,0 +1,24 @@
+//! Segments that were written and that no manifest names yet.
+//!
+//! Owns: their removal, unless they are about to be named. Must not: write one. Runs on the threads that write segments.
+
+use std::sync::Arc;
+
+use crate::read::segment::Segment;
+
+/// Segments that no manifest names yet. Their files are removed if this is dropped.
+#[derive(Default)]
+pub(crate) struct Unnamed(pub(crate) Vec<Arc<Segment>>);
+
+impl Unnamed {
+    /// Returns the segments for a manifest. The caller removes them if that manifest is not written.
+    pub(crate) fn keep(mut self) -> Vec<Arc<Segment>> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|segment| segment.retire());
+    }
+}
