@@ -58,7 +58,7 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
 fn already_stored(store: &Store, pairs: &[(Key, Value)]) -> Result<usize> {
     let Some((first, _)) = pairs.first() else { return Ok(0) };
     let (mut known, mut other) = (0, false);
-    reader::scan_from(store.db(), ReadOptions::default(), first, &mut |key, value| {
+    reader::scan_from(store.db, ReadOptions::default(), first, &mut |key, value| {
         if pairs.get(known) == Some(&(*key, *value)) {
             known += 1;
             ControlFlow::Continue(())
@@ -77,17 +77,17 @@ fn already_stored(store: &Store, pairs: &[(Key, Value)]) -> Result<usize> {
 }
 
 fn ingest(store: &Store, pairs: &[(Key, Value)]) -> Result<()> {
-    let dir = store.dir().join(INGEST);
+    let dir = store.dir.join(INGEST);
     fs::create_dir_all(&dir)
         .map_err(|e| Error::io(format!("cannot create the load's directory: dir={} reason={e}", dir.display()), e))?;
     let files = write_files(store, &dir, pairs)?;
     // Each file may use up a sequence number that is in no log. So everything committed before has to be in sorted
     // files by then: otherwise the log would have a gap, and a power loss could keep these pairs and lose commits
     // before them.
-    store.db().flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
+    store.db.flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
     let mut options = IngestExternalFileOptions::default();
     options.set_move_files(true);
-    store.db().ingest_external_file_opts(&options, files).map_err(|e| {
+    store.db.ingest_external_file_opts(&options, files).map_err(|e| {
         // The manifest may or may not name the files, and RocksDB has removed them.
         store.poison.set();
         error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it again", e)
@@ -120,7 +120,7 @@ fn write_files(store: &Store, dir: &Path, pairs: &[(Key, Value)]) -> Result<Vec<
 
 fn write_file(store: &Store, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {
     let failed = |e| error::rocks(&format!("cannot write sorted pairs: file={}", path.display()), e);
-    let mut file = SstFileWriter::create(store.rocksdb_options());
+    let mut file = SstFileWriter::create(&store.rocksdb_options);
     file.open(&path).map_err(failed)?;
     for (key, value) in pairs {
         file.put(key, value).map_err(failed)?;

@@ -9,13 +9,12 @@ use engine_api::{
     BulkLoad, Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan,
 };
 use engine_kit::create_dir;
-use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, WaitForCompactOptions, properties};
+use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, WaitForCompactOptions, properties};
 
-use crate::files::disk_bytes;
 use crate::manifest::Keeper;
 use crate::reader::RocksdbReader;
 use crate::replay::Filter;
-use crate::store::Store;
+use crate::store::{Store, open_read_only};
 use crate::write::RocksdbTxn;
 use crate::{Profile, RocksdbOptions, bulk, error, scrub, settings};
 
@@ -33,7 +32,7 @@ impl RocksdbEngine {
         create_dir(dir)?;
         let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
-        let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
+        let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence);
         manifest.listen(&mut rocksdb_options);
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts(&rocksdb_options, dir, families)
@@ -52,29 +51,14 @@ impl RocksdbEngine {
     pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
         let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
-        let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
-        rocksdb_options.create_if_missing(false);
-        // Events are logged nowhere, because RocksDB's own log would be a new file in the directory.
-        rocksdb_options.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
-        let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
-        let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
-            .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Ok(Self { store: Store::checked((filter, db), rocksdb_options, dir, options, None)? })
+        let opened = open_read_only(dir, &mut rocksdb_options, &manifest)?;
+        Ok(Self { store: Store::checked(opened, rocksdb_options, dir, options, None)? })
     }
 
     fn property(&self, name: &properties::PropName) -> Result<u64> {
         let value =
-            self.store.db().property_int_value(name).map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
+            self.store.db.property_int_value(name).map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
         Ok(value.unwrap_or(0))
-    }
-
-    fn files_at_level(&self, level: usize) -> Result<u64> {
-        let value = self
-            .store
-            .db()
-            .property_value(properties::num_files_at_level(level))
-            .map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
-        Ok(value.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
     }
 }
 
@@ -82,8 +66,8 @@ impl Engine for RocksdbEngine {
     /// Returns the label, whose part about filters depends on the existing files. If there is no file yet, it depends
     /// on whether new files will have filters.
     fn label(&self) -> &'static str {
-        let filtered = self.store.filter_bytes().map_or(self.store.options().bloom_bits.is_some(), |bytes| bytes > 0);
-        match (self.store.options().profile, filtered) {
+        let filtered = self.store.filter_bytes.map_or(self.store.options.bloom_bits.is_some(), |bytes| bytes > 0);
+        match (self.store.options.profile, filtered) {
             (Profile::Memory, _) => "rocksdb_memory",
             (Profile::Tuned, _) => "rocksdb_tuned",
             (Profile::Vanilla, true) => "rocksdb_bloom",
@@ -92,7 +76,7 @@ impl Engine for RocksdbEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(RocksdbReader::new(self.store.db())))
+        Ok(Box::new(RocksdbReader::new(self.store.db)))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -112,32 +96,26 @@ impl Engine for RocksdbEngine {
             ("table_readers_bytes", properties::ESTIMATE_TABLE_READERS_MEM),
             ("live_sst_bytes", properties::LIVE_SST_FILES_SIZE),
             ("pending_compaction_bytes", properties::ESTIMATE_PENDING_COMPACTION_BYTES),
-            ("running_compactions_count", properties::NUM_RUNNING_COMPACTIONS),
-            ("running_flushes_count", properties::NUM_RUNNING_FLUSHES),
             ("delayed_write_rate_bytes_per_s", properties::ACTUAL_DELAYED_WRITE_RATE),
             ("write_stopped", properties::IS_WRITE_STOPPED),
             ("background_errors_count", properties::BACKGROUND_ERRORS),
-            ("snapshots_count", properties::NUM_SNAPSHOTS),
         ];
-        let mut details = Vec::with_capacity(figures.len() + FILES_AT_LEVEL.len() + 1);
-        details.push(("filters_at_opening_bytes", self.store.filter_bytes().unwrap_or(0)));
+        let mut details = Vec::with_capacity(figures.len() + 1);
+        details.push(("filters_at_opening_bytes", self.store.filter_bytes.unwrap_or(0)));
         for (name, property) in figures {
             details.push((name, self.property(property)?));
-        }
-        for (level, name) in FILES_AT_LEVEL.into_iter().enumerate() {
-            details.push((name, self.files_at_level(level)?));
         }
         Ok(Stats {
             // This counts entries: an overwritten pair counts twice until it is compacted.
             pairs_estimate: self.property(properties::ESTIMATE_NUM_KEYS)?,
-            disk_bytes: disk_bytes(self.store.dir())?,
+            disk_bytes: settings::disk_bytes(&self.store.dir)?,
             details,
         })
     }
 
     /// Flushes the memtable first. Makes hard links if `dir` is on the same file system, and copies otherwise.
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        rocksdb::checkpoint::Checkpoint::new(self.store.db())
+        rocksdb::checkpoint::Checkpoint::new(self.store.db)
             .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
             .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))?;
         Keeper::keep_copy(dir)
@@ -151,15 +129,15 @@ impl Engine for RocksdbEngine {
     /// the bottom are not rewritten.
     fn settle(&self) -> Result<()> {
         let failed = |e| error::rocks("RocksDB cannot settle", e);
-        self.store.db().flush().map_err(failed)?;
+        self.store.db.flush().map_err(failed)?;
         let errors = self.property(properties::BACKGROUND_ERRORS)?;
-        self.store.db().compact_range(None::<&[u8]>, None::<&[u8]>);
-        self.store.db().wait_for_compact(&WaitForCompactOptions::default()).map_err(failed)?;
+        self.store.db.compact_range(None::<&[u8]>, None::<&[u8]>);
+        self.store.db.wait_for_compact(&WaitForCompactOptions::default()).map_err(failed)?;
         // The compaction itself returns nothing.
         if self.property(properties::BACKGROUND_ERRORS)? > errors {
             return Err(Error::new(
                 ErrorKind::Reopen,
-                format!("RocksDB failed to compact: dir={}: its file LOG says why", self.store.dir().display()),
+                format!("RocksDB failed to compact: dir={}: its file LOG says why", self.store.dir.display()),
             ));
         }
         Ok(())
@@ -168,13 +146,13 @@ impl Engine for RocksdbEngine {
     /// Compares every block of every file with its checksum, then scans.
     fn scrub(&mut self) -> Result<u64> {
         let failed = |e| error::rocks("RocksDB cannot keep its files for the scrub", e);
-        if self.store.is_read_only() {
-            scrub::files(self.store.dir())?;
+        if self.store.manifest.is_none() {
+            scrub::files(&self.store.dir)?;
         } else {
             // A compaction would remove files that the scrub's own opening is reading.
-            self.store.db().disable_file_deletions().map_err(failed)?;
-            let checked = scrub::files(self.store.dir());
-            self.store.db().enable_file_deletions().map_err(failed)?;
+            self.store.db.disable_file_deletions().map_err(failed)?;
+            let checked = scrub::files(&self.store.dir);
+            self.store.db.enable_file_deletions().map_err(failed)?;
             checked?;
         }
         scrub_by_scan(&mut *self.reader()?)
@@ -182,8 +160,8 @@ impl Engine for RocksdbEngine {
 
     fn close(self: Box<Self>) -> Result<()> {
         self.store.poison.check()?;
-        self.store.db().flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
-        self.store.db().cancel_all_background_work(true);
+        self.store.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
+        self.store.db.cancel_all_background_work(true);
         // The length at the last flush is recorded already, so a failure here is ignored.
         self.store.keep_manifest().ok();
         Ok(())
@@ -195,14 +173,3 @@ impl BulkLoad for RocksdbEngine {
         bulk::load_sorted(&self.store, pairs, checkpoint)
     }
 }
-
-/// Names of the figures for each level. RocksDB's default has seven levels.
-const FILES_AT_LEVEL: [&str; 7] = [
-    "level0_files_count",
-    "level1_files_count",
-    "level2_files_count",
-    "level3_files_count",
-    "level4_files_count",
-    "level5_files_count",
-    "level6_files_count",
-];

@@ -71,7 +71,6 @@ mod bulk;
 mod descriptor;
 mod engine;
 mod error;
-mod files;
 mod frame;
 mod manifest;
 mod notes;

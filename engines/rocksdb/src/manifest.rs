@@ -52,8 +52,9 @@ struct Known {
 /// Records the known length of the manifest in `dir`.
 pub(crate) struct Keeper {
     dir: PathBuf,
-    /// Last sequence number that the manifest had when it was compared.
-    last_sequence: Option<u64>,
+    /// Newest sequence number that the manifest had when it was compared, before the store was opened; `None` if it had
+    /// none.
+    pub(crate) last_sequence: Option<u64>,
     state: Mutex<State>,
 }
 
@@ -79,11 +80,6 @@ impl Keeper {
             Err(e) => return Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
         };
         Ok(Arc::new(Self { dir: dir.to_owned(), last_sequence, state: Mutex::new(State { known, failed: false }) }))
-    }
-
-    /// Returns the newest sequence number that the manifest had before the store was opened; `None` if it had none.
-    pub(crate) fn last_sequence(&self) -> Option<u64> {
-        self.last_sequence
     }
 
     /// Flushes the manifest's whole records and records their length.

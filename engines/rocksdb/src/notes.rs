@@ -3,6 +3,7 @@
 //! Owns: the arithmetic and the sentences. Must not: open a store, or refuse anything. Runs on the thread that opens
 //! the store.
 
+use std::fs;
 use std::path::Path;
 
 use bytesize::ByteSize;
@@ -10,7 +11,6 @@ use engine_api::{Note, Settings};
 use rustix::process::{Resource, getrlimit};
 
 use crate::Profile;
-use crate::files::Files;
 use crate::options::{bloom_bits, profile};
 use crate::settings::{FILE_BYTES_A_PAIR, INDEX_CENTIBYTES_A_PAIR, PINNED_EIGHTHS, pinned_bytes};
 
@@ -26,16 +26,24 @@ pub(crate) const REST_TUNED_BYTES: u64 = 128 << 20;
 
 /// Returns the notes about the store in `dir`, which may be missing.
 pub(crate) fn notes(dir: &Path, settings: &Settings) -> Vec<Note> {
-    let files = Files::of(dir);
+    let (files, files_bytes) = sorted_files(dir);
     let tables = Tables {
         bloom_bits: bloom_bits(&settings.options),
-        pairs: files.bytes / FILE_BYTES_A_PAIR,
+        pairs: files_bytes / FILE_BYTES_A_PAIR,
         cache_bytes: settings.cache_bytes,
         limit_bytes: settings.limit_bytes,
     };
     let is_tuned = profile(&settings.options) == Profile::Tuned;
     let memory = if is_tuned { [tables.inside(), tables.beside()] } else { [tables.outside(), None] };
-    memory.into_iter().flatten().chain(too_few_readers(files.count, getrlimit(Resource::Nofile).maximum)).collect()
+    memory.into_iter().flatten().chain(too_few_readers(files, getrlimit(Resource::Nofile).maximum)).collect()
+}
+
+/// Returns the number and the size of the files of pairs in `dir`. Files that vanish meanwhile, or a directory that
+/// cannot be listed, count as none, because opening reports more about them.
+fn sorted_files(dir: &Path) -> (u64, u64) {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sorted = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "sst"));
+    sorted.fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.metadata().map_or(0, |found| found.len())))
 }
 
 /// Memory of RocksDB's filters and indexes: outside of its cache, or inside in the tuned profile.
@@ -128,8 +136,6 @@ fn too_few_readers(files: u64, hard_limit: Option<u64>) -> Option<Note> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     const GIB: u64 = 1 << 30;

@@ -12,14 +12,10 @@ use std::path::Path;
 use std::ptr;
 
 use engine_api::{Error, ErrorKind, Result};
-use rocksdb::{
-    AsRawPtr as _, BlockBasedOptions, BlockBasedTablePinningTier, Cache, DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger,
-    LogLevel, Options,
-};
+use rocksdb::{AsRawPtr as _, BlockBasedOptions, BlockBasedTablePinningTier, Cache, Options};
 
-use crate::error;
 use crate::manifest::Keeper;
-use crate::replay::Filter;
+use crate::store::open_read_only;
 
 /// Cache for the partitions of one file: they take 3 bytes per pair, and files hold 4 million pairs.
 const CACHE_BYTES: usize = 64 << 20;
@@ -34,12 +30,8 @@ const FILTER_BITS: f64 = 10.0;
 /// `DataDamaged` for a wrong checksum or a file that contradicts another, with RocksDB's message, which names the
 /// place; `Reopen` for other failures of the check; any error of opening the store.
 pub(crate) fn files(dir: &Path) -> Result<()> {
-    let families = [(DEFAULT_COLUMN_FAMILY_NAME, options())];
-    let mut options = options();
-    // Declared before the store, so that the filter is dropped after it.
-    let _filter = Filter::set(&mut options, Keeper::check(dir)?.last_sequence());
-    let db = DB::open_cf_with_opts_for_read_only(&options, dir, families, false)
-        .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
+    // The filter is declared before the store, so that it is dropped after it.
+    let (_filter, db) = open_read_only(dir, &mut options(), &*Keeper::check(dir)?)?;
     let mut message = ptr::null_mut();
     // SAFETY: `db` is open until the end of this function. A message is a C string that is ours to free.
     let failed = unsafe {
@@ -66,7 +58,5 @@ fn options() -> Options {
     let mut out = Options::default();
     out.set_block_based_table_factory(&table);
     out.set_max_open_files(OPEN_FILES_MAX);
-    // Events are logged nowhere, because RocksDB's own log would be a new file in the directory.
-    out.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
     out
 }

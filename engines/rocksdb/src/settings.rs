@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use engine_api::Result;
+use engine_api::{Error, Result};
 use rocksdb::{
     BlockBasedOptions, BlockBasedTablePinningTier, Cache, DBCompressionType, DBRecoveryMode, DataBlockIndexType,
     Options, WriteBufferManager,
 };
 use rustix::process::{Resource, getrlimit};
 
-use crate::files::disk_bytes;
 use crate::{Profile, RocksdbOptions, set};
 
 const LOG_FILES: usize = 3;
@@ -63,22 +62,19 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     out.set_max_log_file_size(LOG_FILE_BYTES);
     out.set_max_open_files(max_open_files());
     let out = match options.profile {
-        Profile::Vanilla => {
+        Profile::Vanilla | Profile::Memory => {
+            let is_memory = options.profile == Profile::Memory;
             let mut table = BlockBasedOptions::default();
             set::give_cache(&mut table, cache_bytes, &options.set)?;
-            bloom(&mut table, options);
+            if let Some(bits) = options.bloom_bits {
+                table.set_bloom_filter(f64::from(bits), false);
+            }
+            if is_memory {
+                index_by_hash(&mut table);
+                memtables(&mut out, MEMTABLE_BYTES);
+            }
             out.set_block_based_table_factory(&table);
-            out
-        }
-        Profile::Memory => {
-            let mut table = BlockBasedOptions::default();
-            set::give_cache(&mut table, cache_bytes, &options.set)?;
-            bloom(&mut table, options);
-            table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
-            table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
-            out.set_block_based_table_factory(&table);
-            memtables(&mut out, MEMTABLE_BYTES);
-            set::interpolate(out)?
+            if is_memory { set::interpolate(out)? } else { out }
         }
         Profile::Tuned => {
             let store_bytes = disk_bytes(dir)?;
@@ -101,6 +97,12 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     set::apply(out, &options.set)
 }
 
+/// Returns the allocated bytes of the files in `dir` and below.
+pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
+    engine_kit::disk_bytes(dir)
+        .map_err(|e| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e))
+}
+
 /// Returns the bytes of filters and index of a tuned store with these pairs.
 pub(crate) fn pinned_bytes(pairs: u64, bloom_bits: u32) -> u64 {
     // A Ribbon filter takes three quarters of a Bloom filter's bits.
@@ -108,11 +110,9 @@ pub(crate) fn pinned_bytes(pairs: u64, bloom_bits: u32) -> u64 {
     pairs.saturating_mul(centibytes_a_pair) / 100
 }
 
-fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
-    if let Some(bits) = options.bloom_bits {
-        table.set_bloom_filter(f64::from(bits), false);
-        table.set_whole_key_filtering(true);
-    }
+fn index_by_hash(table: &mut BlockBasedOptions) {
+    table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
+    table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
 }
 
 /// Whether filters and index of a store of this size are pinned in the cache. In a new store nothing is pinned, because
@@ -140,7 +140,6 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_p
         // Files of level 0, which flushes write, get Bloom filters, because these are built in a quarter of the time.
         // Deeper levels get Ribbon filters.
         table.set_hybrid_ribbon_filter(f64::from(bits), 0);
-        table.set_whole_key_filtering(true);
     }
     table.set_cache_index_and_filter_blocks(true);
     table.set_cache_index_and_filter_blocks_with_high_priority(true);
@@ -152,8 +151,7 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_p
         table.set_unpartitioned_pinning_tier(BlockBasedTablePinningTier::FlushAndSimilar);
     }
     table.set_top_level_index_pinning_tier(BlockBasedTablePinningTier::All);
-    table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
-    table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
+    index_by_hash(&mut table);
     table.set_optimize_filters_for_memory(true);
     out.set_block_based_table_factory(&table);
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 use engine_kit::{Poison, check_space, free_bytes};
 use parking_lot::{Mutex, MutexGuard};
-use rocksdb::{DB, Options, ReadOptions, properties};
+use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, properties};
 
 use crate::manifest::Keeper;
 use crate::replay::Filter;
@@ -17,17 +17,18 @@ use crate::{RocksdbOptions, error, reader, set};
 
 /// An open RocksDB store. The write transaction and the loads hold a reference to it.
 pub(crate) struct Store {
-    db: DB,
+    pub(crate) db: DB,
     /// The WAL filter. RocksDB has a bare pointer to it, so it is dropped after the store.
     _filter: Filter,
-    rocksdb_options: Options,
-    options: RocksdbOptions,
-    dir: PathBuf,
+    pub(crate) rocksdb_options: Options,
+    pub(crate) options: RocksdbOptions,
+    pub(crate) dir: PathBuf,
     /// Bytes of filters in the files that existed when the store was opened; `None` if there were no files.
-    filter_bytes: Option<u64>,
-    sorts_batches: bool,
+    pub(crate) filter_bytes: Option<u64>,
+    /// Whether a batch's changes are held until its commit, so that they can be sorted.
+    pub(crate) sorts_batches: bool,
     /// Keeper of the manifest's length; `None` if the store is open for reading alone.
-    manifest: Option<Arc<Keeper>>,
+    pub(crate) manifest: Option<Arc<Keeper>>,
     writer: Mutex<()>,
     pub(crate) poison: Poison,
 }
@@ -61,27 +62,6 @@ impl Store {
         Ok(store)
     }
 
-    pub(crate) fn db(&self) -> &DB {
-        &self.db
-    }
-
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(crate) fn options(&self) -> &RocksdbOptions {
-        &self.options
-    }
-
-    pub(crate) fn rocksdb_options(&self) -> &Options {
-        &self.rocksdb_options
-    }
-
-    /// Whether a batch's changes are held until its commit, so that they can be sorted.
-    pub(crate) fn sorts_batches(&self) -> bool {
-        self.sorts_batches
-    }
-
     /// Waits for the previous writer and takes its lock. Refuses if the engine is poisoned or the disk is nearly full.
     pub(crate) fn lock_writer(&self) -> Result<MutexGuard<'_, ()>> {
         let writer = self.writer.lock();
@@ -95,20 +75,26 @@ impl Store {
         self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.keep())
     }
 
-    /// Whether the store is open for reading alone.
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.manifest.is_none()
-    }
-
-    /// Returns the bytes of filters in the files that existed when the store was opened; `None` if there were no files.
-    pub(crate) fn filter_bytes(&self) -> Option<u64> {
-        self.filter_bytes
-    }
-
     /// Returns the checkpoint of the newest commit.
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
         reader::checkpoint(&self.db, &ReadOptions::default())
     }
+}
+
+/// Opens the store in `dir` for reading alone, with these options and a WAL filter. The caller drops the store before
+/// the filter.
+///
+/// # Errors
+/// RocksDB's reason, also if there is no store.
+pub(crate) fn open_read_only(dir: &Path, options: &mut Options, manifest: &Keeper) -> Result<(Filter, DB)> {
+    let filter = Filter::set(options, manifest.last_sequence);
+    options.create_if_missing(false);
+    // Events are logged nowhere, because RocksDB's own log would be a new file in the directory.
+    options.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
+    let families = [(DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
+    let db = DB::open_cf_with_opts_for_read_only(options, dir, families, false)
+        .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
+    Ok((filter, db))
 }
 
 /// Returns the bytes of the filters in all files; `None` if there is no file.

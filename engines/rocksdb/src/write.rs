@@ -40,12 +40,12 @@ impl WriteTxn for RocksdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.pending.get(key) {
             Some(value) => Ok(*value),
-            None => reader::get(self.store.db(), key, &self.options),
+            None => reader::get(self.store.db, key, &self.options),
         }
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        if !self.store.sorts_batches() {
+        if !self.store.sorts_batches {
             self.batch.put(key, value);
         }
         self.pending.insert(*key, Some(*value));
@@ -53,7 +53,7 @@ impl WriteTxn for RocksdbTxn<'_> {
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        if !self.store.sorts_batches() {
+        if !self.store.sorts_batches {
             self.batch.delete(key);
         }
         self.pending.insert(*key, None);
@@ -62,7 +62,7 @@ impl WriteTxn for RocksdbTxn<'_> {
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let Self { store, mut batch, pending, _writer, .. } = *self;
-        if store.sorts_batches() {
+        if store.sorts_batches {
             add_sorted(&mut batch, pending);
         }
         batch.put(CHECKPOINT_KEY, checkpoint.encode()?);
@@ -87,7 +87,7 @@ fn add_sorted(batch: &mut WriteBatch, pending: HashMap<Key, Option<Value>, Rando
 pub(crate) fn write(store: &Store, batch: WriteBatch, durability: Durability) -> Result<()> {
     let mut options = WriteOptions::default();
     options.set_sync(durability == Durability::Synced);
-    store.db().write_opt(batch, &options).map_err(|e| {
+    store.db.write_opt(batch, &options).map_err(|e| {
         store.poison.set();
         error::write("RocksDB cannot commit", e)
     })
