@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_kit::Rng;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::storage::{Storage, StorageFile};
 
@@ -65,55 +65,7 @@ struct Disk {
 
 /// A simulated disk, shared with its files.
 #[derive(Clone, Default)]
-pub struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
-
-/// A gate that a merge passes before each new segment. A test can hold the merge there to look at everything else.
-#[derive(Default)]
-pub struct Gate {
-    state: Mutex<Passing>,
-    change: Condvar,
-}
-
-#[derive(Default)]
-struct Passing {
-    closed: bool,
-    may_pass: u64,
-    waiting: bool,
-}
-
-impl Gate {
-    fn pass(&self) {
-        let mut state = self.state.lock();
-        while state.closed && state.may_pass == 0 {
-            state.waiting = true;
-            self.change.wait(&mut state);
-        }
-        state.waiting = false;
-        state.may_pass = state.may_pass.saturating_sub(1);
-    }
-
-    /// Lets segments begin only one by one from now on, each by a call of [`Gate::let_one`].
-    pub fn close(&self) {
-        self.state.lock().closed = true;
-    }
-
-    pub fn open(&self) {
-        self.state.lock().closed = false;
-        self.change.notify_all();
-    }
-
-    /// Whether a merge waits before a segment.
-    pub fn is_waited_at(&self) -> bool {
-        self.state.lock().waiting
-    }
-
-    pub fn let_one(&self) {
-        let mut state = self.state.lock();
-        state.waiting = false;
-        state.may_pass += 1;
-        self.change.notify_all();
-    }
-}
+pub struct FaultyStorage(Arc<Mutex<Disk>>);
 
 struct FaultyFile {
     disk: Arc<Mutex<Disk>>,
@@ -197,7 +149,7 @@ impl FaultyStorage {
             .collect();
         let allocated = left.values().map(|content| content.lock().bytes.len() as u64).sum();
         let disk = Disk { names: left.clone(), durable_names: left, allocated, ..Disk::default() };
-        Self(Arc::new(Mutex::new(disk)), Arc::default())
+        Self(Arc::new(Mutex::new(disk)))
     }
 
     /// Returns another disk in the same state, including everything not yet flushed.
@@ -216,11 +168,7 @@ impl FaultyStorage {
         let pending_names = disk.pending_names.iter().map(&mut naming).collect();
         let allocated = disk.allocated;
         let copy = Disk { names, durable_names, pending_names, allocated, ..Disk::default() };
-        Self(Arc::new(Mutex::new(copy)), Arc::default())
-    }
-
-    pub fn gate(&self) -> &Gate {
-        &self.1
+        Self(Arc::new(Mutex::new(copy)))
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -258,9 +206,6 @@ fn write_into(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
 impl Storage for FaultyStorage {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         let content = Arc::new(Mutex::new(Content::default()));
-        if name.ends_with(".seg") && std::thread::current().name() == Some("strata-merge") {
-            self.1.pass();
-        }
         let mut disk = self.0.lock();
         if disk.fault == Fault::NoSegments && name.ends_with(".seg") {
             return Err(io::ErrorKind::StorageFull.into());

@@ -25,6 +25,8 @@ pub(crate) struct Hooks {
     pub(crate) unlisted: AtomicBool,
     /// Number of segments that `strata-merge` may still begin. It waits while there are none.
     pub(crate) merge_segments_left: AtomicU64,
+    /// Whether it waits.
+    pub(crate) merge_waits: AtomicBool,
     /// Name of the file whose next opening fails, as without free descriptors.
     pub(crate) unopened: Mutex<Option<String>>,
     /// Name of the file whose reads fail with EIO.
@@ -51,6 +53,7 @@ impl Default for Hooks {
             no_room_for_merges: AtomicBool::default(),
             unlisted: AtomicBool::default(),
             merge_segments_left: AtomicU64::new(u64::MAX),
+            merge_waits: AtomicBool::default(),
             unopened: Mutex::default(),
             unreadable: Mutex::default(),
             removed: Mutex::default(),
@@ -91,8 +94,10 @@ impl Hooked {
         if name.ends_with(".seg") {
             let left = &self.hooks.merge_segments_left;
             while left.load(Ordering::Relaxed) == 0 {
+                self.hooks.merge_waits.store(true, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(1));
             }
+            self.hooks.merge_waits.store(false, Ordering::Relaxed);
             left.fetch_sub(1, Ordering::Relaxed);
         }
         if name.starts_with("MANIFEST") && self.hooks.no_manifest.swap(false, Ordering::Relaxed) {

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use solkv_engine_strata::faulty::FaultyStorage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::groups;
@@ -14,7 +15,6 @@ use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, batch, key, stat, try_commit, value};
 use crate::trouble::segments;
 use crate::wait_for;
-use solkv_engine_strata::faulty::{FaultyStorage, Gate};
 
 /// Largest number of delta runs. Commits are held at 36; one memtable is frozen by then, and the next commit freezes
 /// another.
@@ -23,13 +23,42 @@ pub(crate) const RUNS_MOST: u64 = 37;
 /// memtables or more. Three memtables may be full by then.
 const DEBT_MOST_PERCENT: u64 = 300 + 3 * 100 / 16 + 1;
 
-/// Opens the gate when a test ends for any reason, because the engine's thread may wait at it.
-struct Opens<'a>(&'a Gate);
+/// A gate that a merge passes before each new segment. A test can hold the merge there to look at everything else.
+struct Gate(Arc<Hooks>);
 
-impl Drop for Opens<'_> {
-    fn drop(&mut self) {
-        self.0.open();
+impl Gate {
+    /// Lets segments begin only one by one from now on, each by a call of [`Gate::let_one`].
+    fn close(&self) {
+        self.0.merge_segments_left.store(0, Ordering::Relaxed);
     }
+
+    fn open(&self) {
+        self.0.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether a merge waits before a segment.
+    fn is_waited_at(&self) -> bool {
+        self.0.merge_waits.load(Ordering::Relaxed)
+    }
+
+    fn let_one(&self) {
+        self.0.merge_waits.store(false, Ordering::Relaxed);
+        self.0.merge_segments_left.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Opens the gate when a test ends for any reason, because the engine's thread may wait at it.
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+/// Opens a store with a gate before its merges. The gate is dropped first.
+fn open_gated(disk: &FaultyStorage, options: &StrataOptions, sizes: Sizes) -> (Arc<StrataEngine>, Gate) {
+    let hooks = Arc::new(Hooks::default());
+    let storage = Arc::new(Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) });
+    (Arc::new(StrataEngine::open_sized(storage, options, sizes).unwrap()), Gate(hooks))
 }
 
 /// Returns a batch that fills a memtable of [`groups::SIZES`], so that the next batch needs another.
@@ -67,10 +96,7 @@ fn commits(
 #[test]
 fn commits_are_slowed_and_then_held_while_merges_stand_still() {
     const LAST: u64 = 90;
-    let storage = FaultyStorage::default();
-    let engine = Arc::new(groups::open(&storage).unwrap());
-    let gate = storage.gate();
-    let _opens = Opens(gate);
+    let (engine, gate) = open_gated(&FaultyStorage::default(), &OPTIONS, groups::SIZES);
     gate.close();
     let (committed, writer) = commits(&engine, 1..=LAST);
     // Either the writer is held, and so makes no progress for a while, or nothing holds it.
@@ -101,10 +127,7 @@ fn commits_are_slowed_and_then_held_while_merges_stand_still() {
 #[test]
 fn memtables_are_flushed_while_a_merge_stands_still() {
     const LAST: u64 = 18;
-    let storage = FaultyStorage::default();
-    let engine = Arc::new(groups::open(&storage).unwrap());
-    let gate = storage.gate();
-    let _opens = Opens(gate);
+    let (engine, gate) = open_gated(&FaultyStorage::default(), &OPTIONS, groups::SIZES);
     gate.close();
     let (_, writer) = commits(&engine, 1..=LAST);
     wait_for("every memtable but the last to be flushed", || stat(&*engine, "flushes") == LAST - 1);
@@ -122,49 +145,46 @@ fn newer_runs_are_merged_while_a_merge_into_the_base_is_under_way() {
     /// Number of segments that a merge of five memtables and the other merge's turns write; a merge into this base
     /// writes more than forty.
     const SEGMENTS: u64 = 16;
-    let storage = FaultyStorage::default();
-    let engine = groups::open(&storage).unwrap();
+    let (engine, gate) = open_gated(&FaultyStorage::default(), &OPTIONS, groups::SIZES);
     let mut pairs: Vec<(Key, Value)> = (10_000..10_000 + BASE).map(|n| (key(n), value(n))).collect();
     pairs.sort_unstable();
     engine.load_sorted(&pairs, &at(1)).unwrap();
-    let gate = storage.gate();
-    let _opens = Opens(gate);
     gate.close();
     let mut seq = 1;
     let mut commit = || {
         seq += 1;
-        try_commit(&engine, &fresh(seq), seq, Durability::Buffered).unwrap();
-        wait_for("its memtable to be flushed", || stat(&engine, "memtable_records") <= 250);
+        try_commit(&*engine, &fresh(seq), seq, Durability::Buffered).unwrap();
+        wait_for("its memtable to be flushed", || stat(&*engine, "memtable_records") <= 250);
         seq
     };
-    while stat(&engine, "base_merges_begun") == 0 {
+    while stat(&*engine, "base_merges_begun") == 0 {
         let last = commit();
         assert!(last < 200, "no merge into the base");
         // Due merges of deltas come first; let them pass segment by segment.
         for _ in 0..10 {
-            if gate.is_waited_at() && stat(&engine, "base_merges_begun") == 0 {
+            if gate.is_waited_at() && stat(&*engine, "base_merges_begun") == 0 {
                 gate.let_one();
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-    let merges = stat(&engine, "merges");
+    let merges = stat(&*engine, "merges");
     let mut last = 0;
     for _ in 0..5 {
         last = commit();
     }
     for _ in 0..SEGMENTS {
-        wait_for("the next segment", || gate.is_waited_at() || stat(&engine, "merges") > merges);
+        wait_for("the next segment", || gate.is_waited_at() || stat(&*engine, "merges") > merges);
         gate.let_one();
     }
-    wait_for("a merge of newer runs", || stat(&engine, "merges") > merges || gate.is_waited_at());
-    assert!(stat(&engine, "merges") > merges, "newer runs wait for the merge into the base");
-    assert!(stat(&engine, "base_merges_begun") == 1 && stat(&engine, "delta_records") > 4_000, "which has not ended");
+    wait_for("a merge of newer runs", || stat(&*engine, "merges") > merges || gate.is_waited_at());
+    assert!(stat(&*engine, "merges") > merges, "newer runs wait for the merge into the base");
+    assert!(stat(&*engine, "base_merges_begun") == 1 && stat(&*engine, "delta_records") > 4_000, "which has not ended");
     gate.open();
     engine.settle().unwrap();
     let mut map: Map = pairs.into_iter().collect();
     (2..=last).for_each(|seq| apply(&mut map, &fresh(seq)));
-    assert!(all(&engine).unwrap() == map);
+    assert!(all(&*engine).unwrap() == map);
 }
 
 /// Speed of the merges while a store is loaded.
@@ -207,10 +227,7 @@ fn assert_load_keeps_to_its_bounds(memory_mib: u64, memtables: u64, merges: Merg
     let sizes = sizes_of(options.memory_bytes);
     let changes = sizes.mem_records as u64;
     let pair = |n: u64| (key(n), value(n));
-    let storage = FaultyStorage::default();
-    let engine = Arc::new(StrataEngine::open_sized(Arc::new(storage.clone()), &options, sizes).unwrap());
-    let gate = storage.gate();
-    let _opens = Opens(gate);
+    let (engine, gate) = open_gated(&FaultyStorage::default(), &options, sizes);
     if merges == Merges::OnlyWhileHeld {
         gate.close();
     }
@@ -281,10 +298,7 @@ fn a_load_in_shuffled_order_keeps_to_its_bounds_though_merges_run_only_while_it_
 fn commits_go_on_while_a_store_settles_which_merges_what_was_there_when_it_began() {
     const BEFORE: u64 = 8;
     const LAST: u64 = 12;
-    let storage = FaultyStorage::default();
-    let engine = Arc::new(groups::open(&storage).unwrap());
-    let gate = storage.gate();
-    let _opens = Opens(gate);
+    let (engine, gate) = open_gated(&FaultyStorage::default(), &OPTIONS, groups::SIZES);
     gate.close();
     (1..=BEFORE).for_each(|seq| try_commit(&*engine, &changes(seq), seq, Durability::Buffered).unwrap());
     let settling = Arc::clone(&engine);
@@ -348,14 +362,12 @@ fn a_synced_commit_that_begins_a_file_waits_for_one_flush() {
 #[test]
 fn a_commit_that_is_held_keeps_no_replaced_file() {
     const LAST: u64 = 12;
-    let storage = FaultyStorage::default();
-    let engine = Arc::new(groups::open(&storage).unwrap());
+    let disk = FaultyStorage::default();
+    let (engine, gate) = open_gated(&disk, &OPTIONS, groups::SIZES);
     let mut pairs: Vec<(Key, Value)> = (0..4000).map(|n| (key(n), value(n))).collect();
     pairs.sort_unstable();
     engine.load_sorted(&pairs, &at(1)).unwrap();
-    let loaded = segments(&storage);
-    let gate = storage.gate();
-    let _opens = Opens(gate);
+    let loaded = segments(&disk);
     gate.close();
     let committed = Arc::new(AtomicU64::new(0));
     let writer = std::thread::spawn({
@@ -382,7 +394,7 @@ fn a_commit_that_is_held_keeps_no_replaced_file() {
     wait_for("a replaced file to be removed", || {
         gate.let_one();
         std::thread::sleep(Duration::from_millis(200));
-        loaded.iter().any(|name| !storage.names().contains(name))
+        loaded.iter().any(|name| !disk.names().contains(name))
     });
     assert_eq!(now(), held, "a file is removed only after the commit");
     gate.open();
