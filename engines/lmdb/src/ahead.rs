@@ -116,7 +116,7 @@ pub(crate) mod tests {
     use lmdb::{Cursor, Transaction};
 
     use super::{Ahead, LEAVES_MIN};
-    use crate::map::used_bytes;
+    use crate::pages::used_bytes;
     use crate::tables::PAIRS_TABLE;
     use crate::{FILE_NAME, LmdbEngine, LmdbOptions};
 
@@ -145,16 +145,16 @@ pub(crate) mod tests {
             let dir = tempfile::tempdir().unwrap();
             let engine = LmdbEngine::open(dir.path(), &LmdbOptions::default()).unwrap();
             fill(&engine, pairs);
-            let txn = engine.store.env().begin_ro_txn().unwrap();
-            let page_bytes = engine.store.env().stat().unwrap().page_size() as usize;
-            let mut cursor = txn.open_ro_cursor(engine.store.pairs()).unwrap();
+            let txn = engine.store.env.begin_ro_txn().unwrap();
+            let page_bytes = engine.store.env.stat().unwrap().page_size() as usize;
+            let mut cursor = txn.open_ro_cursor(engine.store.pairs).unwrap();
             let keys: Vec<&[u8]> = cursor.iter_start().map(|pair| pair.unwrap().0).collect();
             let page_of = |key: &[u8]| key.as_ptr().addr() / page_bytes;
             for from in [0, keys.len() / 3, keys.len() - 1] {
                 let mut scanned: Vec<usize> = keys[from..].iter().map(|key| page_of(key)).collect();
                 scanned.dedup();
-                let used = used_bytes(engine.store.env()).unwrap();
-                let ahead = Ahead::new(&txn, engine.store.main(), PAIRS_TABLE, keys[from], page_bytes, used);
+                let used = used_bytes(&engine.store.env).unwrap();
+                let ahead = Ahead::new(&txn, engine.store.main, PAIRS_TABLE, keys[from], page_bytes, used);
                 let Some(mut ahead) = ahead else {
                     assert_eq!((pairs, scanned.len()), (10, 1), "a table of one leaf alone has nothing to walk");
                     continue;

@@ -49,9 +49,7 @@ fn options(settings: &Settings) -> Result<LmdbOptions> {
     let mut options = LmdbOptions { readahead_bytes_max, ..Default::default() };
     settings.set.iter().try_for_each(|(name, value)| options.set(name, value))?;
     if let Some(size) = settings.options.get(MAP_SIZE) {
-        let bytes = map_bytes(size)?;
-        options.map_bytes = bytes;
-        options.map_bytes_max = bytes;
+        options.map_bytes = Some(map_bytes(size)?);
     }
     Ok(options)
 }

@@ -53,9 +53,8 @@ impl LmdbEngine {
         let path = CString::new(dir.as_os_str().as_bytes()).map_err(|e| {
             Error::with_source(ErrorKind::FixInput, format!("{WHAT}: path holds a zero byte: dir={}", dir.display()), e)
         })?;
-        let (_map, env) = (self.store.map().hold(), self.store.env().env());
-        // SAFETY: the environment is open, `path` is a C string that outlives the call, and the guard keeps the map in
-        // place for the read transaction inside.
+        let env = self.store.env.env();
+        // SAFETY: the environment is open, and `path` is a C string that outlives the call.
         let copy = |flags| error::check(unsafe { lmdb_sys::mdb_env_copy2(env, path.as_ptr(), flags) });
         let file = dir.join(FILE_NAME);
         let io = |e: std::io::Error| Error::io(format!("{WHAT}: file={} reason={e}", file.display()), e);
@@ -95,10 +94,9 @@ impl Engine for LmdbEngine {
     fn stats(&self) -> Result<Stats> {
         const WHAT: &str = "LMDB cannot report its statistics";
         let store = &self.store;
-        let _map = store.map().hold();
-        let info = store.env().info().map_err(|e| error::lmdb(WHAT, e))?;
-        let txn = store.env().begin_ro_txn().map_err(|e| error::lmdb(WHAT, e))?;
-        let tree = txn.stat(store.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
+        let info = store.env.info().map_err(|e| error::lmdb(WHAT, e))?;
+        let txn = store.env.begin_ro_txn().map_err(|e| error::lmdb(WHAT, e))?;
+        let tree = txn.stat(store.pairs).map_err(|e| error::lmdb(WHAT, e))?;
         let file = engine_kit::metadata(&store.file())?;
         let page_bytes = u64::from(tree.page_size());
         Ok(Stats {
@@ -110,7 +108,7 @@ impl Engine for LmdbEngine {
                 ("leaf_pages", tree.leaf_pages() as u64),
                 ("overflow_pages", tree.overflow_pages() as u64),
                 ("page_bytes", page_bytes),
-                ("map_bytes", store.map().bytes()),
+                ("map_bytes", info.map_size() as u64),
                 ("map_used_bytes", (info.last_pgno() as u64 + 1) * page_bytes),
                 ("readers_max", u64::from(info.max_readers())),
                 ("reader_slots_used", u64::from(info.num_readers())),

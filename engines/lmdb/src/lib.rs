@@ -26,8 +26,9 @@
 //!   the leaves that they read next. Batches of gets announce nothing: several threads look keys up at once.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object and a thread may hold several. `reset` and `renew`
 //!   then move a reader to a newer snapshot, and the reader keeps its slot in the reader table.
-//! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, and the file
-//!   grows by writing. For hosts that limit address space (`ulimit -v`), the map can grow on demand, see below.
+//! - **A map of 1 TiB**, or of twice the file's size at the opening, reserved up front: it costs address space only, and
+//!   the file grows by writing. LMDB would move a map that grows later by unmapping it, so that no reader of the process
+//!   may be open then. Hosts that limit address space (`ulimit -v`) set a smaller one ([`LmdbOptions::map_bytes`]).
 //! - **Not `WRITEMAP`**: it is slower once the data exceeds RAM, and a stray write would land in the store. The file
 //!   would be as long as the map. A full disk would end the process by a signal instead of returning an error.
 //! - **Not `NOMEMINIT`**: unused parts of pages would hold remains of the process's memory, such as keys of TLS, and
@@ -43,18 +44,6 @@
 //! LMDB has no checksums and reads through a map, so a page that is missing, or a wrong page number, is a memory fault.
 //! A file that is too short for its newest commit is refused when it is opened. For other damage [`explain_faults`]
 //! makes the process name the file before it ends.
-//!
-//! # Growing the map
-//!
-//! LMDB moves the map by unmapping it, so no transaction of the process may be active then, and LMDB does not check for
-//! readers itself. In this crate every active transaction, a reader's or an internal one, holds a read lock. The map is
-//! grown in one place only: inside `begin`, before the write transaction exists, under that lock's write side.
-//!
-//! A reader that is refreshed makes way for a waiting growth. A reader that is neither refreshed nor dropped makes the
-//! growth give up after a short wait. The transaction then continues in the map as it is, and the put that no longer
-//! fits returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
-//!
-//! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
 mod ahead;
 mod descriptor;
@@ -62,7 +51,6 @@ mod engine;
 mod error;
 mod fault;
 mod length;
-mod map;
 mod page;
 mod pages;
 mod readahead;
@@ -83,11 +71,9 @@ pub const FILE_NAME: &str = "data.mdb";
 /// Options for opening an LMDB store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LmdbOptions {
-    /// Size of the map at opening in bytes: address space, not memory or disk. Rounded up to whole pages, and to the
-    /// size that the store already occupies.
-    pub map_bytes: u64,
-    /// Limit in bytes up to which the map grows by doubling. At or below `map_bytes` the map never grows.
-    pub map_bytes_max: u64,
+    /// Size of the map in bytes: address space, not memory or disk. Rounded up to whole pages, and to the size that the
+    /// store already occupies. `None`: 1 TiB, or twice the size of the file at the opening if that is more.
+    pub map_bytes: Option<u64>,
     /// Slots in the reader table: the number of readers that may be open at once, internal ones included.
     pub readers_max: u32,
     /// Free bytes of the file system below which `begin` returns `FreeSpace`.
@@ -122,13 +108,11 @@ impl LmdbOptions {
 }
 
 impl Default for LmdbOptions {
-    /// A map of 1 TiB is ten times as much as a billion pairs take after random inserts, and 1/128 of a process's
-    /// address space. 1024 readers are more than the threads of any host, at 64 bytes each. A reserve of 64 MiB is ten
-    /// commits of 1000 random keys.
+    /// 1024 readers are more than the threads of any host, at 64 bytes each. A reserve of 64 MiB is ten commits of 1000
+    /// random keys.
     fn default() -> Self {
         Self {
-            map_bytes: 1 << 40,
-            map_bytes_max: 16 << 40,
+            map_bytes: None,
             readers_max: 1024,
             disk_reserve_bytes: 64 << 20,
             readahead_bytes_max: 0,

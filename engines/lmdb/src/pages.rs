@@ -5,8 +5,10 @@
 
 use std::marker::PhantomData;
 
-use lmdb::{Database, Transaction};
+use engine_api::Result;
+use lmdb::{Database, Environment, Transaction};
 
+use crate::error;
 use crate::page::{
     BRANCH, NODE_HEADER_BYTES, PAGE_FLAGS_AT, PAGE_HEADER_BYTES, PAGE_LOWER_AT, TABLE_BYTES, TABLE_DEPTH_AT,
     TABLE_ROOT_AT, node, u16_at, u64_at,
@@ -110,4 +112,16 @@ pub(crate) fn child_of(page: &[u8], key: &[u8]) -> Option<usize> {
         if found <= key { low = middle } else { high = middle }
     }
     Some(low)
+}
+
+/// Returns the bytes of the map up to the last page ever used. Free pages before it are not subtracted, because readers
+/// may hold them.
+pub(crate) fn used_bytes(env: &Environment) -> Result<u64> {
+    let info = env.info().map_err(|e| error::lmdb("cannot ask for LMDB's map use", e))?;
+    Ok((info.last_pgno() as u64 + 1) * page_bytes(env)? as u64)
+}
+
+/// Returns the size in bytes of the store's pages.
+pub(crate) fn page_bytes(env: &Environment) -> Result<usize> {
+    Ok(env.stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?.page_size() as usize)
 }

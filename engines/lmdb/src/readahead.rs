@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use engine_api::Result;
 use lmdb::{Database, Environment, Transaction};
 
-use crate::map::{page_bytes, used_bytes};
-use crate::pages::{Pages, Tree};
+use crate::pages::{Pages, Tree, page_bytes, used_bytes};
 use crate::tables::PAIRS_TABLE;
 
 /// Whether and how long the kernel reads ahead.
@@ -63,7 +62,7 @@ mod tests {
     use engine_api::Engine;
 
     use crate::ahead::tests::fill;
-    use crate::map::used_bytes;
+    use crate::pages::used_bytes;
     use crate::{FILE_NAME, LmdbEngine, LmdbOptions};
 
     /// Whether the kernel reads ahead in the part of the map that holds the file's first page.
@@ -90,7 +89,7 @@ mod tests {
         let engine = open(dir, 0);
         assert!(!reads_ahead(dir));
         fill(&engine, 5_000);
-        let used = used_bytes(engine.store.env()).unwrap();
+        let used = used_bytes(&engine.store.env).unwrap();
         engine.close().unwrap();
         let engine = open(dir, used - 1);
         assert!(!reads_ahead(dir));
@@ -99,7 +98,7 @@ mod tests {
         assert!(reads_ahead(dir));
         // The batch that makes the file too large is followed by one that sees it.
         fill(&engine, 50_000);
-        assert!(used_bytes(engine.store.env()).unwrap() > used * 2);
+        assert!(used_bytes(&engine.store.env).unwrap() > used * 2);
         drop(engine.begin().unwrap());
         assert!(!reads_ahead(dir));
         engine.close().unwrap();

@@ -12,7 +12,7 @@ use lmdb_sys::{MDB_NEXT, MDB_NOTFOUND, MDB_SET_RANGE, MDB_SUCCESS, MDB_val};
 
 use crate::ahead::Ahead;
 use crate::error;
-use crate::map::{Map, MapGuard, used_bytes};
+use crate::pages::{page_bytes, used_bytes};
 use crate::store::Store;
 use crate::tables::{PAIRS_TABLE, get, read_checkpoint};
 
@@ -20,19 +20,16 @@ pub(crate) struct LmdbReader<'e> {
     store: &'e Store,
     /// Commit count of the store before the snapshot was taken. The snapshot is at least that new.
     commits_seen: u64,
-    /// `None` only after a refresh has failed. Declared before `guard`, because the transaction must end before the map
-    /// may move.
+    /// `None` only after a refresh has failed.
     txn: Option<RoTransaction<'e>>,
-    guard: MapGuard<'e>,
     order: KeyOrder,
 }
 
 impl<'e> LmdbReader<'e> {
     pub(crate) fn open(store: &'e Store) -> Result<Self> {
-        let guard = store.map().hold();
         let commits_seen = store.commits.count();
-        let txn = store.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
-        Ok(Self { store, commits_seen, txn: Some(txn), guard, order: KeyOrder::default() })
+        let txn = store.env.begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
+        Ok(Self { store, commits_seen, txn: Some(txn), order: KeyOrder::default() })
     }
 
     fn txn(&self) -> Result<&RoTransaction<'e>> {
@@ -46,7 +43,7 @@ fn failed_refresh() -> Error {
 
 impl Reader for LmdbReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        get(self.txn()?, self.store.pairs(), key)
+        get(self.txn()?, self.store.pairs, key)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
@@ -54,7 +51,7 @@ impl Reader for LmdbReader<'_> {
         // Not `self.txn()`, because that would borrow `order` as well.
         let txn = self.txn.as_ref().ok_or_else(failed_refresh)?;
         for at in self.order.of(keys) {
-            values[at] = get(txn, self.store.pairs(), &keys[at])?;
+            values[at] = get(txn, self.store.pairs, &keys[at])?;
         }
         Ok(())
     }
@@ -62,7 +59,7 @@ impl Reader for LmdbReader<'_> {
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "LMDB scan failed";
         let txn = self.txn()?;
-        let cursor = txn.open_ro_cursor(self.store.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
+        let cursor = txn.open_ro_cursor(self.store.pairs).map_err(|e| error::lmdb(WHAT, e))?;
         let mut leaves = Leaves::new(self.store)?;
         let mut pair = step(&cursor, first, MDB_SET_RANGE)?;
         while let Some((key, value)) = pair {
@@ -76,21 +73,18 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
-        read_checkpoint(self.txn()?, self.store.meta())
+        read_checkpoint(self.txn()?, self.store.meta)
     }
 
     fn refresh(&mut self) -> Result<()> {
         let commits = self.store.commits.count();
-        if commits == self.commits_seen && self.txn.is_some() && !self.store.map().growth_waits() {
+        if commits == self.commits_seen && self.txn.is_some() {
             return Ok(());
         }
         // A transaction that could not be renewed is gone. Beginning a new one returns the reason.
         let renewed = match self.txn.take().map(RoTransaction::reset) {
-            Some(inactive) => {
-                Map::yield_to_growth(&mut self.guard);
-                inactive.renew()
-            }
-            None => self.store.env().begin_ro_txn(),
+            Some(inactive) => inactive.renew(),
+            None => self.store.env.begin_ro_txn(),
         };
         self.txn = Some(renewed.map_err(|e| error::lmdb("LMDB cannot renew a read", e))?);
         self.commits_seen = commits;
@@ -135,9 +129,8 @@ struct Leaves<'t> {
 
 impl<'t> Leaves<'t> {
     fn new(store: &Store) -> Result<Self> {
-        let stat = store.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
-        let page_bytes = stat.page_size() as usize;
-        Ok(Self { page_bytes, used_bytes: used_bytes(store.env())?, page: 0, visited: 0, ahead: None })
+        let (page_bytes, used_bytes) = (page_bytes(&store.env)?, used_bytes(&store.env)?);
+        Ok(Self { page_bytes, used_bytes, page: 0, visited: 0, ahead: None })
     }
 
     /// Notes the position of the scan. `key` is the newest pair's key and lies in the map.
@@ -150,7 +143,7 @@ impl<'t> Leaves<'t> {
         self.visited += 1;
         // The walk starts at the second leaf, because most ranges end within their first one.
         if self.visited == 2 {
-            self.ahead = Ahead::new(txn, store.main(), PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
+            self.ahead = Ahead::new(txn, store.main, PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
         }
         if let Some(ahead) = &mut self.ahead {
             ahead.at_leaf();

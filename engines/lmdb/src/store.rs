@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 use engine_kit::{Commits, Poison, check_space, free_bytes};
 use lmdb::{Database, Environment, EnvironmentFlags, RwTransaction};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::fault::Named;
-use crate::map::Map;
 use crate::readahead::Readahead;
 use crate::tables::{open_tables, read_checkpoint};
 use crate::{FILE_NAME, LmdbOptions, error, length};
@@ -23,19 +22,22 @@ use crate::{FILE_NAME, LmdbOptions, error, length};
 /// because the second close would drop the file locks of the first.
 static OPEN_DIRS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
+/// Least size of a map whose size is not set: 1 TiB, ten times as much as a billion pairs take after random inserts, and
+/// 1/128 of a process's address space.
+const MAP_BYTES_LEAST: u64 = 1 << 40;
+
 /// An open LMDB store. Readers and the write transaction hold a reference to it.
 pub(crate) struct Store {
-    env: Environment,
+    pub(crate) env: Environment,
     /// LMDB's own table, which holds the records of the named tables.
-    main: Database,
-    pairs: Database,
-    meta: Database,
-    map: Map,
-    readahead: Readahead,
-    writer: Mutex<()>,
+    pub(crate) main: Database,
+    pub(crate) pairs: Database,
+    pub(crate) meta: Database,
+    pub(crate) readahead: Readahead,
+    pub(crate) writer: Mutex<()>,
     pub(crate) commits: Commits,
     poison: Poison,
-    options: LmdbOptions,
+    pub(crate) options: LmdbOptions,
     dir: PathBuf,
     // Last field: the directory is released once the environment is closed.
     _opened: OpenDir,
@@ -49,24 +51,24 @@ impl Store {
     /// does not fit into the address space.
     pub(crate) fn open(dir: &Path, options: &LmdbOptions, flags: EnvironmentFlags) -> Result<Self> {
         let opened = OpenDir::claim(dir)?;
-        length::check(&dir.join(FILE_NAME))?;
+        let file = dir.join(FILE_NAME);
+        length::check(&file)?;
+        let file_bytes = fs::metadata(&file).map_or(0, |found| found.len());
         let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
         let env = Environment::new()
             .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
             .set_max_dbs(2)
             .set_max_readers(options.readers_max)
-            .set_map_size(whole_pages(options.map_bytes))
+            .set_map_size(map_bytes(options.map_bytes, file_bytes))
             .open(dir)
             .map_err(failed)?;
         let (pairs, meta) = open_tables(&env, dir)?;
         let main = env.open_db(None).map_err(failed)?;
-        let map = Map::new(&env, options)?;
         let store = Self {
             env,
             main,
             pairs,
             meta,
-            map,
             readahead: Readahead::new(options.readahead_bytes_max),
             writer: Mutex::new(()),
             commits: Commits::default(),
@@ -83,42 +85,9 @@ impl Store {
         Ok(store)
     }
 
-    pub(crate) fn env(&self) -> &Environment {
-        &self.env
-    }
-
-    pub(crate) fn map(&self) -> &Map {
-        &self.map
-    }
-
-    pub(crate) fn readahead(&self) -> &Readahead {
-        &self.readahead
-    }
-
-    pub(crate) fn main(&self) -> Database {
-        self.main
-    }
-
-    pub(crate) fn pairs(&self) -> Database {
-        self.pairs
-    }
-
-    pub(crate) fn meta(&self) -> Database {
-        self.meta
-    }
-
     /// Returns the path of the data file.
     pub(crate) fn file(&self) -> PathBuf {
         self.dir.join(FILE_NAME)
-    }
-
-    pub(crate) fn lock_writer(&self) -> MutexGuard<'_, ()> {
-        self.writer.lock()
-    }
-
-    /// Whether a batch's changes are held until its commit, so that they can be sorted.
-    pub(crate) fn sorts_batches(&self) -> bool {
-        self.options.sort_batches
     }
 
     /// Refuses a write on a poisoned engine or a nearly full disk.
@@ -141,8 +110,10 @@ impl Store {
     /// error leaves the state on disk unknown.
     pub(crate) fn failed(&self, what: &str, e: lmdb::Error) -> Error {
         if e == lmdb::Error::MapFull {
-            self.map.note_full();
-            return self.map_full(what, e);
+            let bytes = self.env.info().map_or(0, |info| info.map_size());
+            let way_out = "reopen with a larger --lmdb-map-size, or without it";
+            let message = format!("{what}: the map is full: map_bytes={bytes}: {way_out}");
+            return Error::with_source(ErrorKind::FreeSpace, message, e);
         }
         let failed = error::lmdb(what, e);
         if failed.kind() == ErrorKind::Reopen {
@@ -170,7 +141,6 @@ impl Store {
 
     /// Returns the checkpoint of the newest commit.
     pub(crate) fn checkpoint(&self) -> Result<Checkpoint> {
-        let _map = self.map.hold();
         let txn = self.env.begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
         read_checkpoint(&txn, self.meta)
     }
@@ -180,20 +150,6 @@ impl Store {
         // The flush of a poisoned engine has failed before and is not repeated.
         self.poison.check()?;
         self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush while closing", e))
-    }
-
-    fn map_full(&self, what: &str, e: lmdb::Error) -> Error {
-        let (bytes, max) = (self.map.bytes(), self.map.bytes_max());
-        let how = if bytes < max {
-            "begin again: the map grows once no reader is open or all are refreshed; or reopen with a larger --lmdb-map-size"
-        } else {
-            "reopen with a larger --lmdb-map-size"
-        };
-        Error::with_source(
-            ErrorKind::FreeSpace,
-            format!("{what}: the map is full: map_bytes={bytes} map_bytes_max={max}: {how}"),
-            e,
-        )
     }
 }
 
@@ -224,8 +180,21 @@ impl Drop for OpenDir {
     }
 }
 
-/// Rounds the map size up. LMDB demands whole pages of the operating system, and 64 KiB is a multiple of every page
-/// size in use.
-fn whole_pages(bytes: u64) -> usize {
+/// Returns the size of the map: the one that is set, or room for the file to double. LMDB demands whole pages of the
+/// operating system, and 64 KiB is a multiple of every page size in use.
+fn map_bytes(set: Option<u64>, file_bytes: u64) -> usize {
+    let bytes = set.unwrap_or(MAP_BYTES_LEAST.max(file_bytes.saturating_mul(2)));
     usize::try_from(bytes.max(1).next_multiple_of(64 << 10)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_has_room_for_the_file_to_double_unless_its_size_is_set() {
+        assert_eq!(map_bytes(None, 0), 1 << 40);
+        assert_eq!(map_bytes(None, 3 << 40), 6 << 40);
+        assert_eq!((map_bytes(Some(1 << 20), 3 << 40), map_bytes(Some(1), 0)), (1 << 20, 64 << 10));
+    }
 }

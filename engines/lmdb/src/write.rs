@@ -8,7 +8,6 @@ use engine_api::{Checkpoint, Durability, Error, ErrorKind, Key, Result, Value, W
 use lmdb::{RwTransaction, Transaction, WriteFlags};
 use parking_lot::MutexGuard;
 
-use crate::map::MapGuard;
 use crate::store::Store;
 use crate::tables::{CHECKPOINT, get};
 
@@ -17,30 +16,26 @@ pub(crate) struct LmdbTxn<'e> {
     txn: RwTransaction<'e>,
     /// Changes of a batch that is sorted; `None` marks a key to delete. Empty if batches are not sorted.
     held: BTreeMap<Key, Option<Value>>,
-    // Rust drops these two after `txn`, in this order. The map may move, and the next writer may begin, only once `txn`
-    // has ended.
-    _map: MapGuard<'e>,
+    // Rust drops it after `txn`. The next writer may begin only once `txn` has ended.
     _writer: MutexGuard<'e, ()>,
 }
 
 impl<'e> LmdbTxn<'e> {
-    /// Waits for the previous writer, grows the map if it is short, and begins the transaction.
+    /// Waits for the previous writer and begins the transaction.
     pub(crate) fn begin(store: &'e Store) -> Result<Self> {
-        let writer = store.lock_writer();
+        let writer = store.writer.lock();
         store.check_writable()?;
-        store.map().grow_when_short(store.env())?;
-        let map = store.map().hold();
-        let txn = store.env().begin_rw_txn().map_err(|e| store.failed("LMDB cannot begin a write", e))?;
+        let txn = store.env.begin_rw_txn().map_err(|e| store.failed("LMDB cannot begin a write", e))?;
         // A file that has grown too large never becomes smaller.
-        if store.readahead().is_on() {
-            store.readahead().switch(store.env(), store.main(), &txn)?;
+        if store.readahead.is_on() {
+            store.readahead.switch(&store.env, store.main, &txn)?;
         }
-        Ok(Self { store, txn, held: BTreeMap::new(), _map: map, _writer: writer })
+        Ok(Self { store, txn, held: BTreeMap::new(), _writer: writer })
     }
 
     /// Puts the pair, or deletes the key if there is no value.
     fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
-        let (store, pairs) = (self.store, self.store.pairs());
+        let (store, pairs) = (self.store, self.store.pairs);
         if let Some(value) = value {
             let put = self.txn.put(pairs, key, value, WriteFlags::empty());
             return put.map_err(|e| store.failed("LMDB put failed", e));
@@ -53,7 +48,7 @@ impl<'e> LmdbTxn<'e> {
 
     /// Applies a change now, or holds it until the commit if batches are sorted.
     fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
-        if self.store.sorts_batches() {
+        if self.store.options.sort_batches {
             self.held.insert(*key, value.copied());
             return Ok(());
         }
@@ -68,10 +63,10 @@ impl<'e> LmdbTxn<'e> {
         }
         let encoded = checkpoint.encode()?;
         self.txn
-            .put(store.meta(), CHECKPOINT, &encoded, WriteFlags::empty())
+            .put(store.meta, CHECKPOINT, &encoded, WriteFlags::empty())
             .map_err(|e| store.failed("LMDB cannot write the checkpoint", e))?;
         store.set_meta_sync(&self.txn, durability == Durability::Synced)?;
-        let Self { txn, _map, _writer, .. } = self;
+        let Self { txn, _writer, .. } = self;
         txn.commit().map_err(|e| store.commit_failed(e))?;
         store.commits.add();
         Ok(())
@@ -82,7 +77,7 @@ impl WriteTxn for LmdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.held.get(key) {
             Some(value) => Ok(*value),
-            None => get(&self.txn, self.store.pairs(), key),
+            None => get(&self.txn, self.store.pairs, key),
         }
     }
 
@@ -103,8 +98,7 @@ impl WriteTxn for LmdbTxn<'_> {
 pub(crate) fn load_sorted(store: &Store, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
     checkpoint.check()?;
     let mut open = LmdbTxn::begin(store)?;
-    let mut cursor =
-        open.txn.open_rw_cursor(store.pairs()).map_err(|e| store.failed("LMDB cannot open a cursor", e))?;
+    let mut cursor = open.txn.open_rw_cursor(store.pairs).map_err(|e| store.failed("LMDB cannot open a cursor", e))?;
     for (key, value) in pairs {
         cursor.put(key, value, WriteFlags::APPEND).map_err(|e| match e {
             lmdb::Error::KeyExist => Error::with_source(

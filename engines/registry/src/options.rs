@@ -88,7 +88,7 @@ pub struct EngineArgs {
 
     /// Fixed size of LMDB's map, such as 64GiB: the most that the store can grow to.
     ///
-    /// Takes address space, not memory or disk. The default starts at 1 TiB and grows when full; set it only where
+    /// Takes address space, not memory or disk. The default is 1 TiB, or twice the file at the start; set it only where
     /// the address space is limited.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub lmdb_map_size: Option<ByteSize>,

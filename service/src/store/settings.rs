@@ -34,7 +34,7 @@ settings! {
         #[serde(deserialize_with = "crate::base::setting::size")]
         memory: ByteSize;
         /// Fixed size of LMDB's map; for a process that may not have so much address space [default: 1 TiB of address space,
-        /// growing]
+        /// or twice the file at the start]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
         #[serde(deserialize_with = "crate::base::setting::size")]
         lmdb_map_size: ByteSize;

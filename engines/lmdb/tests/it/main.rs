@@ -1,4 +1,4 @@
-//! Behaviour particular to LMDB: the map and its growth, the file after a buffered commit and refused input. The
+//! Behaviour particular to LMDB: the size of the map, the file after a buffered commit and refused input. The
 //! behaviour common to all engines is tested by the conformance suite.
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
@@ -7,15 +7,13 @@ mod damage;
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use conformance::numbered::{all, at, commit, key, sorted, value};
 use engine_api::{Durability, Engine, Error, ErrorKind};
 use solkv_engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
 
 const OPTIONS: LmdbOptions = LmdbOptions {
-    map_bytes: 64 << 20,
-    map_bytes_max: 64 << 20,
+    map_bytes: Some(64 << 20),
     readers_max: 16,
     disk_reserve_bytes: 0,
     readahead_bytes_max: 0,
@@ -70,77 +68,25 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
 }
 
 #[test]
-fn the_map_grows_up_to_its_limit_and_then_says_so() {
+fn a_map_that_is_full_says_so_and_a_larger_one_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 8 << 20, ..OPTIONS });
+    let engine = open_with(dir.path(), LmdbOptions { map_bytes: Some(8 << 20), ..OPTIONS });
     let (error, kept) = fill(&engine, 0, 200_000).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FreeSpace);
-    assert!(error.to_string().contains("--lmdb-map-size"), "{error}");
+    assert!(error.to_string().contains("map_bytes=8388608: reopen with a larger --lmdb-map-size"), "{error}");
     assert_eq!(map_bytes(&engine), 8 << 20);
-    // The store holds more than the first map ever could, and nothing of the batch that failed.
-    assert!(kept * 64 > 1 << 20, "{kept}");
+    // Nothing of the batch that failed is there.
     assert_eq!(all(&engine), sorted(0, kept));
     assert_eq!(engine.checkpoint().unwrap(), at(kept));
 
     // Deleting needs room too, because pages are copied. Small batches find it in pages that were freed before.
     drop(engine);
-    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 16 << 20, ..OPTIONS });
-    fill(&engine, kept, kept + 1000).unwrap();
-    assert_eq!(engine.checkpoint().unwrap(), at(kept + 1000));
-}
-
-#[test]
-fn an_open_reader_stops_growth_until_it_goes() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 256 << 20, ..OPTIONS });
-    fill(&engine, 0, 500).unwrap();
-    let mut reader = engine.reader().unwrap();
-    let before = map_bytes(&engine);
-    let (error, kept) = fill(&engine, 500, 100_000).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FreeSpace);
-    assert!(error.to_string().contains("no reader is open"), "{error}");
-    assert_eq!(map_bytes(&engine), before);
-    // The reader's pages stay where they were, and its thread can begin other reads.
-    assert_eq!(reader.get(&key(7)).unwrap(), Some(value(7)));
-    assert_eq!(engine.checkpoint().unwrap(), at(kept));
-    drop(reader);
-    fill(&engine, kept, 100_000).unwrap();
-    assert_eq!(all(&engine), sorted(0, 100_000));
-}
-
-#[test]
-fn readers_that_refresh_let_the_map_grow_under_them() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = &open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 256 << 20, ..OPTIONS });
-    let done = &AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(move || {
-                let mut reader = engine.reader().unwrap();
-                let mut seen = 0;
-                // ORDERING: Relaxed: a stop flag; the scope joins the threads.
-                while !done.load(Ordering::Relaxed) {
-                    reader.refresh().unwrap();
-                    let seq = reader.checkpoint().unwrap().seq;
-                    assert!(seq >= seen);
-                    seen = seq;
-                    if seq > 0 {
-                        assert_eq!(reader.get(&key(seq - 1)).unwrap(), Some(value(seq - 1)));
-                        assert_eq!(reader.get(&key(seq)).unwrap(), None);
-                    }
-                }
-            });
-        }
-        let mut from = 0;
-        // A growth that found open readers makes one batch fail; the next begin waits for the readers.
-        while let Err((error, kept)) = fill(engine, from, 100_000) {
-            assert_eq!(error.kind(), ErrorKind::FreeSpace, "{error}");
-            from = kept;
-        }
-        done.store(true, Ordering::Relaxed);
-    });
-    assert!(map_bytes(engine) >= 16 << 20);
-    assert_eq!(all(engine), sorted(0, 100_000));
+    for map_bytes in [Some(16 << 20), None] {
+        let engine = open_with(dir.path(), LmdbOptions { map_bytes, ..OPTIONS });
+        let kept = engine.checkpoint().unwrap().seq;
+        fill(&engine, kept, kept + 1000).unwrap();
+        assert_eq!(engine.checkpoint().unwrap(), at(kept + 1000));
+    }
 }
 
 /// A copy of the file of an open store equals the file after a kill, because every write is in the page cache.
@@ -179,7 +125,7 @@ fn a_sorted_batch_fills_its_leaves() {
 #[test]
 fn a_sorted_batch_that_does_not_fit_leaves_no_trace() {
     let dir = tempfile::tempdir().unwrap();
-    let small = LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 1 << 20, sort_batches: true, ..OPTIONS };
+    let small = LmdbOptions { map_bytes: Some(1 << 20), sort_batches: true, ..OPTIONS };
     let engine = open_with(dir.path(), small);
     commit(&engine, 0, 100, Durability::Synced);
     let mut txn = engine.begin().unwrap();
