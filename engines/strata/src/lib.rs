@@ -74,8 +74,6 @@
 mod budget;
 mod descriptor;
 mod engine;
-#[doc(hidden)]
-pub mod faulty;
 mod file;
 mod format;
 #[cfg(any(fuzzing, test))]

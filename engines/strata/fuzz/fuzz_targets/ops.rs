@@ -6,6 +6,9 @@
 #![no_main]
 
 #[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../tests/it/faulty.rs"]
+mod faulty;
+#[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../tests/it/support.rs"]
 mod support;
 
@@ -16,8 +19,8 @@ use arbitrary::Arbitrary;
 use engine_api::{Durability, Engine, ErrorKind, Key, Reader, Result, Value};
 use libfuzzer_sys::fuzz_target;
 use solkv_engine_strata::StrataEngine;
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
+use faulty::{Fault, FaultyStorage};
 use support::{Map, OPTIONS, all, apply, at};
 
 /// Upper bound on the number of operations: more of them only make an input slow.

@@ -74,11 +74,12 @@ fn write(storage: &dyn Storage, lines: &[String]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::faulty::FaultyStorage;
+    use crate::storage::DirStorage;
 
     #[test]
     fn losses_without_number_stay_readable_and_are_counted() {
-        let storage = FaultyStorage::default();
+        let dir = tempfile::tempdir().unwrap();
+        let storage = DirStorage::existing(dir.path());
         let lines = |from: usize, to: usize| (from..to).map(|n| format!("range {n:0200}")).collect::<Vec<_>>();
         add(&storage, &lines(0, 3)).unwrap();
         // A repair that is interrupted names them again.
@@ -90,7 +91,8 @@ mod tests {
         assert_eq!(lost[..LINES_MAX - 1], lines(0, LINES_MAX - 1));
         let more = 400_000 - (LINES_MAX - 1);
         assert_eq!(lost[LINES_MAX - 1], format!("{more}{MORE}"));
-        let other = FaultyStorage::default();
+        let dir = tempfile::tempdir().unwrap();
+        let other = DirStorage::existing(dir.path());
         copy(&storage, &other).unwrap();
         assert_eq!(read(&other).unwrap(), lost);
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use engine_api::{BulkLoad, Durability, Engine, Key};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::faulty::FaultyStorage;
 use crate::groups;
 use crate::pressure::RUNS_MOST;
 use crate::support::{Map, OPTIONS, Rng, all, apply, at, key, stat, try_commit, value};
-use solkv_engine_strata::faulty::FaultyStorage;
 
 #[test]
 fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {

@@ -7,10 +7,10 @@ use engine_api::{Durability, Engine, ErrorKind};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
+use crate::faulty::{Fault, FaultyStorage};
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};
 use crate::trouble::segments;
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 const CHANGES: u64 = 300;
 const BATCHES: u64 = 14;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use engine_api::{Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine};
 
+use crate::faulty::{Fault, FaultyStorage};
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, batch, key, stat, try_commit, value};
 use crate::wait_for;
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 /// Memtables of a few batches. The base of [`batch`]'s keys then has six segments or more, each a group of its own.
 pub(crate) const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 384, wal_bytes: 64 << 10 };

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine};
 
+use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, apply, assert_holds, at, key, open_on, stat, try_commit, value};
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 /// A chunk is two segments, and each segment is two blocks of pages, so that two threads fill it.
 const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 1300, wal_bytes: 64 << 10 };

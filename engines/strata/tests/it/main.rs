@@ -6,6 +6,8 @@
 
 mod bounds;
 mod faults;
+#[allow(dead_code, reason = "the torture uses more of it")]
+mod faulty;
 mod groups;
 mod held;
 mod hooked;

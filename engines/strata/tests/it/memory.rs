@@ -10,9 +10,9 @@ use std::time::Duration;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::faulty::FaultyStorage;
 use crate::support::{at, key, stat, try_commit, value};
 use crate::wait_for;
-use solkv_engine_strata::faulty::FaultyStorage;
 
 /// Sizes of the small stores.
 const SIZES: Sizes = Sizes { mem_records: 2 << 10, segment_records: 32 << 10, wal_bytes: 4 << 20 };

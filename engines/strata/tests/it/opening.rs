@@ -10,9 +10,9 @@ use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
 use solkv_engine_strata::StrataEngine;
 use solkv_engine_strata::storage::DirStorage;
 
+use crate::faulty::Fault;
 use crate::support::{Map, SMALLER, all, apply, assert_holds, batch, key, open_on, stat, written};
 use crate::{SMALL, commit, seq, wait_for};
-use solkv_engine_strata::faulty::Fault;
 
 /// Makes a store with a segment, a WAL that was overwritten, and batches that are in no run.
 fn store(dir: &Path) {

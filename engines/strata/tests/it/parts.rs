@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::faulty::{Fault, FaultyStorage};
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine};
 

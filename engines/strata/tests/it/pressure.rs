@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::faulty::FaultyStorage;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
-use solkv_engine_strata::faulty::FaultyStorage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::groups;

@@ -8,9 +8,9 @@ use engine_api::{BulkLoad, Durability, Engine, Key, Reader, Value};
 use proptest::prelude::*;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
 use crate::{seq, wait_for};
-use solkv_engine_strata::faulty::FaultyStorage;
 use solkv_engine_strata::storage::Storage;
 
 /// Enough memory for all filters and directories and for a record cache, but not for pages.

@@ -9,9 +9,9 @@ use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Repaired};
 use solkv_engine_strata::storage::{DirStorage, Storage};
 use solkv_engine_strata::{Sizes, StrataEngine};
 
+use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, stat, written};
 use crate::{SMALL, commit, seq, wait_for};
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 
 /// Memtables and segments of few records, so that a small store has runs and a base of many segments.
 const SIZES: Sizes = Sizes { mem_records: 1000, segment_records: 2000, wal_bytes: 1 << 20 };

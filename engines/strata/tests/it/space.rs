@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::faulty::FaultyStorage;
 use engine_api::Engine;
 use solkv_engine_strata::StrataEngine;
-use solkv_engine_strata::faulty::FaultyStorage;
 
 use crate::groups::SIZES;
 use crate::hooked::{Hooked, Hooks};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::faulty::FaultyStorage;
 use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
 pub(crate) use engine_kit::Rng;
-use solkv_engine_strata::faulty::FaultyStorage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 pub(crate) type Map = BTreeMap<Key, Value>;

@@ -9,10 +9,10 @@ use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::faulty::FaultyStorage;
 use crate::groups::SIZES;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, key, try_commit, value};
-use solkv_engine_strata::faulty::FaultyStorage;
 
 /// Number of pairs in a memtable of [`OPTIONS`].
 const MEMTABLE: u64 = 16 << 10;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::faulty::{Fault, FaultyStorage};
 use engine_api::{Engine, ErrorKind};
-use solkv_engine_strata::faulty::{Fault, FaultyStorage};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine};
 

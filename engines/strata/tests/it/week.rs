@@ -6,9 +6,9 @@ use std::sync::Arc;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
+use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, all, apply, at, key, stat, try_commit, value};
 use crate::wait_for;
-use solkv_engine_strata::faulty::FaultyStorage;
 
 const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
 const SIZES: Sizes = Sizes { mem_records: 1024, segment_records: 4096, wal_bytes: 1 << 20 };

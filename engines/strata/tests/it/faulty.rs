@@ -1,7 +1,7 @@
 //! A directory in memory that fails on request and crashes like a machine that loses its power.
 //!
-//! Owns: the simulated disk, which the tests, the fuzz target of operations and the torture put under a store. Must not:
-//! be used by the engine. Called from any thread.
+//! Owns: the simulated disk, which the tests, the fuzz target of operations and the torture put under a store: the two
+//! others take this file as a module of theirs. Called from any thread.
 //!
 //! A crash keeps all flushed bytes. Of the writes since, each file keeps any subset, and each write may be torn at any
 //! 512-byte sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened,
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use engine_kit::Rng;
 use parking_lot::Mutex;
 
-use crate::storage::{Storage, StorageFile};
+use solkv_engine_strata::storage::{Storage, StorageFile};
 
 /// A fault, counted over all calls of its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     #[default]
     None,
     /// Fails the call with this number among those that change the disk, and every later one: the power is gone.
@@ -65,7 +65,7 @@ struct Disk {
 
 /// A simulated disk, shared with its files.
 #[derive(Clone, Default)]
-pub struct FaultyStorage(Arc<Mutex<Disk>>);
+pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>);
 
 struct FaultyFile {
     disk: Arc<Mutex<Disk>>,
@@ -113,25 +113,25 @@ fn apply(names: &mut Names, naming: &Naming) {
 }
 
 impl FaultyStorage {
-    pub fn set(&self, fault: Fault) {
+    pub(crate) fn set(&self, fault: Fault) {
         let mut disk = self.0.lock();
         disk.fault = fault;
         (disk.changes, disk.reads, disk.writes, disk.syncs) = (0, 0, 0, 0);
     }
 
     /// Returns the numbers of changes, reads and flushes since [`FaultyStorage::set`], and the bytes allocated.
-    pub fn counts(&self) -> (u64, u64, u64, u64) {
+    pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
         let disk = self.0.lock();
         (disk.changes, disk.reads, disk.syncs, disk.allocated)
     }
 
     /// Returns the number of writes since [`FaultyStorage::set`].
-    pub fn writes(&self) -> u64 {
+    pub(crate) fn writes(&self) -> u64 {
         self.0.lock().writes
     }
 
     /// Returns the state after a power loss as a new disk.
-    pub fn after_crash(&self, seed: u64) -> Self {
+    pub(crate) fn after_crash(&self, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let disk = self.0.lock();
         let mut names = disk.durable_names.clone();
@@ -153,7 +153,7 @@ impl FaultyStorage {
     }
 
     /// Returns another disk in the same state, including everything not yet flushed.
-    pub fn copy(&self) -> Self {
+    pub(crate) fn copy(&self) -> Self {
         let disk = self.0.lock();
         let mut copies = BTreeMap::new();
         let mut copied = |content: &Arc<Mutex<Content>>| {
@@ -171,12 +171,12 @@ impl FaultyStorage {
         Self(Arc::new(Mutex::new(copy)))
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.0.lock().names.keys().cloned().collect()
     }
 
     /// Returns the total size and the number of files whose names end with `kind`.
-    pub fn bytes_of(&self, kind: &str) -> (u64, usize) {
+    pub(crate) fn bytes_of(&self, kind: &str) -> (u64, usize) {
         let disk = self.0.lock();
         let files: Vec<_> = disk.names.iter().filter(|(name, _)| name.ends_with(kind)).collect();
         (files.iter().map(|(_, content)| content.lock().bytes.len() as u64).sum(), files.len())
