@@ -217,12 +217,3 @@ pub fn scrub_by_scan(reader: &mut dyn Reader) -> Result<u64> {
     }
     Ok(pairs)
 }
-
-/// Implements [`Reader::get_many`] as one get after another, for an engine without a faster way.
-pub fn get_many_by_get<R: Reader + ?Sized>(reader: &mut R, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-    one_slot_per_key(keys, values)?;
-    for (key, value) in keys.iter().zip(values) {
-        *value = reader.get(key)?;
-    }
-    Ok(())
-}

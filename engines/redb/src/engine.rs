@@ -74,7 +74,7 @@ impl Engine for RedbEngine {
             disk_bytes: allocated_bytes(&file),
             // redb's own page statistics are left out, because they walk the whole tree.
             details: vec![
-                ("cache_capacity_bytes", self.store.options().cache_bytes),
+                ("cache_capacity_bytes", self.store.options.cache_bytes),
                 ("file_len_bytes", file.len()),
                 ("commits_since_open", self.store.commits.count()),
             ],
@@ -82,7 +82,7 @@ impl Engine for RedbEngine {
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        let options = RedbOptions { cache_bytes: COPY_CACHE_BYTES, ..*self.store.options() };
+        let options = RedbOptions { cache_bytes: COPY_CACHE_BYTES, ..self.store.options };
         copy_by_scan(&mut *self.reader()?, dir, || Ok(Box::new(Self::open(dir, &options)?)))
     }
 

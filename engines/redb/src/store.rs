@@ -18,7 +18,7 @@ use crate::{FILE_NAME, RedbOptions, error};
 pub(crate) struct Store {
     db: Db,
     dir: PathBuf,
-    options: RedbOptions,
+    pub(crate) options: RedbOptions,
     pub(crate) commits: Commits,
     pub(crate) poison: Poison,
 }
@@ -49,10 +49,6 @@ impl Store {
     /// Returns the database to write to, or an error if the store is open for reading alone.
     pub(crate) fn db(&self) -> Result<&Database> {
         self.db.writable()
-    }
-
-    pub(crate) fn options(&self) -> &RedbOptions {
-        &self.options
     }
 
     /// Returns the path of the store's file.

@@ -63,7 +63,7 @@ impl<'e> RedbTxn<'e> {
 
     /// Applies a change now, or holds it until the commit if batches are sorted.
     fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
-        if self.store.options().sort_batches {
+        if self.store.options.sort_batches {
             self.held.insert(*key, value.copied());
             return Ok(());
         }
@@ -114,7 +114,7 @@ pub(crate) fn load_sorted(store: &Store, pairs: &[(Key, Value)], checkpoint: &Ch
 /// Commits `txn` with `checkpoint`. A failed commit poisons the engine, unless redb has rolled the transaction back.
 fn commit(store: &Store, mut txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     put_checkpoint(&txn, checkpoint)?;
-    txn.set_quick_repair(store.options().repairs_quickly(store.commits.count() + 1));
+    txn.set_quick_repair(store.options.repairs_quickly(store.commits.count() + 1));
     match txn.commit() {
         Ok(()) => {
             store.commits.add();

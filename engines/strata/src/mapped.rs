@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use engine_api::Result;
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapRaw};
 
 use crate::file::io_error;
 use crate::storage::PAGE_BYTES;
@@ -37,6 +37,12 @@ impl<T> Mapped<T> {
         let bytes = items.saturating_mul(size_of::<T>()).max(1);
         let map = MmapMut::map_anon(bytes).map_err(|e| io_error(format!("no memory: bytes={bytes}"), e))?;
         Ok(Self { map: map.into(), length: 0, _items: PhantomData })
+    }
+
+    /// Asks for huge pages, for a list that is read at random.
+    pub(crate) fn make_huge(&self) {
+        // Only advice: a kernel without huge pages gives small ones.
+        self.map.advise(Advice::HugePage).ok();
     }
 
     /// Collects `items` into a list with room for `room` of them.

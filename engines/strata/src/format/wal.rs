@@ -325,7 +325,7 @@ pub(crate) fn replay_file(
 ) -> Result<Position> {
     let cannot_read = |e| io_error(format!("cannot read file={shown} reason={e}"), e);
     let damaged = |file: &str, offset: u64, next: u64, why: String| {
-        let message = format!("WAL is damaged: file={file} offset={offset} batch={next} was durable, as {why} says");
+        let message = format!("WAL is damaged: file={file} offset={offset} batch={next} was durable, as {why} shows");
         Error::new(ErrorKind::DataDamaged, message)
     };
     let mut next = from.next;

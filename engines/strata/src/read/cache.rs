@@ -24,11 +24,11 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use arc_swap::ArcSwap;
 use engine_api::{Key, Value};
-use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::format::secret::Seed;
-use crate::huge::{self, map_huge};
+use crate::huge;
+use crate::mapped::Mapped;
 use crate::read::set::{Set, Source};
 
 /// Number of parts of the hash space. Each belongs to one chunk, and chunks differ by at most one part.
@@ -39,19 +39,11 @@ const CHUNK_SHARE: u64 = 256;
 /// Least and greatest size of a chunk in bytes.
 const CHUNK_BYTES: (u64, u64) = (512 << 10, 64 << 20);
 
-/// A number of sets in a mapping of their own, which goes back to the system at once when the chunk is dropped.
+/// A number of sets, whose memory goes back to the system at once when the chunk is dropped.
 struct Chunk {
-    /// First set of the mapping; `Chunk::new` made `count` of them there.
-    sets: NonNull<Set>,
-    count: usize,
-    _map: MmapMut,
+    sets: Mapped<Set>,
     _share: Share,
 }
-
-// SAFETY: the sets lie in the chunk's own mapping, are made before it is shared, and are changed only through atomics.
-unsafe impl Send for Chunk {}
-// SAFETY: as for `Send` above.
-unsafe impl Sync for Chunk {}
 
 /// Whether pairs read from a segment may no longer be cached, because the segment is being replaced.
 #[derive(Debug, Default)]
@@ -107,19 +99,10 @@ pub(crate) struct RecordCache {
 impl Chunk {
     fn new(bytes: u64, budget: &Arc<Budget>) -> Option<Self> {
         let share = budget.take(bytes, 0)?;
-        let mut map = map_huge(bytes as usize).ok()?;
-        let (sets, count) = (NonNull::new(map.as_mut_ptr())?.cast::<Set>(), sets_of(bytes));
-        for at in 0..count {
-            // SAFETY: this many sets fit into the mapping, which starts at a page and which nobody else has yet. Sets
-            // need no drop.
-            unsafe { sets.add(at).write(Set::new()) };
-        }
-        Some(Self { sets, count, _map: map, _share: share })
-    }
-
-    fn sets(&self) -> &[Set] {
-        // SAFETY: `count` sets were made in the mapping, which lives as long as the chunk.
-        unsafe { std::slice::from_raw_parts(self.sets.as_ptr(), self.count) }
+        let mut sets = Mapped::with_room(sets_of(bytes)).ok()?;
+        sets.make_huge();
+        (0..sets_of(bytes)).try_for_each(|_| sets.push(Set::new())).ok()?;
+        Some(Self { sets, _share: share })
     }
 }
 
@@ -148,7 +131,7 @@ impl Table {
                 counts[short] += 1;
                 short
             });
-            (chunk as u32, chunks[chunk].sets)
+            (chunk as u32, NonNull::from(&*chunks[chunk].sets).cast())
         });
         Self { parts: parts.collect(), sets, chunks }
     }
@@ -215,7 +198,7 @@ impl RecordCache {
                 let part = after.parts.get(part_of(place_of(self.seed.hash(key))));
                 part.is_some_and(|(owner, _)| *owner as usize == number)
             };
-            chunk.sets().iter().for_each(|set| set.retain(stays));
+            chunk.sets.iter().for_each(|set| set.retain(stays));
         }
     }
 

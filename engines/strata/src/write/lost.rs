@@ -27,11 +27,7 @@ const MORE: &str = " more losses at least, which only the output of a repair has
 pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
     let Some(bytes) = read_whole(storage, NAME)? else { return Ok(Vec::new()) };
     let lines: Vec<String> = String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect();
-    Ok(if lines.is_empty() {
-        vec![format!("something that is not known any more, because {NAME} is empty")]
-    } else {
-        lines
-    })
+    Ok(if lines.is_empty() { vec![format!("an unknown loss, because {NAME} is empty")] } else { lines })
 }
 
 /// Adds these lines durably. A line that is there already is not added again, because an interrupted repair reports the

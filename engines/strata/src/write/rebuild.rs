@@ -52,7 +52,7 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, report: &mut Repa
         manifest.batch,
         manifest.checkpoint.seq
     ));
-    report.lost.push("perhaps files: nobody knows which segments and WAL files there were".to_owned());
+    report.lost.push("files may be missing: only the lost manifest named all segments and WAL files".to_owned());
     let (runs, obsolete) = runs(found, report);
     manifest.runs = runs;
     unused.extend(obsolete.into_iter().map(|id| Own::Segment(id).name()));

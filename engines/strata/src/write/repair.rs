@@ -108,11 +108,7 @@ fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), report: Repaired::default() };
     let files = repair.wal_files()?;
-    let mut last = repair.manifest.batch;
-    repair.read_wal(&files, &mut |batch, _, _| {
-        last = batch;
-        Ok(())
-    })?;
+    let (last, _) = repair.end_of_wal(&files)?;
     // If the WAL is damaged, a segment left by a crash may have the batches that it lacks.
     let ahead = newest.is_ahead(&**storage, last);
     Ok(ahead.map_or(Stored::Usable(repair.manifest), Stored::Unusable))
@@ -216,14 +212,9 @@ impl Repair<'_> {
     /// Reads the WAL as far as possible. If anything in the store was wrong, its batches become runs.
     fn wal(&mut self) -> Result<()> {
         let files = self.wal_files()?;
-        let mut last = self.manifest.batch;
-        let broken = self.read_wal(&files, &mut |batch, _, _| {
-            last = batch;
-            Ok(())
-        })?;
+        let (last, ended) = self.end_of_wal(&files)?;
         self.refuse_misnamed(last)?;
-        let broken = broken.broken;
-        if broken.is_none() && self.report.findings.is_empty() {
+        if ended.broken.is_none() && self.report.findings.is_empty() {
             return Ok(());
         }
         let (mut runs, mut tail) = (Vec::new(), BTreeMap::new());
@@ -254,15 +245,18 @@ impl Repair<'_> {
             write(&mut tail, complete.clone())?;
         }
         if complete.0 > from {
-            let taken = format!("batches {} to {} were taken from the WAL", from + 1, complete.0);
-            self.report.findings.push(format!("{taken}: seq={}", complete.1.seq));
+            let (batches, seq) = (complete.0 - from, complete.1.seq);
+            self.report
+                .findings
+                .push(format!("recovered from the WAL: batches={batches} last={} seq={seq}", complete.0));
         }
         self.report.lost.extend(ended.gaps);
-        let unchecked = |file| format!("file={file} cannot be checked to be this store's: the manifest would say so");
+        let unchecked =
+            |file| format!("file={file} cannot be checked to be this store's, because the manifest is lost");
         self.report.findings.extend(ended.unchecked.into_iter().map(unchecked));
         if let Some(why) = ended.broken {
             self.report.findings.push(why);
-            self.report.lost.push(format!("batches from {} on, which stood in the WAL", complete.0 + 1));
+            self.report.lost.push(format!("batches from {} on, which were in the WAL", complete.0 + 1));
         }
         self.manifest.next_id = next_id;
         (self.manifest.batch, self.manifest.checkpoint) = complete;
@@ -277,6 +271,16 @@ impl Repair<'_> {
         let renamed = if self.rebuilt { None } else { misnamed(&**self.storage, &self.manifest)? };
         let why = renamed.and_then(|renamed| renamed.is_ahead(&**self.storage, last));
         why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::FixInput, why)))
+    }
+
+    /// Reads the WAL for its last batch.
+    fn end_of_wal(&self, files: &[u64]) -> Result<(u64, Ended)> {
+        let mut last = self.manifest.batch;
+        let ended = self.read_wal(files, &mut |batch, _, _| {
+            last = batch;
+            Ok(())
+        })?;
+        Ok((last, ended))
     }
 
     /// Passes the batches after those in the runs to `take`.
@@ -295,7 +299,7 @@ impl Repair<'_> {
                         (salt, Position { next: batch, end: None })
                     }
                     None => {
-                        if salvage_begins_torn(&**self.storage, *id)? {
+                        if unless_damaged(wal::begins_torn(&**self.storage, *id).map(Some))?.unwrap_or(true) {
                             let shown = shown(&**self.storage, &wal::name(*id));
                             ended
                                 .gaps
@@ -358,14 +362,6 @@ impl Repair<'_> {
             }
         }
         sync_dir(storage)
-    }
-}
-
-/// Whether a WAL file does not begin with a whole record, or the device does not give its beginning.
-fn salvage_begins_torn(storage: &dyn Storage, id: u64) -> Result<bool> {
-    match wal::begins_torn(storage, id) {
-        Err(failed) if is_damage(&failed) => Ok(true),
-        torn => torn,
     }
 }
 

@@ -97,7 +97,7 @@ fn a_store_without_its_manifest_comes_back_from_its_footers_and_its_wal() {
         assert_eq!(open(dir.path()).err().unwrap().kind(), ErrorKind::DataDamaged);
         let repaired = StrataEngine::repair(dir.path()).unwrap();
         assert_said(&repaired.findings, &["manifest", "made anew of"]);
-        assert_said(&repaired.lost, &["nobody knows which"]);
+        assert_said(&repaired.lost, &["only the lost manifest"]);
         assert_eq!(repaired.checkpoint, seq(11));
         assert_sound(dir.path(), &map, 11);
     }

@@ -87,7 +87,7 @@ fn a_manifest_that_the_device_does_not_give_is_made_anew() {
     let store = Closed::new();
     let (lost, content) = store.repaired_without("MANIFEST", true);
     assert!(content == store.whole, "seq={}", content.1);
-    assert!(lost.iter().any(|line| line.contains("nobody knows which")), "{lost:?}");
+    assert!(lost.iter().any(|line| line.contains("only the lost manifest")), "{lost:?}");
 }
 
 #[test]

@@ -67,17 +67,26 @@ impl Commits {
     fn prepare(&self) -> Result<Ready> {
         let mem = Arc::new(Mem::new(self.common.sizes.mem_records)?);
         let _share = self.memory.reads.budget.take_for_work(mem.bytes(0));
-        let id = self.runs.new_id();
-        let spare = self.common.mailbox.lock().spare.pop();
         // `begin_behind` sets the last durable batch when the file is begun.
-        match Wal::create(&*self.common.storage, &self.wal_key, id, spare.as_deref(), 0) {
-            Ok(wal) => Ok(Ready { wal, mem, _share }),
-            // The name may or may not be durable, and a flush of the directory is not tried again.
-            Err(failed) if is_final(&failed) => Err(self.common.poison(failed)),
-            Err(failed) => {
-                // The spare file was not touched, unless somebody has removed it.
-                self.common.mailbox.lock().spare.extend(spare.filter(|_| failed.kind() != ErrorKind::FixInput));
-                Err(failed)
+        Ok(Ready { wal: self.create_wal(0)?, mem, _share })
+    }
+
+    /// Creates a WAL file, or takes one that waits to be overwritten. Every batch up to `flushed` must be durable.
+    pub(super) fn create_wal(&self, flushed: u64) -> Result<Wal> {
+        loop {
+            let id = self.runs.new_id();
+            let spare = self.common.mailbox.lock().spare.pop();
+            match Wal::create(&*self.common.storage, &self.wal_key, id, spare.as_deref(), flushed) {
+                Ok(wal) => return Ok(wal),
+                // The name may or may not be durable, and a flush of the directory is not tried again.
+                Err(failed) if is_final(&failed) => return Err(self.common.poison(failed)),
+                // Somebody has removed the spare file.
+                Err(failed) if spare.is_some() && failed.kind() == ErrorKind::FixInput => {}
+                Err(failed) => {
+                    // The spare file was not touched.
+                    self.common.mailbox.lock().spare.extend(spare);
+                    return Err(failed);
+                }
             }
         }
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine_api::{ErrorKind, Result};
-use engine_kit::is_final;
 
 use crate::format::wal::Wal;
 use crate::memtable::Mem;
@@ -98,20 +97,9 @@ impl Commits {
         let since = Instant::now();
         let mut pause = PAUSE;
         loop {
-            let id = self.runs.new_id();
-            let spare = self.common.mailbox.lock().spare.pop();
-            match Wal::create(&*self.common.storage, &self.wal_key, id, spare.as_deref(), writer.batch) {
-                Ok(wal) => return Ok(wal),
-                Err(failed) if is_final(&failed) => return Err(self.common.poison(failed)),
-                // Somebody has removed the spare file.
-                Err(failed) if spare.is_some() && failed.kind() == ErrorKind::FixInput => continue,
-                Err(failed) => {
-                    // The spare file was not touched.
-                    self.common.mailbox.lock().spare.extend(spare);
-                    if failed.kind() != ErrorKind::Retry || since.elapsed() >= PATIENCE {
-                        return Err(failed);
-                    }
-                }
+            match self.create_wal(writer.batch) {
+                Err(failed) if failed.kind() == ErrorKind::Retry && since.elapsed() < PATIENCE => {}
+                created => return created,
             }
             std::thread::sleep(pause);
             self.common.counters.stalls.add(pause);
