@@ -58,7 +58,7 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
 fn already_stored(store: &Store, pairs: &[(Key, Value)]) -> Result<usize> {
     let Some((first, _)) = pairs.first() else { return Ok(0) };
     let (mut known, mut other) = (0, false);
-    reader::scan_from(store.db, ReadOptions::default(), first, &mut |key, value| {
+    reader::scan_from(&store.db, ReadOptions::default(), first, &mut |key, value| {
         if pairs.get(known) == Some(&(*key, *value)) {
             known += 1;
             ControlFlow::Continue(())

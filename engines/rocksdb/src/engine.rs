@@ -76,7 +76,7 @@ impl Engine for RocksdbEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(RocksdbReader::new(self.store.db)))
+        Ok(Box::new(RocksdbReader::new(&self.store.db)))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -115,7 +115,7 @@ impl Engine for RocksdbEngine {
 
     /// Flushes the memtable first. Makes hard links if `dir` is on the same file system, and copies otherwise.
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        rocksdb::checkpoint::Checkpoint::new(self.store.db)
+        rocksdb::checkpoint::Checkpoint::new(&self.store.db)
             .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
             .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))?;
         Keeper::keep_copy(dir)

@@ -40,7 +40,7 @@ impl WriteTxn for RocksdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.pending.get(key) {
             Some(value) => Ok(*value),
-            None => reader::get(self.store.db, key, &self.options),
+            None => reader::get(&self.store.db, key, &self.options),
         }
     }
 
