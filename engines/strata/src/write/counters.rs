@@ -11,11 +11,11 @@ pub(crate) struct Counters {
     pub(crate) committed_bytes: Statistic,
     pub(crate) wal_bytes: Statistic,
     pub(crate) segment_bytes: Statistic,
-    /// Memtables that became runs.
+    /// Memtables that a flush has written as delta runs.
     pub(crate) flushes: Statistic,
     /// Merges of several runs into one.
     pub(crate) merges: Statistic,
-    /// Steps of merges.
+    /// Steps of merges, each of a segment or a group of the base.
     pub(crate) merge_steps: Times,
     /// Flushes and merges that failed, or that were put off for want of disk space.
     pub(crate) failures: Statistic,
@@ -31,7 +31,7 @@ pub(crate) struct Counters {
     pub(crate) base_merges: Statistic,
     /// The greatest number of delta runs.
     pub(crate) runs_most: Statistic,
-    /// The greatest merge debt.
+    /// The greatest merge debt at any change of the runs, in percent.
     pub(crate) debt_most_percent: Statistic,
 }
 

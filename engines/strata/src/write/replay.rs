@@ -47,7 +47,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) accept: Accept<'a>,
 }
 
-/// Where the WAL ends.
+/// The last batch of the WAL, and the end of each of its files.
 struct Ends {
     /// Number of the last batch.
     batch: u64,

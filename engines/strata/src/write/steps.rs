@@ -42,7 +42,7 @@ pub(crate) struct Merging {
 struct DeltaMerge {
     /// The runs that it merges, newest first.
     runs: Vec<Arc<Run>>,
-    /// Segments written so far.
+    /// Segments written so far, which no manifest names yet.
     written: Unnamed,
     /// The first key that is not merged yet.
     from: Key,

@@ -25,7 +25,7 @@ pub(crate) struct Hooks {
     pub(crate) unlisted: AtomicBool,
     /// Number of segments that `strata-merge` may still begin. It waits while there are none.
     pub(crate) merge_segments_left: AtomicU64,
-    /// Whether it waits.
+    /// Whether that thread waits for the right to begin another.
     pub(crate) merge_waits: AtomicBool,
     /// Name of the file whose next opening fails, as without free descriptors.
     pub(crate) unopened: Mutex<Option<String>>,
