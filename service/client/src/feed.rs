@@ -1,7 +1,7 @@
 //! The change feed for a subscriber: its events, and the position from which a subscription continues after a break.
 //!
-//! Owns: the types of the feed; the check that nothing is missing where a subscription begins or continues. Must not: continue
-//! past a gap. Threads: the caller's.
+//! Owns: the types of the feed; the check that nothing is missing where a subscription begins or continues. Must not:
+//! continue past a gap. Threads: the caller's.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::{Key, Value};
@@ -20,8 +20,8 @@ pub enum Start {
     Now,
     /// Begins with every pair of the map; then every change since follows.
     Dump,
-    /// Begins with the rest of a dump that was interrupted, at the position that [`dumped`](crate::blocking::Subscription::dumped) returned
-    /// then; then every change since follows.
+    /// Begins with the rest of a dump that was interrupted, at the position that
+    /// [`dumped`](crate::blocking::Subscription::dumped) returned then; then every change since follows.
     DumpFrom {
         /// Position at which the dump was interrupted.
         dumped: Dumped,
@@ -68,7 +68,8 @@ pub enum Event {
         slot: Option<u64>,
     },
     /// Pairs of the dump, ascending by key: set each key to its value. With a filter there may be none, and the event
-    /// only advances [`dumped`](crate::blocking::Subscription::dumped). [`Event::Changes`] of keys that were already dumped come in between.
+    /// only advances [`dumped`](crate::blocking::Subscription::dumped). [`Event::Changes`] of keys that were already
+    /// dumped come in between.
     Pairs(Vec<(Key, Value)>),
     /// The dump is complete: with all pairs and changes so far, in their order, the caller has the map in its state
     /// after the change `seq`.
