@@ -1,6 +1,6 @@
 //! Stable codes of the errors that a person or a program does something about.
 //!
-//! Owns: the list; ERRORS.md says what to do about each. Must not: lose or rename a code once it was
+//! Owns: the list; ERRORS.md has the remedy of each. Must not: lose or rename a code once it was
 //! released, or hold more than 60. An error without a code has its way out in its text alone. Any thread.
 
 use std::error::Error as StdError;
@@ -64,7 +64,7 @@ codes! {
     Input "E-INPUT"
     /// The source differs from the one with which the load was begun, or changed while it was read.
     InputChanged "E-INPUT-CHANGED"
-    /// There is nothing to resume, or what is there was begun otherwise.
+    /// There is nothing to resume, or it was begun with other arguments.
     Resume "E-RESUME"
     /// The archive is cut, damaged or incomplete.
     Archive "E-ARCHIVE"
@@ -104,7 +104,7 @@ codes! {
     Busy "E-BUSY"
     /// The deadline passed before the answer.
     Deadline "E-DEADLINE"
-    /// The service is stopping.
+    /// The service is stopping and takes no more requests.
     Stopping "E-STOPPING"
     /// The store is being loaded or healed, and answers nothing meanwhile.
     NotReady "E-NOT-READY"
@@ -118,7 +118,7 @@ codes! {
     FeedOther "E-FEED-OTHER"
     /// The position is older than the feed's log, or not in it yet.
     FeedRange "E-FEED-RANGE"
-    /// The subscriber fell too far behind.
+    /// The subscriber reads more slowly than the feed grows.
     FeedStalled "E-FEED-STALLED"
 }
 
@@ -133,19 +133,6 @@ impl Code {
     /// Makes an error with this code. The message, in lower case, names the way out.
     pub fn error(self, message: impl Into<String>) -> Coded {
         Coded { code: self, message: message.into() }
-    }
-
-    /// Returns the code of an error or of one of its causes; `None` if it has none.
-    pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
-        let mut cause = Some(error);
-        while let Some(error) = cause {
-            let known = error.downcast_ref::<Self>().copied();
-            if let Some(code) = known.or_else(|| error.downcast_ref::<crate::Error>().and_then(crate::Error::code)) {
-                return Some(code);
-            }
-            cause = error.source();
-        }
-        None
     }
 }
 

@@ -96,6 +96,21 @@ impl Error {
     }
 }
 
+impl Code {
+    /// Returns the code of an error or of one of its causes; `None` if it has none.
+    pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            let known = error.downcast_ref::<Self>().copied();
+            if let Some(code) = known.or_else(|| error.downcast_ref::<Error>().and_then(Error::code)) {
+                return Some(code);
+            }
+            cause = error.source();
+        }
+        None
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
