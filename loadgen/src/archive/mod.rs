@@ -200,16 +200,12 @@ impl Watch for Screen {
     fn at(&mut self, at: At) -> Result<()> {
         // ORDERING: Relaxed: the flag carries no other data.
         let stopped = self.stop.load(Ordering::Relaxed);
-        if stopped {
-            self.progress.clear();
-        }
         ensure!(!stopped, "stopped by a signal: slot={}: nothing is left of this archive; start again", at.slot);
         self.progress.show(at);
         Ok(())
     }
 
     fn whole(&mut self, archive: &Archived) -> Result<()> {
-        self.progress.clear();
         let kind = archive.base.map_or_else(|| "full".to_owned(), |base| format!("incremental base={base}"));
         let Archived { slot, blocks, digest, counts, .. } = archive;
         let (files, records, file) = (counts.files, counts.records, archive.file.display());

@@ -2,13 +2,6 @@
 //!
 //! Owns: their names. Must not: know how they are made. Plain values, used on any thread.
 
-use std::collections::BTreeMap;
-
-use clap::ValueEnum as _;
-
-/// Number of oddities that there are.
-const COUNT: usize = Oddity::Order as usize + 1;
-
 /// A feature of real archives that misleads a reader that does not expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -69,30 +62,17 @@ impl Oddities {
     }
 }
 
-/// Number of times that an archive has each oddity.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OddityCounts([u64; COUNT]);
-
-impl OddityCounts {
-    pub(super) fn add(&mut self, oddity: Oddity) {
-        self.0[oddity as usize] += 1;
-    }
-
-    /// Returns the counts by oddity, those of oddities that do not occur included.
-    pub(super) fn by_oddity(&self) -> BTreeMap<Oddity, u64> {
-        Oddity::value_variants().iter().map(|&oddity| (oddity, self.0[oddity as usize])).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
     fn an_oddity_that_is_left_out_is_the_only_one() {
         let oddities = Oddities::without(&[Oddity::Mints, Oddity::Order]);
         let kept = Oddity::value_variants().iter().filter(|oddity| oddities.has(**oddity)).count();
-        assert_eq!((kept, COUNT), (COUNT - 2, Oddity::value_variants().len()));
+        assert_eq!(kept, Oddity::value_variants().len() - 2);
         assert!(!oddities.has(Oddity::Mints) && !oddities.has(Oddity::Order));
         assert!(Oddity::value_variants().iter().all(|oddity| !Oddities::none().has(*oddity)));
     }

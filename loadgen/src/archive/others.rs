@@ -9,11 +9,11 @@
 use workload::{Key, Pairs};
 
 use super::oddity::{Oddities, Oddity};
-use super::page::{Layer, Page, Role};
+use super::page::{Layer, Page};
 use super::records::{AccountsFile, DATA_BYTES_MAX, Record};
 use crate::stream::account::{
-    Account, Extract, MINT_BYTES, MULTISIG_BYTES, STATE_OFFSET, SYSTEM_PROGRAM, TOKEN_2022_BYTES, TOKEN_2022_PROGRAM,
-    TOKEN_BYTES, TOKEN_PROGRAM,
+    Account, Extract, MINT_BYTES, MULTISIG_BYTES, SYSTEM_PROGRAM, TOKEN_2022_BYTES, TOKEN_2022_PROGRAM, TOKEN_BYTES,
+    TOKEN_PROGRAM, looks_like_an_account,
 };
 use crate::stream::keys::Keys;
 
@@ -80,21 +80,21 @@ enum Kind {
     Extended,
 }
 
-/// Kinds by turns, so that each occurs as often as the others.
-const KINDS: [Kind; 13] = [
-    Kind::Mint,
-    Kind::LongMint,
-    Kind::Multisig,
-    Kind::Wallet,
-    Kind::Foreign,
-    Kind::Wrong,
-    Kind::Uninitialised,
-    Kind::Program,
-    Kind::Closed,
-    Kind::NeverOpen,
-    Kind::Assigned,
-    Kind::Frozen,
-    Kind::Extended,
+/// Kinds by turns, so that each occurs as often as the others, and the oddity that each is.
+const KINDS: [(Kind, Oddity); 13] = [
+    (Kind::Mint, Oddity::Mints),
+    (Kind::LongMint, Oddity::Mints),
+    (Kind::Multisig, Oddity::Multisigs),
+    (Kind::Wallet, Oddity::Wallets),
+    (Kind::Foreign, Oddity::Foreign),
+    (Kind::Wrong, Oddity::Lengths),
+    (Kind::Uninitialised, Oddity::Uninitialised),
+    (Kind::Program, Oddity::Executables),
+    (Kind::Closed, Oddity::Tombstones),
+    (Kind::NeverOpen, Oddity::Tombstones),
+    (Kind::Assigned, Oddity::Assigned),
+    (Kind::Frozen, Oddity::Frozen),
+    (Kind::Extended, Oddity::Extensions),
 ];
 
 /// Version of an account in a layer of files.
@@ -122,21 +122,21 @@ impl Others {
 
     /// Puts the version of account `n` that belongs into this layer, if there is one.
     pub(super) fn put(&self, page: &mut Page, layer: Layer, n: u64) {
-        let kind = KINDS[(n % KINDS.len() as u64) as usize];
-        if !self.oddities.has(kind.oddity()) {
+        let (kind, oddity) = KINDS[(n % KINDS.len() as u64) as usize];
+        if !self.oddities.has(oddity) {
             return;
         }
         let Some(state) = self.state(kind, layer) else { return };
         let key = self.pairs.key(self.first + n);
-        page.note(kind.oddity());
+        page.note(oddity);
         let mut account = match state {
-            State::Closed => return page.push_closed(Role::Other, &key),
+            State::Closed => return page.push_closed(&key),
             State::Open | State::Away => self.account(kind, &key, n),
         };
         if matches!(state, State::Away) {
             account.owner = FOREIGN_PROGRAM;
         }
-        page.push(Role::Other, &key, &account, account.data(), kind == Kind::Program);
+        page.push(&key, &account, account.data(), kind == Kind::Program);
     }
 
     /// Puts the large account of a group of files, if it has one. `keys` are those that its data imitate.
@@ -152,9 +152,9 @@ impl Others {
             (Layer::Older, Extract::AccountOwner) | (Layer::Current, Extract::TokenOwner | Extract::TokenMint) => {
                 page.note(Oddity::Large);
                 let account = Account::of(LAMPORTS, FOREIGN_PROGRAM, imitation(bytes, keys));
-                page.push(Role::Other, &key, &account, account.data(), false);
+                page.push(&key, &account, account.data(), false);
             }
-            (Layer::Current, Extract::AccountOwner) => page.push_closed(Role::Other, &key),
+            (Layer::Current, Extract::AccountOwner) => page.push_closed(&key),
             _ => {}
         }
     }
@@ -208,33 +208,6 @@ impl Others {
     }
 }
 
-impl Kind {
-    fn oddity(self) -> Oddity {
-        match self {
-            Self::Mint | Self::LongMint => Oddity::Mints,
-            Self::Multisig => Oddity::Multisigs,
-            Self::Wallet => Oddity::Wallets,
-            Self::Foreign => Oddity::Foreign,
-            Self::Wrong => Oddity::Lengths,
-            Self::Uninitialised => Oddity::Uninitialised,
-            Self::Program => Oddity::Executables,
-            Self::Closed | Self::NeverOpen => Oddity::Tombstones,
-            Self::Assigned => Oddity::Assigned,
-            Self::Frozen => Oddity::Frozen,
-            Self::Extended => Oddity::Extensions,
-        }
-    }
-}
-
-/// Makes data with these bytes at the places that decide, as far as the length has them, and 7 in every other place.
-fn looks_like_an_account(bytes: usize, state: u8, account_type: u8) -> Vec<u8> {
-    let mut data = vec![7; bytes];
-    for (at, byte) in [(STATE_OFFSET, state), (TOKEN_BYTES, account_type)] {
-        data.get_mut(at).into_iter().for_each(|place| *place = byte);
-    }
-    data
-}
-
 /// Makes data that hold records of keys of the story, with values that they never have. An account's data begin at a
 /// multiple of eight, so that a reader that loses its place takes them for records.
 fn imitation(bytes: usize, keys: &Keys) -> Vec<u8> {
@@ -267,7 +240,7 @@ mod tests {
     fn an_account_that_counts_is_closed_after_it_was_open() {
         for extract in [Extract::AccountOwner, Extract::TokenOwner, Extract::TokenMint] {
             let others = Others::new(1, extract, Oddities::without(&[]), 0);
-            for kind in KINDS {
+            for (kind, _) in KINDS {
                 let mut last = None;
                 for layer in Layer::ALL {
                     last = others.state(kind, layer).or(last);

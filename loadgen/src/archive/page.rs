@@ -5,26 +5,16 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum as _;
 use serde::Serialize;
 use workload::{Key, Rng};
 
-use super::oddity::{Oddity, OddityCounts};
+use super::oddity::Oddity;
 use super::records::{AccountsFile, Record};
 use crate::stream::account::Account;
 
 /// Epochs of rent that accounts from before 2022 still have. All others have 2^64-1.
 const RENT_EPOCHS: [u64; 3] = [0, 361, 12_345];
-
-/// Part of a record in the archive's story.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Newest version of an account of the story.
-    Newest,
-    /// Version of an account of the story that a newer one in the same archive replaces.
-    Obsolete,
-    /// Version of an account that the stream does not know.
-    Other,
-}
 
 /// File of a group, in the order in which their versions replace each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +42,6 @@ pub struct Counts {
     pub records: u64,
     /// Versions without lamports, which close accounts.
     pub tombstones: u64,
-    /// Versions of the story's accounts that are not the newest in the archive.
-    pub obsolete: u64,
-    /// Versions of accounts that the stream does not know.
-    pub others: u64,
     /// Times that each oddity occurs.
     pub oddities: BTreeMap<Oddity, u64>,
 }
@@ -65,7 +51,6 @@ pub(super) struct Page {
     file: AccountsFile,
     garbage: Rng,
     counts: Counts,
-    oddities: OddityCounts,
 }
 
 impl Page {
@@ -74,17 +59,17 @@ impl Page {
         Self {
             file: AccountsFile::default(),
             garbage: Rng::new(seed),
-            counts: Counts::default(),
-            oddities: OddityCounts::default(),
+            counts: Counts {
+                oddities: Oddity::value_variants().iter().map(|oddity| (*oddity, 0)).collect(),
+                ..Counts::default()
+            },
         }
     }
 
     /// Appends a version of an account with `data`, which may be shorter than the account's own.
-    pub(super) fn push(&mut self, role: Role, key: &Key, account: &Account, data: &[u8], executable: bool) {
+    pub(super) fn push(&mut self, key: &Key, account: &Account, data: &[u8], executable: bool) {
         self.counts.records += 1;
         self.counts.tombstones += u64::from(account.lamports == 0);
-        self.counts.obsolete += u64::from(role == Role::Obsolete);
-        self.counts.others += u64::from(role == Role::Other);
         let [garbage @ .., rent] = self.garbage.next_u64().to_le_bytes();
         let rent_epoch = RENT_EPOCHS.get(usize::from(rent)).copied().unwrap_or(u64::MAX);
         let (lamports, owner) = (account.lamports, &account.owner);
@@ -92,13 +77,13 @@ impl Page {
     }
 
     /// Appends a tombstone. agave writes every account without lamports like this, whatever it was before.
-    pub(super) fn push_closed(&mut self, role: Role, key: &Key) {
-        self.push(role, key, &Account::closed(), &[], false);
+    pub(super) fn push_closed(&mut self, key: &Key) {
+        self.push(key, &Account::closed(), &[], false);
     }
 
     /// Counts an oddity that was put into the archive.
     pub(super) fn note(&mut self, oddity: Oddity) {
-        self.oddities.add(oddity);
+        *self.counts.oddities.entry(oddity).or_default() += 1;
     }
 
     /// Fills the file up with zeros.
@@ -121,6 +106,6 @@ impl Page {
 
     /// Returns the counts of everything that was put into files.
     pub(super) fn counts(self) -> Counts {
-        Counts { oddities: self.oddities.by_oddity(), ..self.counts }
+        self.counts
     }
 }

@@ -24,7 +24,7 @@ use super::manifest::{Listed, manifest};
 use super::oddity::{Oddities, Oddity};
 use super::options::Like;
 use super::others::{EXTENDED_BYTES, FOREIGN_PROGRAM, Others};
-use super::page::{Counts, Layer, Page, Role};
+use super::page::{Counts, Layer, Page};
 use super::writer::ArchiveWriter;
 use crate::stream::Workload;
 use crate::stream::account::{Account, Extract, STATE_OFFSET, TOKEN_BYTES};
@@ -290,28 +290,27 @@ impl<'a> Story<'a> {
         if touched && layer == Layer::Current {
             page.note(Oddity::Obsolete);
         }
-        let newest = if touched { Role::Obsolete } else { Role::Newest };
         let past = self.past(drawn);
         match (layer, past) {
             (Layer::Older, Past::Changed | Past::Reopened | Past::Assigned) => {
                 page.note(past.oddity());
-                self.push_open(page, Role::Obsolete, id, OBSOLETE, drawn);
+                self.push_open(page, id, OBSOLETE, drawn);
             }
-            (Layer::Middle, Past::Reopened) => page.push_closed(Role::Obsolete, &self.keys.key(id)),
+            (Layer::Middle, Past::Reopened) => page.push_closed(&self.keys.key(id)),
             (Layer::Middle, Past::Assigned) => {
                 let key = self.keys.key(id);
                 let value = self.keys.value(id, OBSOLETE);
                 let mut account = Account::open(self.workload.extract, &key, &value, drawn);
                 account.owner = FOREIGN_PROGRAM;
-                page.push(Role::Obsolete, &key, &account, account.data(), false);
+                page.push(&key, &account, account.data(), false);
             }
-            (Layer::First, Past::TwiceInSlot) => self.push_open(page, Role::Obsolete, id, OBSOLETE, drawn),
+            (Layer::First, Past::TwiceInSlot) => self.push_open(page, id, OBSOLETE, drawn),
             (Layer::Current, Past::TwiceInFile) => {
                 page.note(Oddity::Files);
-                self.push_open(page, Role::Obsolete, id, OBSOLETE, drawn);
-                self.push_open(page, newest, id, 0, drawn);
+                self.push_open(page, id, OBSOLETE, drawn);
+                self.push_open(page, id, 0, drawn);
             }
-            (Layer::Current, _) => self.push_open(page, newest, id, 0, drawn),
+            (Layer::Current, _) => self.push_open(page, id, 0, drawn),
             _ => {}
         }
     }
@@ -336,7 +335,6 @@ impl<'a> Story<'a> {
         let buries = self.base.is_some() || self.has(Oddity::Obsolete) || self.has(Oddity::Tombstones);
         for (update, event) in block.updates.iter().zip(block.first_event..) {
             let is_newest = self.latest.get(&update.id) == Some(&(at as u32));
-            let role = if is_newest { Role::Newest } else { Role::Obsolete };
             if !is_newest {
                 if !self.has(Oddity::Obsolete) || draw(self.salt ^ block.slot, update.id) & 1 == 0 {
                     continue;
@@ -345,7 +343,7 @@ impl<'a> Story<'a> {
             }
             let account = match update.write {
                 Write::Open => {
-                    self.push_open(page, role, update.id, update.version, event);
+                    self.push_open(page, update.id, update.version, event);
                     continue;
                 }
                 Write::Closed => Account::closed(),
@@ -353,15 +351,15 @@ impl<'a> Story<'a> {
             };
             let key = self.keys.key(update.id);
             if account.lamports > 0 {
-                page.push(role, &key, &account, account.data(), false);
+                page.push(&key, &account, account.data(), false);
             } else if buries {
-                page.push_closed(role, &key);
+                page.push_closed(&key);
             }
         }
     }
 
     /// Puts an open account of the story, in one of the shapes in which the account still holds the value.
-    fn push_open(&self, page: &mut Page, role: Role, id: u64, version: u32, amount: u64) {
+    fn push_open(&self, page: &mut Page, id: u64, version: u32, amount: u64) {
         let (key, value) = (self.keys.key(id), self.keys.value(id, version));
         let extract = self.workload.extract;
         let mut account = Account::open(extract, &key, &value, amount);
@@ -392,7 +390,7 @@ impl<'a> Story<'a> {
         if executable {
             page.note(Oddity::Executables);
         }
-        page.push(role, &key, &account, &account.data()[..bytes], executable);
+        page.push(&key, &account, &account.data()[..bytes], executable);
     }
 }
 

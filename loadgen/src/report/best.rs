@@ -132,14 +132,10 @@ fn judged(rows: &[(String, Row)]) -> Vec<Option<Judged>> {
 
 /// Says when a scenario was run, and lists the settings that its workloads share, in one line.
 fn about(scenario: &Scenario<'_>) -> String {
-    let runs = || scenario.groups.iter().flat_map(Group::runs);
-    let start = |of: Option<u64>| format::utc(of.unwrap_or_default());
-    let (first, last) = (runs().map(|run| run.start_unix_ms).min(), runs().map(|run| run.start_unix_ms).max());
     let mut common = scenario.groups.first().map(|group| format::facts(group.workload)).unwrap_or_default();
     common.retain(|fact| scenario.groups.iter().all(|group| format::facts(group.workload).contains(fact)));
     let common: Vec<String> = common.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let (count, name) = (runs().count(), scenario.name);
-    format!("- {name}: {count} runs, {} to {} UTC; {}\n", start(first), start(last), common.join(", "))
+    format!("- {}; {}\n", scenario.dates(), common.join(", "))
 }
 
 const COLUMNS: &str = "\

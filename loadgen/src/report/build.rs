@@ -31,7 +31,7 @@ pub(crate) fn document(title: &str, records: &[Record]) -> Document {
     let scenarios = scenarios(records);
     let mut sections = vec![summary::section(&scenarios, &engines)];
     sections.extend(scenarios.iter().enumerate().map(|(at, scenario)| scenario::section(scenario, at, &engines)));
-    sections.extend([notes::section(&scenarios), device::section(records)]);
+    sections.extend([notes::section(&scenarios, records), device::section(records)]);
     sections.push(Section {
         id: "reading".to_owned(),
         title: "How to read this".to_owned(),

@@ -16,9 +16,9 @@ const KEPT_UP: f64 = 0.98;
 const SHOWN_MAX: usize = 3;
 
 /// Lists every note of every run, and the findings that no run has noted.
-pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
+pub(crate) fn section(scenarios: &[Scenario<'_>], records: &[Record]) -> Section {
     let mut kinds: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let mut seen = Vec::new();
+    let mut seen = mixed(records);
     for scenario in scenarios {
         for group in &scenario.groups {
             for run in group.runs() {
@@ -117,16 +117,6 @@ fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
         if let Some(share) = Spread::of(rates.map(Some)).filter(|share| share.min < KEPT_UP) {
             let percent = format::digits(share.min * 100.0);
             say(&format!("fell behind the rate asked for: {percent} % of it at worst"), cell.engine, cell.cap);
-        }
-        let machine = |run: &&Record| Machine { loadavg: String::new(), ..run.machine.clone() };
-        if distinct(cell.runs.iter().map(machine)).len() > 1 {
-            say("the repeats ran on different machines or settings of one", cell.engine, cell.cap);
-        }
-        if cell.options().len() > 1 {
-            say("the repeats ran with different engine options", cell.engine, cell.cap);
-        }
-        if distinct(cell.runs.iter().map(|run| run.program.as_str())).len() > 1 {
-            say("the repeats ran with different programs", cell.engine, cell.cap);
         }
     }
     let caps = group.caps();

@@ -259,12 +259,9 @@ fn ratio(one: &Sample, other: &Sample) -> Option<Sample> {
 
 /// Lists the dates and builds of a scenario's runs, and those that were killed.
 fn about(scenario: &Scenario<'_>) -> String {
-    let runs = || scenario.groups.iter().flat_map(|group| group.runs());
-    let (first, last) = (runs().map(|run| run.start_unix_ms).min(), runs().map(|run| run.start_unix_ms).max());
-    let day = |of: Option<u64>| format::utc(of.unwrap_or_default());
+    let (runs, name) = (|| scenario.groups.iter().flat_map(|group| group.runs()), scenario.name);
     let programs = distinct(runs().map(|run| run.program.as_str())).join(", ");
-    let (count, name) = (runs().count(), scenario.name);
-    let mut out = format!("- {name}: {count} runs, {} to {} UTC, {programs}\n", day(first), day(last));
+    let mut out = format!("- {}, {programs}\n", scenario.dates());
     for run in runs() {
         if let Some(note) = run.killed() {
             out.push_str(&format!("- {name}: {}, {}, repeat {}: {note}\n", run.engine, run.workload.name, run.repeat));

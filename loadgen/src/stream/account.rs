@@ -101,21 +101,13 @@ impl Account {
 
     /// Makes an account that was a token account and is none any more. `draw` picks one of the [`LEAVINGS`].
     pub fn left(draw: u8) -> Self {
-        // Data that looks like a token account in every place, so that only the owner and the length tell.
-        let data = |len: usize, state: u8, kind: u8| {
-            let mut data = vec![7; len];
-            for (at, byte) in [(STATE_OFFSET, state), (TOKEN_BYTES, kind)] {
-                data.get_mut(at).into_iter().for_each(|place| *place = byte);
-            }
-            data
-        };
         match draw % LEAVINGS {
             0 => Self::of(5, SYSTEM_PROGRAM, Vec::new()),
-            1 => Self::of(5, [9; 32], data(TOKEN_BYTES, 1, 0)),
-            2 => Self::of(5, TOKEN_PROGRAM, data(MINT_BYTES, 0, 0)),
-            3 => Self::of(5, TOKEN_2022_PROGRAM, data(TOKEN_2022_BYTES, 1, 1)),
-            4 => Self::of(5, TOKEN_2022_PROGRAM, data(MULTISIG_BYTES, 1, 2)),
-            5 => Self::of(5, TOKEN_PROGRAM, data(TOKEN_BYTES, 0, 0)),
+            1 => Self::of(5, [9; 32], looks_like_an_account(TOKEN_BYTES, 1, 0)),
+            2 => Self::of(5, TOKEN_PROGRAM, looks_like_an_account(MINT_BYTES, 0, 0)),
+            3 => Self::of(5, TOKEN_2022_PROGRAM, looks_like_an_account(TOKEN_2022_BYTES, 1, 1)),
+            4 => Self::of(5, TOKEN_2022_PROGRAM, looks_like_an_account(MULTISIG_BYTES, 1, 2)),
+            5 => Self::of(5, TOKEN_PROGRAM, looks_like_an_account(TOKEN_BYTES, 0, 0)),
             _ => Self::of(0, TOKEN_PROGRAM, Vec::new()),
         }
     }
@@ -140,6 +132,15 @@ impl Account {
             Data::Any(data) => data,
         }
     }
+}
+
+/// Makes data with these bytes at the places that decide, as far as the length has them, and 7 in every other place.
+pub(crate) fn looks_like_an_account(bytes: usize, state: u8, account_type: u8) -> Vec<u8> {
+    let mut data = vec![7; bytes];
+    for (at, byte) in [(STATE_OFFSET, state), (TOKEN_BYTES, account_type)] {
+        data.get_mut(at).into_iter().for_each(|place| *place = byte);
+    }
+    data
 }
 
 /// Whether `data` is that of a live token account, by the Token programs' own rule.

@@ -177,7 +177,7 @@ fn a_kill_and_a_cost_that_was_zero_are_found() {
     let killed = write(directory.path(), "killed.jsonl", &killed);
     let found = loadgen(&["compare", &before, &killed, "--fail-above", "5"]);
     assert_eq!(found.status.code(), Some(1), "{}", text(&found.stdout));
-    for part in ["killed: 3 runs of B and 0 of A", "only A has a figure: Positive read p50"] {
+    for part in ["killed: 3 runs of B and 0 of A", "only in A: Positive read p50"] {
         assert!(text(&found.stdout).contains(part), "{part}: {}", text(&found.stdout));
     }
 }
