@@ -7,10 +7,10 @@ use super::document::Document;
 
 const PAGE: &str = include_str!("../../assets/report.html");
 const STYLE: &str =
-    concat!(include_str!("../../../service/src/dashboard/page.css"), include_str!("../../assets/report.css"));
+    concat!(include_str!("../../../service/src/pages/dashboard/page.css"), include_str!("../../assets/report.css"));
 const SCRIPT: &str = concat!(
-    include_str!("../../../service/src/dashboard/format.js"),
-    include_str!("../../../service/src/dashboard/charts.js"),
+    include_str!("../../../service/src/pages/dashboard/format.js"),
+    include_str!("../../../service/src/pages/dashboard/charts.js"),
     include_str!("../../assets/report.js")
 );
 
