@@ -2,8 +2,8 @@
 //! engine's label if the contract is broken, and [`suite!`] turns all of them into tests.
 //!
 //! Owns: the topics, the model. Must not: name a concrete engine; [`Store`] hides the differences
-//! between engines. Everything is real: real files, real processes, a real full disk. The
-//! torture kills processes with SIGKILL while they write and load. Threads: a
+//! between engines. Everything is real: real files, real processes. The torture kills
+//! processes with SIGKILL while they write and load, and fills their disk. Threads: a
 //! test's own, unless a topic says otherwise.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a suite of tests")]
@@ -61,7 +61,7 @@ macro_rules! suite {
             copies: a_copy_opens_and_equals a_copy_made_while_writing_is_one_commit;
             scrub: a_sound_store_passes_a_scrub a_flipped_bit_is_found;
             bulk: loaded_chunks_equal_puts unsorted_input_is_refused loading_a_chunk_again_converges;
-            full: full_disk_loses_nothing disk_filled_by_others_loses_nothing full_size_loses_nothing;
+            full: full_files_lose_nothing full_size_loses_nothing;
             identity: a_second_process_is_refused closing_releases_the_directory;
             model: random_operations_equal_the_model;
         }
