@@ -21,7 +21,7 @@ use tracing_subscriber::EnvFilter;
     arg_required_else_help = true
 )]
 #[command(
-    after_help = "Exit codes:\n  0  done\n  1  a run failed, a key is absent, or a map differs from the stream's digest; a run of bench that its memory cap\n     killed is a result\n  2  wrong arguments"
+    after_help = "Exit codes:\n  0  done\n  1  a run failed, a key is absent, or a map differs from the stream's digest. A run of bench that its memory cap\n     has killed is a result, and no failure\n  2  wrong arguments"
 )]
 struct Cli {
     #[command(subcommand)]

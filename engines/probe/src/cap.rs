@@ -23,7 +23,7 @@ pub enum Cap {
 }
 
 /// Memory that the cgroup has accounted, in bytes.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Charged {
     /// The largest charge so far: anonymous memory and page cache together.
     pub peak_bytes: u64,

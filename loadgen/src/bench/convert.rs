@@ -6,9 +6,11 @@
 use anyhow::{Context, Result};
 use engine_latency::Op;
 use engine_latency::export::{Report, ReportSeries};
+use probe::Charged;
 use serde::Deserialize;
 
 use super::run::Run;
+use crate::live::process::Usage;
 use crate::live::start::{Start, WarmUp};
 use crate::result::{Curve, Io, Opening, Quantiles, Record, Sample, Series, Workload};
 
@@ -34,7 +36,7 @@ struct Point {
     commit: Option<Sample>,
 }
 
-/// The report of `loadgen live --report`.
+/// The report of `loadgen live --report`, as far as it is needed.
 #[derive(Deserialize)]
 struct Lived {
     seconds: f64,
@@ -43,18 +45,6 @@ struct Lived {
     charged: Option<Charged>,
     start: Start,
     opening: Option<Opening>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    peak_rss_bytes: u64,
-    #[serde(flatten)]
-    io: Io,
-}
-
-#[derive(Deserialize)]
-struct Charged {
-    peak_bytes: u64,
 }
 
 /// Converts the report of `bootstrap --report`.

@@ -383,7 +383,7 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<&S
     }
     say!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
     if let Some(usage) = outcome.usage {
-        say!("service CPU: user {:.2} s, system {:.2} s", usage.user_s, usage.system_s);
+        say!("service CPU: user {:.2} s, system {:.2} s", usage.io.user_s, usage.io.system_s);
         say!("service peak RSS: {}", ByteSize(usage.peak_rss_bytes));
     }
     if let Some(charged) = outcome.charged {

@@ -11,8 +11,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 
-use crate::result::Opening;
+use crate::result::{Io, Opening};
 
 /// Longest wait for an answer. A local service answers in milliseconds, and a stalled one must not hang the run.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,17 +29,13 @@ pub(crate) struct Service {
     log: PathBuf,
 }
 
-/// CPU time and memory that the service has used.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+/// CPU time, reads and memory that the service has used.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Usage {
-    /// User CPU time in seconds.
-    pub(crate) user_s: f64,
-    /// System CPU time in seconds.
-    pub(crate) system_s: f64,
     /// Largest resident set in bytes, without page cache that was read through pread.
     pub(crate) peak_rss_bytes: u64,
-    /// Bytes read from the device for the service. `None` if the kernel does not account I/O.
-    pub(crate) device_read_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) io: Io,
 }
 
 /// Returns the log's default place: beside the store's directory, whose name it begins with.
@@ -73,7 +70,11 @@ impl Service {
 
     /// Returns the CPU time and memory used so far.
     pub(crate) fn usage(&self) -> Result<Usage> {
-        usage(self.child.id())
+        let pid = self.child.id();
+        let counts = probe::process_counts(pid).context("the service is gone")?;
+        let (user_s, system_s, device_read_bytes) = (counts.user_s, counts.system_s, counts.device_read_bytes);
+        let io = Io { user_s, system_s, device_read_bytes, ..Io::default() };
+        Ok(Usage { peak_rss_bytes: probe::rss_peak_bytes(pid), io })
     }
 
     /// Returns the cost of all that the service has done since its start.
@@ -139,14 +140,4 @@ pub(crate) fn ask(address: &str, path: &str) -> Result<(u16, Vec<u8>)> {
     let body = answer.split_off(end + 4);
     let status = String::from_utf8_lossy(&answer).split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.context("an answer without a status")?, body))
-}
-
-fn usage(pid: u32) -> Result<Usage> {
-    let counts = probe::process_counts(pid).context("the service is gone")?;
-    Ok(Usage {
-        user_s: counts.user_s,
-        system_s: counts.system_s,
-        peak_rss_bytes: probe::rss_peak_bytes(pid),
-        device_read_bytes: counts.device_read_bytes,
-    })
 }

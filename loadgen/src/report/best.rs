@@ -19,14 +19,14 @@ use crate::result::{Quantiles, Record};
 
 /// Text after the options in `loadgen best --help`.
 pub const EXAMPLES: &str = "\
-For each cell and figure the table has the median of the engine's repeats, the best median among the other engines, and how many times \
-better the engine is (below 1: worse). That is the geometric mean of the ratios, repeat by repeat, with its 95 % interval. The verdict is \
-about all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`, which needs three repeats. Other lines of the \
-engine itself are no rivals. Engines without a figure, or with too few repeats, are listed next to the verdict and are not part of it. A \
-figure of which neither more nor less is better is `not judged`.
+Each row is a cell and a figure: the median of the engine's repeats, the best median among the other engines, and how many times better \
+the engine is (below 1: worse). That factor is the geometric mean of the ratios, repeat by repeat, with its 95 % interval. The verdict \
+compares the engine with all others: `ahead` of each, `behind` one of them, `level`, or `not decided`. It needs three repeats. The same engine \
+with other options is not compared. Engines without a figure, or with too few repeats, are listed next to the verdict and are not part of \
+it. A figure without a better direction is `not judged`.
 
-Where the device was measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. Where all \
-engines wait for the device, they have to be apart there as well. The rule, and every cell without a figure, follow below the table.
+If the device was measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. If all engines \
+wait for the device, a verdict needs a difference in these multiples as well. The rule, and every cell without a figure, follow below the table.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md

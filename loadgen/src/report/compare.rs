@@ -19,12 +19,11 @@ use crate::result::{Machine, Record, Workload};
 pub const EXAMPLES: &str = "\
 Compares cells with the same scenario, workload (with its seed and size), engine and memory cap.
 
-The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
-repeats a side find smaller differences than three. Repeats of one number are compared with each other, so let the runs of \
-the two sides take turns.
+The verdict says how B compares with A: `ahead`, `level`, `behind` or `not decided`. The table prints the rule. Five repeats a side find \
+smaller differences than three. The first repeat of A is compared with the first of B, and so on, so let the two sides take turns.
 
-Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, has too few repeats to deny it, lacks a cell or a figure of \
-A or had more runs killed; or an error.
+Exit codes: 0: done. 1: an error; or with --fail-above, B is behind by more than PERCENT, has too few repeats to rule that out, lacks a \
+cell or a figure of A, or had more runs killed.
 
 Examples:
   solkv-loadgen compare before.jsonl after.jsonl
@@ -59,8 +58,8 @@ pub struct CompareArgs {
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Exit with 1 when B is behind in a figure by more than this or has too few repeats to deny it, lacks a cell or a figure of
-    /// A, or more of its runs were killed
+    /// Exit with 1 if B is behind in a figure by more than this or has too few repeats to rule that out, lacks a cell or a
+    /// figure of A, or had more runs killed
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub fail_above: Option<f64>,
 }

@@ -2,20 +2,19 @@
 //!
 //! Owns: the rule. Must not: know more about a figure than whether higher or lower is better. Runs on the main thread.
 //!
-//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. Two cells are compared repeat by repeat, because a
-//! disturbance slows both where they took turns. A t-test of the logarithms of these ratios gives a probability, and an interval
-//! for how many times better one side is.
+//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. It compares two cells repeat by repeat,
+//! because a disturbance slows both when they take turns. A t-test of the logarithms of the ratios gives a probability p,
+//! and an interval for how many times better one cell is.
 //!
-//! A row compares one side with several others, and claims one thing. That it is ahead of all of them is as likely by
-//! chance as the least certain of the comparisons. That it is behind one of them is as likely as the most certain of the
-//! comparisons, times the number of others that came out better, be it by chance. Those that came out worse are evidence of
-//! nothing, and are not counted: the p of a comparison has two sides, and equals the p of one side on the condition that it
-//! came out that way (conditional Bonferroni; Zhao, Small and Su, JASA 2019). So an engine that is better by some factor is
-//! found as often as one that is worse by it.
+//! A row compares one engine with several others, and makes one claim. The claim that it is ahead of all has the largest p
+//! of the comparisons. The claim that it is behind one has the smallest p, times the number of engines that came out
+//! better. Engines that came out worse are not counted, because they are no evidence for it: given the direction, the p of
+//! two sides is that of one side (conditional Bonferroni; Zhao, Small and Su, JASA 2019). So an engine that is better by
+//! some factor is found as often as one that is worse by it.
 //!
-//! A table of 200 rows has ten rows with p below 0.05 when nothing differs. So the rows of a table are judged together,
-//! by the procedure of Benjamini and Hochberg (1995). Among the rows of a table that claim a difference, at most one in
-//! twenty is chance. If nothing differs at all, at most one table in twenty claims any difference.
+//! Of 200 rows ten have p below 0.05 by chance. So the rows of a table are judged together, by the procedure of Benjamini
+//! and Hochberg (1995). At most one in twenty of the claimed differences is chance. If nothing differs, at most one table
+//! in twenty claims a difference.
 
 use distrs::StudentsT;
 use serde::Serialize;

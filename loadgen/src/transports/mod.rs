@@ -141,7 +141,8 @@ fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String
                 let mut driven = drive::drive(transport, &load)
                     .with_context(|| format!("transport={} batch={batch}", transport.name))?;
                 if let (Some(before), Some(after)) = (before, usage(&own)?) {
-                    driven.service_cpu_s = Some(after.user_s + after.system_s - before.user_s - before.system_s);
+                    driven.service_cpu_s =
+                        Some(after.io.user_s + after.io.system_s - before.io.user_s - before.io.system_s);
                 }
                 if let Some(path) = &args.out {
                     crate::result::append(path, &record(transport, &load, &driven, begun))?;
@@ -216,17 +217,18 @@ fn table(args: &TransportsArgs, measured: &Measured) -> String {
             names.push(transport.name);
         }
     }
-    let mut text =
-        format!("get, one key at a time, us (median of {} repeats; spread of p50 over them)\n", args.repeats);
-    let header = ["transport", "gets/s", "avg", "p50", "p50 spread", "p99", "p99.9", "max", "service CPU/get"];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
-    rows.extend(names.iter().map(|name| row(name, &of(measured, name, 1))));
-    text.push_str(&aligned(&rows));
-    text.push_str(&format!("\nget_many of {} keys, us a batch\n", args.batch));
-    let header = ["transport", "keys/s", "avg", "p50", "p50 spread", "p99", "p99.9", "max", "service CPU/key"];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
-    rows.extend(names.iter().map(|name| row(name, &of(measured, name, args.batch as usize))));
-    text.push_str(&aligned(&rows));
+    let repeats = args.repeats;
+    let mut text = String::new();
+    for (batch, unit, what) in [
+        (1, "get", format!("get, one key at a time, us (median of {repeats} repeats; spread of p50 over them)")),
+        (args.batch as usize, "key", format!("\nget_many of {} keys, us a batch", args.batch)),
+    ] {
+        let (rate, cpu) = (format!("{unit}s/s"), format!("service CPU/{unit}"));
+        let header = ["transport", &rate, "avg", "p50", "p50 spread", "p99", "p99.9", "max", &cpu];
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        rows.extend(names.iter().map(|name| row(name, &of(measured, name, batch))));
+        text.push_str(&format!("{what}\n{}", aligned(&rows)));
+    }
     text
 }
 
