@@ -7,10 +7,6 @@
 //!
 //! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
-// The simulated device is the one of strata's tests, which name the crate in full.
-#[cfg(feature = "strata")]
-extern crate engine_strata as solkv_engine_strata;
-
 mod agent;
 mod beside;
 mod child;

@@ -13,7 +13,7 @@ use super::figures::{
     READS_PER_OP, STATS, Stat, THROUGHPUT, THROUGHPUT_OF_DEVICE, WRITE_AMPLIFICATION,
 };
 use super::judge::{self, Family, Judged, RULE, Test, Verdict};
-use super::notes::mixed;
+use super::notes::{dates, mixed};
 use super::{format, input, targets};
 use crate::result::{Quantiles, Record};
 
@@ -135,7 +135,7 @@ fn about(scenario: &Scenario<'_>) -> String {
     let mut common = scenario.groups.first().map(|group| format::facts(group.workload)).unwrap_or_default();
     common.retain(|fact| scenario.groups.iter().all(|group| format::facts(group.workload).contains(fact)));
     let common: Vec<String> = common.into_iter().map(|(name, value)| format!("{name} {value}")).collect();
-    format!("- {}; {}\n", scenario.dates(), common.join(", "))
+    format!("- {}; {}\n", dates(scenario), common.join(", "))
 }
 
 const COLUMNS: &str = "\

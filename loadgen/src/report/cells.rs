@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::format;
 use crate::result::{Curve, Record, Series, Workload};
 
 /// The repeats of one engine under one cap.
@@ -162,16 +161,6 @@ impl<'a> Cell<'a> {
         let mut series: Vec<&'a Series> = self.runs.iter().filter_map(|run| series_of(run, op, over)).collect();
         series.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
         series.get(series.len().checked_sub(1)? / 2).copied()
-    }
-}
-
-impl Scenario<'_> {
-    /// Describes the runs by their number and their dates, in one line.
-    pub(crate) fn dates(&self) -> String {
-        let starts = || self.groups.iter().flat_map(Group::runs).map(|run| run.start_unix_ms);
-        let day = |of: Option<u64>| format::utc(of.unwrap_or_default());
-        let (first, last) = (day(starts().min()), day(starts().max()));
-        format!("{}: {} runs, {first} to {last} UTC", self.name, starts().count())
     }
 }
 

@@ -11,8 +11,11 @@ use crate::result::{Sample, Series};
 /// Largest number of samples in a line. Neighbours of longer series are merged.
 const SAMPLES_MAX: usize = 240;
 
+/// Picks one figure of a sample.
+type OfSample = fn(&Sample) -> f64;
+
 /// The figures of a [`Sample`] that lines over time or size show.
-const OVER: [(&str, fn(&Sample) -> f64); 4] = [
+const OVER: [(&str, OfSample); 4] = [
     ("avg", |sample| sample.mean_ns),
     ("p50", |sample| sample.p50_ns as f64),
     ("p99", |sample| sample.p99_ns as f64),
@@ -41,7 +44,7 @@ pub(crate) fn over(group: &Group<'_>, place: &Place<'_>, over: &str) -> Vec<Char
     let (kind, x) = if over == "pairs" { ("size", "pairs in the store") } else { ("time", "elapsed") };
     let line = |engine, cell: &Cell<'_>, op: &str| {
         let samples = thinned(cell.middle_series(op, over)?);
-        let values = |of: fn(&Sample) -> f64| samples.iter().map(|s| (s.count > 0).then(|| tenths(of(s)))).collect();
+        let values = |of: OfSample| samples.iter().map(|s| (s.count > 0).then(|| tenths(of(s)))).collect();
         let y = OVER.into_iter().map(|(name, of)| (name, values(of))).collect();
         Some(Line { engine, x: samples.iter().map(|sample| sample.at).collect(), y, ranges: Named::new() })
     };

@@ -54,6 +54,14 @@ pub(crate) fn section(scenarios: &[Scenario<'_>], records: &[Record]) -> Section
     Section { id: "notes".to_owned(), title: "What to know".to_owned(), blocks }
 }
 
+/// Describes the runs of a scenario by their number and their dates, in one line.
+pub(crate) fn dates(scenario: &Scenario<'_>) -> String {
+    let starts = || scenario.groups.iter().flat_map(Group::runs).map(|run| run.start_unix_ms);
+    let day = |of: Option<u64>| format::utc(of.unwrap_or_default());
+    let (first, last) = (day(starts().min()), day(starts().max()));
+    format!("{}: {} runs, {first} to {last} UTC", scenario.name, starts().count())
+}
+
 /// Says for which reasons runs of one side may not be comparable with each other.
 pub(crate) fn mixed(records: &[Record]) -> Vec<String> {
     let machines = distinct(records.iter().map(|record| Machine { loadavg: String::new(), ..record.machine.clone() }));

@@ -16,6 +16,7 @@ use super::figures::{
     BYTES_PER_LOADED, Better, Figure, LOAD_TIME, PEAK_CHARGED, READS_PER_OP, STATS, THROUGHPUT, WRITE_AMPLIFICATION,
 };
 use super::format;
+use super::notes::dates;
 use crate::result::{Quantiles, Record};
 
 /// The name of the best other engine in a target.
@@ -261,7 +262,7 @@ fn ratio(one: &Sample, other: &Sample) -> Option<Sample> {
 fn about(scenario: &Scenario<'_>) -> String {
     let (runs, name) = (|| scenario.groups.iter().flat_map(|group| group.runs()), scenario.name);
     let programs = distinct(runs().map(|run| run.program.as_str())).join(", ");
-    let mut out = format!("- {}, {programs}\n", scenario.dates());
+    let mut out = format!("- {}, {programs}\n", dates(scenario));
     for run in runs() {
         if let Some(note) = run.killed() {
             out.push_str(&format!("- {name}: {}, {}, repeat {}: {note}\n", run.engine, run.workload.name, run.repeat));
