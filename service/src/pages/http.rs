@@ -132,7 +132,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use conformance::{Ability, able};
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 

@@ -85,7 +85,14 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
     service.wait_for_slot(BASE_SLOT + 1);
     let mut asker = connect(&service, workload.seed).await;
 
-    let reached = asker.get(Commitment::Processed, BASE_SLOT + 20, Duration::from_secs(60)).await.unwrap();
+    // The service gives a request up after ten seconds.
+    let mut reached = None;
+    for _ in 0..10 {
+        reached = asker.get(Commitment::Processed, BASE_SLOT + 20, Duration::from_secs(6)).await.ok().flatten();
+        if reached.is_some() {
+            break;
+        }
+    }
     assert!(reached >= Some(BASE_SLOT + 20), "{reached:?}");
     let (mut second, mut third) = (asker.clone(), asker.clone());
     let (a, b, c) = tokio::join!(

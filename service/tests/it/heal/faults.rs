@@ -8,7 +8,7 @@ use crate::support::{BASE_SLOT, Service, columns, wait_for};
 
 /// The server keeps four seconds of slots, and sends for twenty. A provider is left within less than those four.
 const DELIVERY: &str = "--rate 2000 --replay-slots 80";
-const TIMEOUTS: [&str; 2] = ["--gap-timeout", "500ms"];
+const TIMEOUTS: [&str; 2] = ["--gap-timeout", "700ms"];
 /// Slots sent while the service is away: more than the server keeps.
 const OUTAGE: u64 = 110;
 
