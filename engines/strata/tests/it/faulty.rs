@@ -1,7 +1,6 @@
 //! A directory in memory that fails on request and crashes like a machine that loses its power.
 //!
-//! Owns: the simulated disk, which the tests, the fuzz target of operations and the torture put under a store: the two
-//! others take this file as a module of theirs. Called from any thread.
+//! Owns: the simulated disk, which the tests and the fuzz target of operations put under a store. Called from any thread.
 //!
 //! A crash keeps all flushed bytes. Of the writes since, each file keeps any subset, and each write may be torn at any
 //! 512-byte sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened,

@@ -6,7 +6,6 @@
 
 mod bounds;
 mod faults;
-#[allow(dead_code, reason = "the torture uses more of it")]
 mod faulty;
 mod groups;
 mod held;
