@@ -6,15 +6,13 @@
 //! and that name appears in its help and its manual.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use engine_api::{ErrorKind, words};
 
 use crate::args::LoadArgs;
-use crate::out::{say, tell};
+use crate::out::tell;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 use crate::{compare, get, info, load, migrate, plan, repair, scrub, verify};
@@ -82,17 +80,8 @@ enum Command {
     Count(info::CountArgs),
     /// Compute memory, disk and loading time for a number of pairs
     Plan(plan::PlanArgs),
-    /// Print the completions for a shell
-    Completions {
-        /// The shell to complete for
-        shell: clap_complete::Shell,
-    },
-    /// Write the manual pages
-    #[command(hide = true)]
-    Man {
-        /// Directory to write them to
-        dir: PathBuf,
-    },
+    #[command(flatten)]
+    Shell(program::Shell),
 }
 
 fn name(args: &[OsString]) -> String {
@@ -106,20 +95,18 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 }
 
 /// Parses the arguments, runs the command, prints an error, and returns the exit code.
-pub fn run(mut args: Vec<OsString>) -> ExitCode {
+pub fn run(args: Vec<OsString>) -> ExitCode {
     let name = name(&args);
     engines::explain_faults(Some(FAULT));
     engines::file_size_limit_is_an_error();
-    // A first argument that is a load's option stands for `load`. --help and --version stay the program's own.
-    let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
-    if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
+    let args = program::with_command(args, |args| {
         let from_store = |arg: &OsString| {
             let arg = arg.to_string_lossy();
             arg == "--from-store" || arg.starts_with("--from-store=")
         };
-        args.insert(1, if args.iter().any(from_store) { "migrate".into() } else { "load".into() });
-    }
-    let outcome = match program::parse::<Cli>(args).command {
+        if args.iter().any(from_store) { "migrate" } else { "load" }
+    });
+    let outcome = match program::parse::<Cli>(&name, args).command {
         Command::Load(args) => load::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -130,13 +117,7 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
         Command::Get(args) => get::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Plan(args) => plan::run(&args),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
-            say!("{}", String::from_utf8_lossy(&script).trim_end());
-            Ok(0)
-        }
-        Command::Man { dir } => man(&dir).map(|()| 0),
+        Command::Shell(shell) => shell.run::<Cli>(&name).map(|()| 0),
     };
     let code = match outcome {
         Err(error) if Stopped::is_cause_of(&error) => signal::tell_unchanged(&error),
@@ -161,9 +142,4 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
 fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
     let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
     damage.is_some() && !["restore a snapshot", "bootstrap repair"].iter().any(|way| format!("{error:#}").contains(way))
-}
-
-fn man(dir: &Path) -> Result<()> {
-    clap_mangen::generate_to(Cli::command(), dir)
-        .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }

@@ -180,13 +180,10 @@ fn next(outcome: &Outcome<'_>) -> String {
     };
     // A service has to be told the meaning of values that the load was not told.
     let extract = if args.meaning.extract.is_none() { " --extract EXTRACT" } else { "" };
-    // Installed programs are called solkv-NAME.
-    let own = std::env::args_os().next().unwrap_or_default();
-    let own = std::path::Path::new(&own).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let prefix = if own.starts_with("solkv-") { "solkv-" } else { "" };
+    let [service, bootstrap] = ["service", "bootstrap"].map(program::called);
     format!(
         "{store}\n\
-         next: {prefix}service --dir {dir} --geyser URL{extract}    ({from})\n\
-         its digest: {prefix}bootstrap info --digest --dir {dir}"
+         next: {service} --dir {dir} --geyser URL{extract}    ({from})\n\
+         print the digest with: {bootstrap} info --digest --dir {dir}"
     )
 }

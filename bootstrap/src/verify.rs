@@ -167,8 +167,9 @@ impl Verify<'_> {
             );
             if self.source.has_versions() {
                 say!(
-                    "`solkv-service audit --dir {} --archive ARCHIVE` takes back the changes since the archive's slot, and \
+                    "`{} audit --dir {} --archive ARCHIVE` takes back the changes since the archive's slot, and \
                      compares such a store",
+                    program::called("service"),
                     self.args.dir.display()
                 );
             }

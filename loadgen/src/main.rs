@@ -2,11 +2,10 @@
 //!
 //! Owns: nothing else. Runs on the main thread.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use program::tell;
 use solkv_loadgen::report::{self, best, compare};
 use solkv_loadgen::result::check_folder;
@@ -75,17 +74,8 @@ enum Command {
     /// Compare one engine with the best of the others in every cell
     #[command(after_help = best::EXAMPLES)]
     Best(best::BestArgs),
-    /// Print a completion script for a shell
-    Completions {
-        /// The shell to complete for
-        shell: clap_complete::Shell,
-    },
-    /// Write the manual pages
-    #[command(hide = true)]
-    Man {
-        /// Directory to write them to
-        dir: PathBuf,
-    },
+    #[command(flatten)]
+    Shell(program::Shell),
 }
 
 fn main() -> ExitCode {
@@ -109,7 +99,7 @@ fn failed(error: &anyhow::Error, code: u8) -> u8 {
 
 /// Parses the arguments and runs their command. Returns the exit code.
 fn parsed(name: &str) -> u8 {
-    let command = program::parse::<Cli>(std::env::args_os()).command;
+    let command = program::parse::<Cli>(name, std::env::args_os().collect()).command;
     if let Err(error) = check(&command) {
         return failed(&error, 2);
     }
@@ -129,14 +119,7 @@ fn parsed(name: &str) -> u8 {
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Best(args) => best::run(&args),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), name, &mut script);
-            program::print(format_args!("{}", String::from_utf8_lossy(&script)));
-            Ok(())
-        }
-        Command::Man { dir } => clap_mangen::generate_to(Cli::command(), &dir)
-            .with_context(|| format!("cannot write manuals: dir={}", dir.display())),
+        Command::Shell(shell) => shell.run::<Cli>(name),
     };
     result.map_or_else(|error| failed(&error, 1), |()| 0)
 }
@@ -179,6 +162,8 @@ fn said(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     /// clap wraps a paragraph to the terminal's width, so a line break within a paragraph of the source would break it

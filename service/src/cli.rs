@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use program::{say, tell};
 use solana::archive::is_url;
 use tracing_subscriber::EnvFilter;
@@ -74,17 +74,8 @@ enum Command {
         #[arg(long, value_enum)]
         format: MetricsFormat,
     },
-    /// Print the completions for a shell
-    Completions {
-        /// Shell that the completions are for
-        shell: clap_complete::Shell,
-    },
-    /// Write the manual pages
-    #[command(hide = true)]
-    Man {
-        /// Directory to write them to
-        dir: PathBuf,
-    },
+    #[command(flatten)]
+    Shell(program::Shell),
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -113,18 +104,14 @@ impl Args {
 }
 
 /// Parses the arguments, runs the command, and reports its error.
-pub fn main(mut args: Vec<OsString>) -> ExitCode {
+pub fn main(args: Vec<OsString>) -> ExitCode {
     let name = program::program_name(args.first().map(OsString::as_os_str), "service");
     program::end_at_panics(&name, engines::catches_panics);
     // A fault ends the process by the signal's default action, so that a service manager sees it as a crash.
     engines::explain_faults(None);
     engines::file_size_limit_is_an_error();
-    // A first word that is a setting means run; --help and --version stay the program's own.
-    let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
-    if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
-        args.insert(1, "run".into());
-    }
-    let outcome = match program::parse::<Cli>(args).command {
+    let args = program::with_command(args, |_| "run");
+    let outcome = match program::parse::<Cli>(&name, args).command {
         Command::Run(args) => args.config().and_then(|config| {
             log(config.process.log_format)?;
             run(&config).map(|()| 0)
@@ -141,24 +128,13 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             program::print(format_args!("{document}"));
             Ok(0)
         }
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
-            program::print(format_args!("{}", String::from_utf8_lossy(&script)));
-            Ok(0)
-        }
-        Command::Man { dir } => man(&dir).map(|()| 0).map_err(Failed::from),
+        Command::Shell(shell) => shell.run::<Cli>(&name).map(|()| 0).map_err(Failed::from),
     };
     let code = outcome.unwrap_or_else(|failed| {
         tell!("{name}: {failed}");
         failed.code()
     });
     program::end(&name, code)
-}
-
-fn man(dir: &Path) -> Result<()> {
-    clap_mangen::generate_to(Cli::command(), dir)
-        .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }
 
 fn check(config: &Config) -> Result<(), Failed> {

@@ -1,4 +1,4 @@
-//! The end of a program: by its main function, by wrong arguments, by a panic.
+//! The end of a program: by its main function, or by a panic.
 //!
 //! Owns: the last line and the exit code. Must not: wait for standard error longer than [`LIMIT`](crate::LIMIT). Runs
 //! on the main thread; a panic's report runs on the thread that panics.
@@ -7,35 +7,15 @@
 //! over damaged pages are the one exception: its engine returns them as errors.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::ffi::OsString;
-use std::io::{self, IsTerminal as _};
 use std::panic;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use std::thread;
-
-use clap::Parser;
 
 use crate::limit::LIMITER;
 use crate::{out, stderr, tell};
 
 /// Exit code of an error.
 const ERROR: u8 = 1;
-
-/// Parses the arguments. Wrong ones end the program with exit code 2, and `--help` with 0 unless it cannot be written.
-pub fn parse<A: Parser>(args: impl IntoIterator<Item = OsString>) -> A {
-    A::try_parse_from(args).unwrap_or_else(|error| {
-        let to_stderr = error.use_stderr();
-        let is_terminal = if to_stderr { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
-        let said = error.render();
-        let said = if is_terminal { said.ansi().to_string() } else { said.to_string() };
-        if to_stderr {
-            tell!("{}", said.trim_end());
-            process::exit(error.exit_code())
-        }
-        out::print(format_args!("{said}"));
-        process::exit(last_code(A::command().get_name(), 0).into())
-    })
-}
 
 /// Ends the main function of the program `name` with `code`: waits for the log's last lines, and reports text that
 /// could not be written to standard output, which is an error.
@@ -48,7 +28,7 @@ pub fn end(name: &str, code: u8) -> ExitCode {
 
 /// Reports text that could not be written to standard output. Returns the exit code of a program that would end with
 /// `code` otherwise.
-fn last_code(name: &str, code: u8) -> u8 {
+pub(crate) fn last_code(name: &str, code: u8) -> u8 {
     let Some(error) = out::failure() else { return code };
     tell!("{name}: cannot write to standard output: reason={error}");
     code.max(ERROR)

@@ -1,4 +1,4 @@
-//! Parts that all programs share: names, lines on standard output and standard error, the log, the end.
+//! Parts that all programs share: names, the command line's shell, lines on standard output and standard error, the log, the end.
 //!
 //! Owns: output that cannot be written, because its disk is full, its reader has gone, or its reader has stalled. Must
 //! not: panic over such output, or wait for it longer than [`LIMIT`], except for standard output. Threads: `log`, which
@@ -15,10 +15,12 @@ mod limit;
 mod log;
 mod name;
 mod out;
+mod shell;
 mod stderr;
 
-pub use end::{end, end_at_panics, parse};
+pub use end::{end, end_at_panics};
 pub use log::log;
-pub use name::{program_name, sibling_program};
+pub use name::{called, program_name, sibling_program};
 pub use out::{is_output_lost, print};
+pub use shell::{Shell, parse, with_command};
 pub use stderr::{LIMIT, tell};

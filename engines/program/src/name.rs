@@ -15,6 +15,26 @@ pub fn program_name(started_as: Option<&OsStr>, name: &str) -> String {
     given.map_or_else(|| format!("{INSTALLED}{name}"), |given| given.to_string_lossy().into_owned())
 }
 
+/// Programs that a text may name.
+const PROGRAMS: [&str; 3] = ["service", "bootstrap", "loadgen"];
+
+/// Returns the name by which a user calls the program `name`: with the prefix if this program was called with it.
+pub fn called(name: &str) -> String {
+    let own = std::env::args_os().next().unwrap_or_default();
+    let path = sibling_program(Path::new(&own), name);
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Names the programs in a text of help as they are called. The text has the names of installed programs, of which
+/// `own` was called by `name`.
+pub(crate) fn as_called(text: &str, own: &str, name: &str) -> String {
+    let text = text.replace(own, name);
+    if name.starts_with(INSTALLED) {
+        return text;
+    }
+    PROGRAMS.iter().fold(text, |text, program| text.replace(&format!("{INSTALLED}{program}"), program))
+}
+
 /// Returns the path at which the program `name` lies if it came together with the program at `path`.
 pub fn sibling_program(path: &Path, name: &str) -> PathBuf {
     let is_installed = path.file_name().is_some_and(|own| own.to_string_lossy().starts_with(INSTALLED));
@@ -31,5 +51,10 @@ mod tests {
         assert_eq!(program_name(None, "service"), "solkv-service");
         assert_eq!(sibling_program(Path::new("/b/service"), "bootstrap"), Path::new("/b/bootstrap"));
         assert_eq!(sibling_program(Path::new("/b/solkv-service"), "bootstrap"), Path::new("/b/solkv-bootstrap"));
+        assert_eq!(called("service"), "service");
+        let text = "solkv-loadgen get; solkv-service --dir /data/solkv-strata";
+        assert_eq!(as_called(text, "solkv-loadgen", "solkv-loadgen"), text);
+        let short = "loadgen get; service --dir /data/solkv-strata";
+        assert_eq!(as_called(text, "solkv-loadgen", "loadgen"), short);
     }
 }
