@@ -42,8 +42,8 @@ pub(crate) struct LoadArgs {
     /// Continue a load of the same source that was stopped or killed
     ///
     /// The options --engine, --bloom, --profile, --extract, --cluster, --slot and --order need not be given again,
-    /// because the store keeps them, and before there is a store its spill. A store refuses other ones, but for --bloom
-    /// and --profile, which hold for the files written from then on. A spill takes them, and a line says so.
+    /// because the store keeps them, and before there is a store its spill does. With a store, only --bloom and --profile
+    /// may differ; they apply to new files. Before that, new values replace the kept ones, and a line names them.
     ///
     /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
     /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another
@@ -166,7 +166,7 @@ impl Taken {
                 *given = Some(kept);
             }
             (Some(given), Some(kept)) if *given != kept => {
-                self.otherwise.push(format!("{name} {} in place of {}", show(given), show(&kept)));
+                self.otherwise.push(format!("{name} {} instead of {}", show(given), show(&kept)));
             }
             _ => {}
         }
@@ -177,7 +177,7 @@ impl Taken {
             tell!("options taken from the load that was begun: dir={dir} {}", self.again.join(" "));
         }
         if !self.otherwise.is_empty() {
-            tell!("options given otherwise than when the load was begun: dir={dir} {}", self.otherwise.join(", "));
+            tell!("options that replace those of the load that was begun: dir={dir} {}", self.otherwise.join(", "));
         }
     }
 }

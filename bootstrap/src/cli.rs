@@ -39,7 +39,7 @@ migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
 'solkv-service restore' puts them back.
 
 Exit codes:
-  0         done; of load also where it was complete before
+  0         done; for load also if it was complete already
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
             something (repair), lacks a key (get), or an error that stderr explains
   2         wrong arguments or engine options, archives that do not fit together, or a
@@ -141,5 +141,5 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 /// one.
 fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
     let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
-    damage.is_some() && !["restore a snapshot", "bootstrap repair"].iter().any(|way| format!("{error:#}").contains(way))
+    damage.is_some_and(|damage| !damage.has_way_out())
 }

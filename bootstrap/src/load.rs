@@ -214,8 +214,8 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
     let is_default = args.order.is_none() && setup.order == default_order(engine);
     if is_default && setup.order == Order::Sorted {
         say!(
-            "order=sorted, because engine={engine} loads sorted pairs faster, into fewer bytes: --order shuffled loads them \
-             as a stream would bring them"
+            "loaded in key order, which is faster and makes a smaller store: order=sorted engine={engine}: --order shuffled \
+             loads in random order"
         );
     }
     if setup.new && args.engine.engine.is_none() {
@@ -227,8 +227,7 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
 fn chosen_engine(engine: EngineKind) -> String {
     let built: Vec<_> = engines::compiled().iter().map(|engine| engine.as_str()).collect();
     format!(
-        "engine={engine} was taken because none was named; this build has {}: --engine ENGINE chooses for a new \
-         directory, and README.md says which is for what",
+        "no --engine was given: engine={engine} of this build's {}: README.md, Engines, helps to choose another",
         built.join(", ")
     )
 }

@@ -13,7 +13,7 @@ use crate::resume::refuse_part;
 /// Makes a store whole again.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct RepairArgs {
-    /// Directory of the store; nobody may have it open
+    /// Directory of the store; no process may have it open
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
 }

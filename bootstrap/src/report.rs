@@ -153,7 +153,7 @@ fn remarks(outcome: &Outcome<'_>) -> Vec<(&'static str, String)> {
         rows.push((name, table::grouped(outcome.tally.duplicates)));
     }
     if outcome.tally.absent > 0 {
-        rows.push(("  without a value", table::grouped(outcome.tally.absent)));
+        rows.push(("  no value, skipped", table::grouped(outcome.tally.absent)));
     }
     let listing = match outcome.listing {
         Listing::Compared => return rows,

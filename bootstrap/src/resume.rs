@@ -182,11 +182,11 @@ pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
         _ => "remove the directory and load again",
     };
     let text = format!(
-        "the load of this store was complete, but its last commit is gone: dir={} phase=loading: restore a snapshot, or \
-         {again}",
+        "the load of this store was complete, but its last commit is gone: dir={} phase=loading",
         dir.display()
     );
-    Err(engine_api::Error::new(ErrorKind::DataDamaged, text).into())
+    let way_out = format!("restore a snapshot, or {again}");
+    Err(engine_api::Error::new(ErrorKind::DataDamaged, text).with_way_out(&way_out).into())
 }
 
 fn is_part(checkpoint: &Checkpoint) -> bool {

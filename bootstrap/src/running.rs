@@ -90,7 +90,7 @@ pub(crate) fn unread(dir: &Path) -> Result<Option<String>> {
         format!("spilled_records={records} source={source:?} spill={}{spool}", work.display())
     });
     let left = spilled.or_else(|| of_service.then(|| format!("spilled_records=none{spool}")));
-    Ok(left.map(|left| format!("interrupted before there was a store: {left}: {way_on}")))
+    Ok(left.map(|left| format!("interrupted before the store was created: {left}: {way_on}")))
 }
 
 /// Returns the running load's refusal if such a load may have caused `error`, otherwise `error` itself.

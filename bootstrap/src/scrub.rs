@@ -44,12 +44,13 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
-                if format!("{error:#}").contains("restore a snapshot") {
+                if failed.has_way_out() {
                     return Ok(1);
                 }
                 let repair = if known.is_some_and(|known| known.engine.descriptor().repair.is_some()) {
                     format!(
-                        ", or try `bootstrap repair --dir {}`, which keeps all that can be read",
+                        ", or try `{} repair --dir {}`, which keeps all that can be read",
+                        program::called("bootstrap"),
                         args.dir.display()
                     )
                 } else {

@@ -434,7 +434,7 @@ fn a_reading_that_was_interrupted_is_described_and_gone_on_with() {
     let said = fails(1, &[&load[..], &["--extract", "token-owner"]].concat());
     assert!(said.contains("is kept for the next start") && said.contains("with --resume continues"), "{said}");
     let info = ok(&["info", "--dir", str(&store)]);
-    assert!(info.contains("engine=none\nopen_in=none\nload=interrupted before there was a store: "), "{info}");
+    assert!(info.contains("engine=none\nopen_in=none\nload=interrupted before the store was created: "), "{info}");
     assert!(info.contains("extract=token-owner") && info.contains("with --resume continues"), "{info}");
     fails(1, &["info", "--dir", str(&store), "--digest"]);
     fs::write(&archive, &whole).unwrap();

@@ -141,7 +141,7 @@ fn a_spill_keeps_the_options_of_its_load() {
     let load = Interrupted::with(&home.path().join("otherwise"), &made, &options);
     // The part after the spill is damaged still, so the second start is interrupted too.
     let said = fails(1, &load.resume(&load.archive, &["--engine", last, "--cluster", "testnet"]));
-    let otherwise = format!("--engine {last} in place of {first}, --cluster testnet in place of mainnet");
+    let otherwise = format!("--engine {last} instead of {first}, --cluster testnet instead of mainnet");
     assert!(said.contains(&otherwise) || first == last && said.contains("--cluster testnet in place"), "{said}");
     fs::write(&load.archive, &load.whole).unwrap();
     ok(&load.resume(&load.archive, &[]));

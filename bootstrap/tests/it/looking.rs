@@ -159,7 +159,8 @@ fn a_load_of_a_service_that_was_cut_short_is_described_before_there_is_a_store()
     assert!(fails(1, &info).contains("there is no store"));
     fs::create_dir_all(store.join("spool")).unwrap();
     let said = ok(&info);
-    let load = format!("load=interrupted before there was a store: spilled_records=none spool={}/spool: ", str(&store));
+    let load =
+        format!("load=interrupted before the store was created: spilled_records=none spool={}/spool: ", str(&store));
     assert!(said.contains("engine=none\nopen_in=none\n") && said.contains(&load), "{said}");
     assert!(said.contains("the next start of the service with create continues"), "{said}");
     fails(1, &[&info[..], &["--digest"]].concat());

@@ -33,6 +33,7 @@ pub struct Error {
     kind: ErrorKind,
     code: Option<Code>,
     message: String,
+    has_way_out: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -42,12 +43,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// Builds an error without an underlying cause.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, code: None, message: message.into(), source: None }
+        Self { kind, code: None, message: message.into(), has_way_out: false, source: None }
     }
 
     /// Builds an error of [`ErrorKind::FixInput`] with a code.
     pub fn wrong(code: Code, message: impl Into<String>) -> Self {
-        Self { kind: ErrorKind::FixInput, code: Some(code), message: message.into(), source: None }
+        Self { kind: ErrorKind::FixInput, code: Some(code), message: message.into(), has_way_out: false, source: None }
     }
 
     /// Builds an error that keeps the engine library's own error as its source.
@@ -56,7 +57,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self { kind, code: None, message: message.into(), source: Some(source.into()) }
+        Self { kind, code: None, message: message.into(), has_way_out: false, source: Some(source.into()) }
     }
 
     /// Builds an error from an I/O error of the file or directory named in `message`. A full disk is
@@ -71,6 +72,17 @@ impl Error {
             _ => ErrorKind::Reopen,
         };
         Self::with_source(kind, message, source)
+    }
+
+    /// Adds what a person can do about the error to the end of its message.
+    #[must_use]
+    pub fn with_way_out(self, way_out: &str) -> Self {
+        Self { message: format!("{}: {way_out}", self.message), has_way_out: true, ..self }
+    }
+
+    /// Whether the message ends with what a person can do, so that a caller need not add it.
+    pub fn has_way_out(&self) -> bool {
+        self.has_way_out
     }
 
     /// Returns the reaction that the error asks for.

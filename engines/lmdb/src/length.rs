@@ -65,12 +65,9 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::DataDamaged,
-        format!(
-            "the LMDB file is cut or damaged: file={} bytes={bytes} needed_bytes={needed_bytes}: restore a snapshot, or \
-             remove the directory and load again",
-            path.display()
-        ),
-    ))
+        format!("the LMDB file is cut or damaged: file={} bytes={bytes} needed_bytes={needed_bytes}", path.display()),
+    )
+    .with_way_out("restore a snapshot, or remove the directory and load again"))
 }
 
 /// Returns the meta page of the newest commit and the size of a page; `None` if the file is not one of LMDB's.

@@ -49,12 +49,8 @@ pub(crate) fn uncaught<T>(call: impl FnOnce() -> T) -> T {
 fn damaged(what: &str, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     let reason = text.and_then(|text| text.lines().next()).unwrap_or("unknown");
-    Error::new(
-        ErrorKind::DataDamaged,
-        format!(
-            "{what}: redb found a page that cannot be right: reason={reason:?}: restore a snapshot, or load the store again"
-        ),
-    )
+    Error::new(ErrorKind::DataDamaged, format!("{what}: redb found a page that cannot be right: reason={reason:?}"))
+        .with_way_out("restore a snapshot, or load the store again")
 }
 
 #[cfg(test)]

@@ -59,15 +59,14 @@ pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Erro
         _ if is_of_device(&error) => "the device fails, as dmesg shows: ",
         _ => return error,
     };
-    let said = error.to_string();
-    if engine.descriptor().repair.is_none() || said.contains("bootstrap repair") {
+    if engine.descriptor().repair.is_none() || error.has_way_out() {
         return error;
     }
-    let way_out = format!(
-        "{cause}restore a snapshot, or try `bootstrap repair --dir {}`, which keeps all that can be read",
+    error.with_way_out(&format!(
+        "{cause}restore a snapshot, or try `{} repair --dir {}`, which keeps all that can be read",
+        program::called("bootstrap"),
         dir.display()
-    );
-    Error::with_source(error.kind(), format!("{said}: {way_out}"), error)
+    ))
 }
 
 fn is_of_device(error: &Error) -> bool {

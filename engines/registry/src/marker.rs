@@ -180,10 +180,8 @@ fn damaged(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Syn
     let source = source.into();
     Error::with_source(
         ErrorKind::DataDamaged,
-        format!(
-            "marker is damaged: file={} reason={source}: put it back from a copy, or restore a snapshot",
-            path.display()
-        ),
+        format!("marker is damaged: file={} reason={source}", path.display()),
         source,
     )
+    .with_way_out("put it back from a copy, or restore a snapshot")
 }

@@ -56,8 +56,8 @@ pub struct EngineOptions {
 pub struct EngineArgs {
     /// Storage engine of the store [default: that of the directory; for a new store strata]
     ///
-    /// A directory keeps the engine it was created with; naming another one is refused. A build without strata makes
-    /// new stores with the first engine that it has.
+    /// A directory keeps the engine that it was created with, and another one is refused. A build without strata makes
+    /// new stores with its first engine.
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<EngineKind>,
 
@@ -65,7 +65,7 @@ pub struct EngineArgs {
     ///
     /// With it most lookups of absent keys need no disk read. 10 bits let 1 in 100 through and take 1.25 GB per
     /// billion keys, 20 bits 1 in 6000 and 2.5 GB. Without this option a store keeps the number that it was created
-    /// with; a different number holds for files written from now on.
+    /// with; a different number applies to new files.
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
 
@@ -93,12 +93,12 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub lmdb_map_size: Option<ByteSize>,
 
-    /// One of the engine's own settings, in place of the profile's; may be given several times.
+    /// One of the engine's own settings, which replaces the profile's; may be given several times.
     ///
     /// For users who know the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are
     /// those of its options files. An unknown name is refused, and so is one that would make commits less durable;
-    /// the error lists the accepted names. The directory does not record the setting: it holds for this opening, and
-    /// for the files that are written during it.
+    /// the error lists the accepted names. The directory does not record the setting: it applies to this opening, and
+    /// to the files that are written during it.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
 }
@@ -234,8 +234,8 @@ impl EngineOptions {
         let foreign = self.options.keys().find(|name| !takes(self.engine, name));
         let Some(name) = foreign.filter(|_| compiled().contains(&self.engine)) else { return Ok(()) };
         let owner = compiled().iter().find(|engine| takes(**engine, name));
-        let owner = owner.map_or("an engine that is not in this build".to_owned(), |owner| format!("engine={owner}"));
-        let message = format!("option {name} is for {owner}, not engine={}: leave it out", self.engine);
+        let owner = owner.map_or("an engine that this build lacks".to_owned(), |owner| format!("engine={owner}"));
+        let message = format!("{} applies to {owner}: engine={}: leave it out", flag(name), self.engine);
         Err(Error::wrong(Code::Option, message))
     }
 

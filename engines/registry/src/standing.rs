@@ -60,7 +60,10 @@ pub(crate) fn no_store(dir: &Path) -> Error {
         Ok(names) if !names.is_empty() => format!(
             "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
         ),
-        _ => format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"),
+        _ => {
+            let bootstrap = program::called("bootstrap");
+            format!("there is no store: dir={shown}: create it with {bootstrap}, or correct the path")
+        }
     };
     Error::wrong(Code::NoStore, message)
 }
@@ -151,17 +154,16 @@ pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
 /// `DataDamaged` naming both seqs.
 pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
     let can_be_repaired = || known.engine.descriptor().repair.is_some() && has_log(dir, known.engine).unwrap_or(false);
-    match known.seq {
-        Some(seq) if found < seq => Err(Error::new(
-            ErrorKind::DataDamaged,
-            format!(
-                "the store has lost changes: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
-                 older than the marker: {WAYS_OUT}{}",
-                dir.display(),
-                if can_be_repaired() { "; bootstrap repair continues without the lost changes" } else { "" }
-            ),
-        )
-        .with_code(Code::StoreFiles)),
-        _ => Ok(()),
-    }
+    let Some(seq) = known.seq.filter(|seq| found < *seq) else { return Ok(()) };
+    let repair = match can_be_repaired() {
+        true => format!("; {} repair continues without the lost changes", program::called("bootstrap")),
+        false => String::new(),
+    };
+    let message = format!(
+        "the store has lost changes: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or older than the \
+         marker",
+        dir.display()
+    );
+    let error = Error::new(ErrorKind::DataDamaged, message).with_code(Code::StoreFiles);
+    Err(error.with_way_out(&format!("{WAYS_OUT}{repair}")))
 }

@@ -119,8 +119,9 @@ fn not_finished(dir: &Path, source: &str) -> Error {
         _ => Error::wrong(
             Code::Loading,
             format!(
-                "the load of this store has not finished: dir={dir_shown} source={source}: continue with bootstrap --resume, or \
-                 remove the directory and load again"
+                "the load of this store has not finished: dir={dir_shown} source={source}: continue with {} --resume, or \
+                 remove the directory and load again",
+                program::called("bootstrap")
             ),
         ),
     }

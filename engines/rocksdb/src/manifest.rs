@@ -172,13 +172,10 @@ fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
         Ok((bytes, file.metadata()?.len()))
     });
     let (bytes, file_bytes) = found.map_err(|e| match e.kind() {
-        Io::NotFound => Error::new(
-            ErrorKind::DataDamaged,
-            format!(
-                "RocksDB's manifest is missing: file={}: restore a snapshot, or load the store again",
-                path.display()
-            ),
-        ),
+        Io::NotFound => {
+            Error::new(ErrorKind::DataDamaged, format!("RocksDB's manifest is missing: file={}", path.display()))
+                .with_way_out("restore a snapshot, or load the store again")
+        }
         _ => Error::io(format!("cannot read file={} reason={e}", path.display()), e),
     })?;
     let known_bytes = match remembered {

@@ -104,13 +104,13 @@ pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()>
     Err(Error::new(
         ErrorKind::DataDamaged,
         format!(
-            "manifest is missing: file={} beside files={} first={}: put it back, or make it anew with bootstrap repair; \
-             nothing was changed",
+            "manifest is missing: file={} beside files={} first={}",
             shown(storage, manifest::NAME),
             files.len(),
             first.name(),
         ),
-    ))
+    )
+    .with_way_out("put it back, or make it anew with bootstrap repair; nothing was changed"))
 }
 
 /// Looks at every file whose name has strata's form.

@@ -103,11 +103,12 @@ impl Replay<'_> {
     /// or if its checkpoint is not accepted.
     fn refuse(&self, found: &Survey, Ends { batch, checkpoint, .. }: &Ends) -> Result<()> {
         let batch = *batch;
-        let why = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch));
-        let why = why.map(|why| format!("{why}: put the newer manifest back, or run bootstrap repair"));
-        let renamed = || found.misnamed.as_ref().and_then(|renamed| renamed.is_ahead(&**self.storage, batch));
-        why.or_else(renamed)
-            .map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))?;
+        if let Some(why) = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch)) {
+            let way_out = "put the newer manifest back, or run bootstrap repair; nothing was changed";
+            return Err(Error::new(ErrorKind::DataDamaged, why).with_way_out(way_out));
+        }
+        let why = found.misnamed.as_ref().and_then(|renamed| renamed.is_ahead(&**self.storage, batch));
+        why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))?;
         (self.accept)(checkpoint)
     }
 
