@@ -3,11 +3,10 @@
 //! Owns: the choice of files, whether there is room for them, the order and the size of the reads. Must not: read a file on
 //! which a lock ends when any descriptor of it is closed. Runs on the caller's thread.
 
-use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,11 +17,8 @@ use rustix::io::Errno;
 use crate::regular;
 
 /// Size of one read in bytes. A flash drive reaches its sequential rate with reads of 1 MiB, and a lookup that comes
-/// meanwhile waits for [`UNDER_WAY_MAX`] of them at most.
-const PIECE_BYTES: u64 = 1 << 20;
-
-/// Number of pieces that the device has to read at a time: while the bytes of one are copied, it has the other.
-const UNDER_WAY_MAX: usize = 2;
+/// meanwhile waits for one read at most.
+const PIECE_BYTES: u64 = 2 << 20;
 
 /// Number of failed reads after which the warm-up ends: the device may take seconds for each, and lookups wait meanwhile.
 const FAILURES_MAX: usize = 16;
@@ -40,135 +36,81 @@ pub(crate) fn read_in(
     go_on: &mut dyn FnMut(Warmed) -> Pace,
 ) -> Result<()> {
     let (files, store_bytes) = files(dir, endings).map_err(|e| failed("cannot list", dir, e))?;
-    let (mut ahead, mut failures) = (VecDeque::new(), Vec::new());
+    let (mut pieces, mut failures) = (Vec::new(), Vec::new());
     if store_bytes <= room_bytes {
         for path in files {
             match lacking(&path) {
-                Ok(pieces) => ahead.extend(pieces),
+                Ok(lacking) => pieces.extend(lacking),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => failures.push(failed("cannot look at the pages of", &path, e)),
             }
         }
     }
     let room_bytes = room_bytes.min(store_bytes);
-    let missing_bytes = ahead.iter().map(|piece| piece.missing_bytes).sum();
+    let missing_bytes = pieces.iter().map(|piece| piece.missing_bytes).sum();
     let mut warmed = Warmed { store_bytes, room_bytes, missing_bytes, left_bytes: missing_bytes, read_bytes: 0 };
-    let mut pieces = Pieces { ahead, ahead_bytes: missing_bytes, failed_bytes: 0, open: None };
-    let (mut under_way, mut buffer) = (VecDeque::new(), vec![0; PIECE_BYTES as usize]);
+    let (mut failed_bytes, mut buffer) = (0, vec![0; PIECE_BYTES as usize]);
+    let mut ahead_bytes = missing_bytes;
     let mut pace = go_on(warmed);
-    while missing_bytes > 0 && pace != Pace::Stop && failures.len() < FAILURES_MAX {
-        while pace == Pace::On && under_way.len() < UNDER_WAY_MAX {
-            match pieces.next() {
-                Some(Ok(asked)) => under_way.push_back(asked),
-                Some(Err(e)) => failures.push(e),
-                None => break,
-            }
+    for piece in pieces {
+        // No read is under way here, so a drain has ended.
+        while pace == Pace::Drain {
+            pace = go_on(warmed);
         }
-        let oldest = under_way.pop_front();
-        let ended = oldest.is_none() && pace == Pace::On;
-        if let Some((file, piece)) = oldest {
-            match file.read_at(&mut buffer, piece.offset) {
-                Ok(_) => warmed.read_bytes += piece.missing_bytes,
-                Err(e) => failures.push(pieces.failed("cannot read", &piece, e)),
-            }
-        }
-        // With two pieces under way at most, none is left of them after one that was read in a drain.
-        let asked_bytes: u64 = under_way.iter().map(|(_, piece)| piece.missing_bytes).sum();
-        warmed.left_bytes = pieces.ahead_bytes + asked_bytes + pieces.failed_bytes;
-        pace = go_on(warmed);
-        if ended {
+        if pace == Pace::Stop || failures.len() >= FAILURES_MAX {
             break;
         }
+        ahead_bytes -= piece.missing_bytes;
+        match piece.read(&mut buffer) {
+            Ok(read_bytes) => warmed.read_bytes += read_bytes,
+            Err(e) => {
+                failed_bytes += piece.missing_bytes;
+                failures.push(failed("cannot read", &piece.path, e));
+            }
+        }
+        warmed.left_bytes = ahead_bytes + failed_bytes;
+        pace = go_on(warmed);
     }
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// A piece of a file of which the page cache lacks a part.
+/// A piece of a file of which the page cache lacked a part at the beginning.
 struct Piece {
     path: Rc<Path>,
     offset: u64,
     missing_bytes: u64,
 }
 
-/// The pieces that the page cache lacked at the beginning, file after file. Each is looked at again when it is taken, and
-/// asked of the kernel.
-struct Pieces {
-    ahead: VecDeque<Piece>,
-    /// Number of the missing bytes that are ahead.
-    ahead_bytes: u64,
-    /// Number of the missing bytes that could not be read.
-    failed_bytes: u64,
-    /// The file of the newest piece.
-    open: Option<(Rc<Path>, Rc<File>)>,
-}
-
-impl Pieces {
-    /// Counts a piece that could not be read, and returns the error.
-    fn failed(&mut self, what: &str, piece: &Piece, e: io::Error) -> Error {
-        self.failed_bytes += piece.missing_bytes;
-        failed(what, &piece.path, e)
-    }
-
-    /// Opens the file, unless it is open already.
-    fn file(&mut self, path: &Rc<Path>) -> io::Result<Rc<File>> {
-        if let Some((_, file)) = self.open.as_ref().filter(|(open, _)| Rc::ptr_eq(open, path)) {
-            return Ok(Rc::clone(file));
+impl Piece {
+    /// Reads the piece, and returns the number of its bytes that the page cache still lacked: 0 if the file was removed
+    /// meanwhile, as compactions do.
+    ///
+    /// # Errors
+    /// Errors of reading the file; it was cut, and ends before the piece.
+    fn read(&self, buffer: &mut [u8]) -> io::Result<u64> {
+        let file = match open(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
+            file => file?,
+        };
+        let file_bytes = file.metadata()?.len();
+        let bytes = PIECE_BYTES.min(file_bytes.saturating_sub(self.offset));
+        if bytes == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("cut to bytes={file_bytes}")));
         }
-        let file = Rc::new(open(path)?);
-        // The kernel's own readahead would bring in pieces that were not looked at yet. Only advice.
-        fadvise(&*file, 0, None, Advice::Random).ok();
-        self.open = Some((Rc::clone(path), Rc::clone(&file)));
-        Ok(file)
-    }
-}
-
-impl Iterator for Pieces {
-    /// A piece with the bytes that it lacks now, and its file, of which the kernel was asked to read it.
-    type Item = Result<(Rc<File>, Piece)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let mut piece = self.ahead.pop_front()?;
-            self.ahead_bytes -= piece.missing_bytes;
-            let asked = self.file(&piece.path).and_then(|file| Ok((ask_for(&file, piece.offset)?, file)));
-            match asked {
-                Ok((0, _)) => {}
-                Ok((missing_bytes, file)) => {
-                    piece.missing_bytes = missing_bytes.min(piece.missing_bytes);
-                    return Some(Ok((file, piece)));
-                }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Some(Err(self.failed("cannot ask for", &piece, e))),
-            }
+        let missing_bytes = probe::missing_bytes(&file, self.offset, bytes)?;
+        if missing_bytes > 0 {
+            // Only advice. The kernel's own readahead would read pieces that were not looked at yet.
+            fadvise(&file, 0, None, Advice::Random).ok();
+            fadvise(&file, self.offset, NonZeroU64::new(bytes), Advice::WillNeed).ok();
+            file.read_at(buffer, self.offset)?;
         }
+        Ok(missing_bytes.min(self.missing_bytes))
     }
 }
 
 /// Opens a file for reading. If a pipe has taken its place, this does not wait for a writer.
 fn open(path: &Path) -> io::Result<File> {
     regular::open(path, OpenOptions::new().read(true))
-}
-
-/// Asks the kernel to read the piece at `offset`, and returns the number of its bytes that the page cache lacked: 0 if the
-/// file was removed meanwhile, as compactions do.
-///
-/// # Errors
-/// Errors of looking at the file; it was cut, and ends before the piece.
-fn ask_for(file: &File, offset: u64) -> io::Result<u64> {
-    let seen = file.metadata()?;
-    if seen.nlink() == 0 {
-        return Ok(0);
-    }
-    let bytes = PIECE_BYTES.min(seen.len().saturating_sub(offset));
-    if bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("cut to bytes={}", seen.len())));
-    }
-    let missing = probe::missing_bytes(file, offset, bytes)?;
-    if missing > 0 {
-        // Only advice: without it the read itself asks the device.
-        fadvise(file, offset, NonZeroU64::new(bytes), Advice::WillNeed).ok();
-    }
-    Ok(missing)
 }
 
 /// Returns the pieces of a file that the page cache lacks. Holes are left out: lookups read nothing there.
@@ -227,7 +169,7 @@ fn failed(what: &str, path: &Path, e: io::Error) -> Error {
 mod tests {
     use super::*;
 
-    const BYTES: u64 = 4 << 20;
+    const BYTES: u64 = 8 << 20;
 
     #[test]
     fn files_are_read_in_if_there_is_room_for_all_of_them() {
@@ -256,7 +198,7 @@ mod tests {
         assert_eq!(read(&[".sst"], BYTES, 1), (seen(BYTES, BYTES, 0), 0), "told to end before the first piece");
         let (warmed, cached) = read(&[".sst"], BYTES, 3);
         assert_eq!(warmed, seen(BYTES, BYTES, 2 * PIECE_BYTES), "told to end after the second piece");
-        assert!((2 * PIECE_BYTES..=3 * PIECE_BYTES).contains(&cached), "cached={cached}");
+        assert_eq!(cached, 2 * PIECE_BYTES);
         let missing_bytes = BYTES - cached;
         assert_eq!(
             read(&[".sst"], BYTES, u32::MAX),
@@ -285,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reads_under_way_end_before_a_pause() {
+    fn no_read_is_under_way_in_a_pause() {
         let dir = tempfile::tempdir_in(".").unwrap();
         fs::write(dir.path().join("one.sst"), vec![1; BYTES as usize]).unwrap();
         probe::drop_page_cache(dir.path()).unwrap();
@@ -293,16 +235,15 @@ mod tests {
         let mut read = Vec::new();
         read_in(dir.path(), &[".sst"], BYTES, &mut |now| {
             if read.len() > 1 && paces[read.len() - 1] == Pace::Drain {
-                assert_eq!(probe::page_cache_bytes(dir.path()), now.read_bytes, "nothing is under way");
+                assert_eq!(probe::page_cache_bytes(dir.path()), now.read_bytes);
             }
             read.push(now.read_bytes / PIECE_BYTES);
             paces[read.len() - 1]
         })
         .unwrap();
-        // After the first piece the second one is under way, and ends before `go_on` is asked again.
-        assert_eq!(read, [0, 1, 2, 3, 4]);
+        assert_eq!(read, [0, 1, 1, 2, 3]);
         let file = File::open(dir.path().join("one.sst")).unwrap();
-        assert_eq!(probe::missing_bytes(&file, 0, BYTES).unwrap(), 0);
+        assert_eq!(probe::missing_bytes(&file, 0, BYTES).unwrap(), PIECE_BYTES);
     }
 
     #[test]
