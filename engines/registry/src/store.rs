@@ -184,8 +184,9 @@ fn open_locked(
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
-    let place = Place::of(dir, options.engine)?;
-    Ok(Box::new(Store { engine, identity, options, dir: dir.to_owned(), place, _lock: held.into_lock() }))
+    let (place, dir) = (Some(Place::of(dir, options.engine)?), dir.to_owned());
+    let lock = Lock::Writer { _lock: held.into_lock() };
+    Ok(Box::new(Store { engine, identity, options, dir, place, lock }))
 }
 
 /// Records in the marker how far the load of the store in `dir` has come. The process that has the store open for
@@ -207,14 +208,34 @@ pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
 
 /// An open store. It passes every call on to the engine. Readers and transactions are the engine's own; one begins only while the
 /// files are in their place.
-struct Store {
+pub(crate) struct Store {
     // First field: the engine is closed before the lock is released.
-    engine: Box<dyn Engine>,
-    identity: Identity,
-    options: EngineOptions,
-    dir: PathBuf,
-    place: Place,
-    _lock: Option<DirLock>,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) identity: Identity,
+    pub(crate) options: EngineOptions,
+    pub(crate) dir: PathBuf,
+    /// Where the files are; `None` in a store that is open for reading alone.
+    pub(crate) place: Option<Place>,
+    pub(crate) lock: Lock,
+}
+
+/// The lock of the store's directory, held while this value lives.
+pub(crate) enum Lock {
+    Writer { _lock: Option<DirLock> },
+    Reader { _lock: lock::Shared },
+}
+
+impl Store {
+    /// Returns the place of the files.
+    ///
+    /// # Errors
+    /// `FixInput` in a store that is open for reading alone.
+    fn writable(&self) -> Result<&Place> {
+        self.place.as_ref().ok_or_else(|| {
+            let message = format!("the store is open for reading alone: dir={}", self.dir.display());
+            Error::new(ErrorKind::FixInput, message)
+        })
+    }
 }
 
 impl Engine for Store {
@@ -227,7 +248,7 @@ impl Engine for Store {
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
-        self.place.check()?;
+        self.writable()?.check()?;
         self.engine.begin()
     }
 
@@ -242,14 +263,16 @@ impl Engine for Store {
     /// Accepts an empty `dir` as well, because a service's directory is often created for it beforehand. See
     /// [`crate::copy`].
     fn snapshot(&self, dir: &Path) -> Result<()> {
+        self.writable()?;
         copy::write(&*self.engine, &self.identity, &self.dir, dir)
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
-        self.engine.bulk()
+        self.place.as_ref().and_then(|_| self.engine.bulk())
     }
 
     fn settle(&self) -> Result<()> {
+        self.writable()?;
         self.engine.settle()
     }
 
@@ -268,7 +291,12 @@ impl Engine for Store {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        let Self { engine, dir, _lock, .. } = *self;
+        let Self { engine, dir, place, lock: _lock, .. } = *self;
+        if place.is_none() {
+            // There is nothing to flush, so the engine is dropped and not closed.
+            drop(engine);
+            return Ok(());
+        }
         let seq = engine.checkpoint()?.seq;
         engine.close()?;
         // Read again, because a load may have been marked meanwhile. A full disk is no reason to fail, because the
