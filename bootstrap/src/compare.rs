@@ -5,15 +5,14 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::thread;
 
-use anyhow::{Result, anyhow};
-use engine_api::{Code, Engine, Key, Value};
+use anyhow::Result;
+use engine_api::{Code, Key, Value};
 
 use crate::out::say;
 use crate::running::warn_of_part;
 use crate::scan::open_to_scan;
-use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::sides::{self, Counts, base58, base58_or_nothing};
 use crate::undo::Undo;
 use crate::wrong::Wrong;
 
@@ -45,7 +44,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     for (name, engine) in [("dir", &engine), ("with", &other)] {
         say!("{name}: engine={} {}", engine.label(), solana::shown(&engine.checkpoint()?));
     }
-    let found = compare(&*engine, &*other, args.show)?;
+    let (found, _) = sides::merge((&*other, &Undo::nothing(), "other"), args.show, name, |both| {
+        Ok(engine.reader()?.scan(&mut |key, value| {
+            both.push(key, value);
+            ControlFlow::Continue(())
+        })?)
+    })?;
     engine.close()?;
     other.close()?;
     let Counts { pairs, other_pairs, only_here, only_there, different } = found;
@@ -58,25 +62,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
          different={different}"
     );
     Ok(1)
-}
-
-fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts> {
-    let as_it_is = Undo::nothing();
-    thread::scope(|scope| {
-        let (scanning, received) = sides::scan(scope, other, &as_it_is, "other")?;
-        let mut both = Sides::new(received, show, name);
-        let scanned = engine.reader().and_then(|mut reader| {
-            reader.scan(&mut |key, value| {
-                both.push(key, value);
-                ControlFlow::Continue(())
-            })
-        });
-        // Dropping the merge ends a scan of the other store that is still running.
-        let found = scanned.map(|()| both.finish());
-        // Return the scan's error first, because a scan that was cut short looks like missing pairs.
-        scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))??;
-        Ok(found?)
-    })
 }
 
 fn name(key: &Key, here: Option<&Value>, there: Option<&Value>) {

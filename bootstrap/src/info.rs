@@ -53,11 +53,16 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         );
         return print(args, &served, "service", None);
     }
-    if let Some(running) = running::find(&args.dir)? {
-        return print_running(args, &running);
+    let dir = args.dir.display();
+    if let Some(Running { pid, engine, progress }) = running::find(&args.dir)? {
+        let refused = format!(
+            "a load of this store is running: dir={dir} pid={pid} {progress}: --digest and --memory work once it has ended"
+        );
+        return print_load(args, engine, "load", &format!("running: pid={pid} {progress}"), &refused);
     }
     if let Some(load) = running::unread(&args.dir)? {
-        return print_unread(args, &load);
+        let refused = format!("there is no store yet: dir={dir} load={load}: --digest and --memory need a store");
+        return print_load(args, None, "none", &load, &refused);
     }
     let engine = engines::open_read_only(&args.dir, Some(scan_memory(args.memory)))?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
@@ -82,40 +87,17 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     print(args, &found, "none", digest)
 }
 
-/// Describes a store that a running load has open exclusively, as far as can be seen from outside.
-fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
-    let Running { pid, engine, progress } = running;
-    ensure!(
-        !args.digest && args.memory.is_none(),
-        "a load of this store is running: dir={} pid={pid} {progress}: --digest and --memory work once it has ended",
-        args.dir.display()
-    );
-    let load = format!("running: pid={pid} {progress}");
+/// Describes a load that keeps the store closed, as far as can be seen from outside. `engine`: that of the store, if
+/// there is one. `refused` says why the store cannot be read.
+fn print_load(args: &InfoArgs, engine: Option<&str>, open_in: &str, load: &str, refused: &str) -> Result<u8> {
+    ensure!(!args.digest && args.memory.is_none(), "{refused}");
     if args.json {
-        let json = json!({ "engine": engine, "open_in": "load", "load": load });
+        let json = json!({ "engine": engine, "open_in": open_in, "load": load });
         say!("{json:#}");
         return Ok(0);
     }
     say!("engine={}", engine.unwrap_or("none"));
-    say!("open_in=load");
-    say!("load={load}");
-    Ok(0)
-}
-
-/// Describes a load that was interrupted before it had a store.
-fn print_unread(args: &InfoArgs, load: &str) -> Result<u8> {
-    ensure!(
-        !args.digest && args.memory.is_none(),
-        "there is no store yet: dir={} load={load}: --digest and --memory need a store",
-        args.dir.display()
-    );
-    if args.json {
-        let json = json!({ "engine": null, "open_in": "none", "load": load });
-        say!("{json:#}");
-        return Ok(0);
-    }
-    say!("engine=none");
-    say!("open_in=none");
+    say!("open_in={open_in}");
     say!("load={load}");
     Ok(0)
 }

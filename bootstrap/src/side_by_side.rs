@@ -5,9 +5,8 @@
 //! Threads: main sorts and merges; `store` scans the store.
 
 use std::path::Path;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use engine_api::{Engine, Key, Reader, Value};
 use engines::EngineOptions;
@@ -18,7 +17,7 @@ use crate::progress::Progress;
 use crate::rank::Order;
 use crate::scan::scan_memory;
 use crate::seen::Seen;
-use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::sides::{self, Counts, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::Source;
 use crate::undo::{LostChanges, Undo};
@@ -91,23 +90,16 @@ impl SideBySide<'_> {
         let ordered = self.sort(seen)?;
         let pairs = self.engine.stats()?.pairs_estimate;
         let mut merging = Progress::new(Some(pairs), "comparing with the store").seen_by(seen);
-        let compared = thread::scope(|scope| {
-            let (scanning, received) = sides::scan(scope, self.engine, self.undo, "store")?;
-            let mut both = Sides::new(received, show, |key: &Key, expected: Option<&Value>, found: Option<&Value>| {
-                take(key, expected, found);
-            });
+        let store = (self.engine, self.undo, "store");
+        let compared = sides::merge(store, show, take, |both| {
             let mut merged = 0;
-            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
+            ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
                 chunk.pairs.iter().for_each(|(key, value)| both.push(key, value));
                 merged += chunk.pairs.len() as u64;
                 merging.set(merged);
                 Ok(self.stop.asked().is_none())
-            });
-            // Dropping the merge ends a scan of the store that is still running.
-            let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
-            // Return the scan's error first, because a scan that was cut short looks like missing pairs.
-            let lost = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
-            Ok::<_, anyhow::Error>((counts?, lost))
+            })?;
+            self.stop.look()
         });
         merging.clear();
         let (records, blockhash, (counts, lost)) = (ordered.records, ordered.blockhash, compared?);
@@ -145,7 +137,7 @@ impl SideBySide<'_> {
             }
             looked_up += keys.len() as u64;
             looking.set(looked_up);
-            self.look().map(|()| true)
+            self.stop.look().map(|()| true)
         });
         looking.clear();
         let (tally, blockhash) = (tally?, ordered.blockhash);
@@ -167,18 +159,11 @@ impl SideBySide<'_> {
         let mut progress = Progress::of_source(self.source, "sorting the source")?.seen_by(seen);
         let (order, mut look) = (Order::Sorted, |records| {
             progress.set_read(self.source, records);
-            self.look()
+            self.stop.look()
         });
         let ordered = Ordered::prepare(self.source, order, self.seed, self.work, &buffers, 0, &mut look);
         progress.clear();
         ordered.context("cannot sort the source")
-    }
-
-    fn look(&self) -> Result<()> {
-        if self.stop.asked().is_some() {
-            bail!("stopped");
-        }
-        Ok(())
     }
 }
 

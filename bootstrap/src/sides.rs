@@ -7,9 +7,9 @@ use std::cmp::Ordering;
 use std::iter::{Flatten, Peekable};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{IntoIter, Receiver, sync_channel};
-use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use engine_api::{Engine, Key, Value};
 
 use crate::limits::CHUNK_PAIRS;
@@ -19,15 +19,15 @@ use crate::undo::{LostChanges, TakeBack, Undo};
 /// pauses.
 const CHUNKS_AHEAD: usize = 64;
 
-pub(crate) type Pair = (Key, Value);
+type Pair = (Key, Value);
 
 /// Handle of a scanning thread, which returns the engine's error if the scan failed, and otherwise the changes that the
 /// store has lost.
-pub(crate) type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<LostChanges>>;
+type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<LostChanges>>;
 
 /// Scans `engine` on a new thread called `name`, as the store was before the changes of `undo`. The scan ends early when
 /// the receiver is dropped.
-pub(crate) fn scan<'s>(
+fn scan<'s>(
     scope: &'s Scope<'s, '_>,
     engine: &'s dyn Engine,
     undo: &'s Undo,
@@ -58,6 +58,29 @@ pub(crate) fn scan<'s>(
         .spawn_scoped(scope, scan)
         .with_context(|| format!("cannot start the thread of a scan: thread={name}"))?;
     Ok((scanning, received))
+}
+
+/// Merges this side, which `push_all` pushes pair by pair, with a scan of `engine` on a new thread called `thread`, as the
+/// store was before the changes of `undo`. `name` is called for the first `show` keys that differ. Returns the counts, and
+/// the changes that the store has lost.
+///
+/// # Errors
+/// Those of the scan, and of `push_all`.
+pub(crate) fn merge<N: FnMut(&Key, Option<&Value>, Option<&Value>)>(
+    (engine, undo, thread): (&dyn Engine, &Undo, &str),
+    show: u64,
+    name: N,
+    push_all: impl FnOnce(&mut Sides<N>) -> Result<()>,
+) -> Result<(Counts, LostChanges)> {
+    thread::scope(|scope| {
+        let (scanning, received) = scan(scope, engine, undo, thread)?;
+        let mut both = Sides::new(received, show, name);
+        // Dropping the merge ends a scan of the store that is still running.
+        let counts = push_all(&mut both).map(|()| both.finish());
+        // Return the scan's error first, because a scan that was cut short looks like missing pairs.
+        let lost = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
+        Ok((counts?, lost))
+    })
 }
 
 /// Result of comparing two sides, in numbers of pairs and keys.
@@ -97,9 +120,9 @@ pub(crate) struct Sides<N> {
 }
 
 impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
-    /// Starts a merge with `received`. `name` is called for the first `show` keys in which the sides differ, with the
+    /// Begins a merge with `received`. `name` is called for the first `show` keys in which the sides differ, with the
     /// value on each side.
-    pub(crate) fn new(received: Receiver<Vec<Pair>>, show: u64, name: N) -> Self {
+    fn new(received: Receiver<Vec<Pair>>, show: u64, name: N) -> Self {
         Self { others: received.into_iter().flatten().peekable(), counts: Counts::default(), show, name }
     }
 
@@ -125,7 +148,7 @@ impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
     }
 
     /// Ends this side. The remaining pairs of the other side have no counterpart.
-    pub(crate) fn finish(mut self) -> Counts {
+    fn finish(mut self) -> Counts {
         while let Some((other, there)) = self.others.next() {
             self.only_there(&other, &there);
         }

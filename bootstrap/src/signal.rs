@@ -7,7 +7,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -91,6 +91,15 @@ impl Stop {
     pub fn ask(&self) {
         // ORDERING: Relaxed: see `asked`.
         self.0.store(SIGTERM as usize, Ordering::Relaxed);
+    }
+
+    /// Ends work by an error once it was asked to stop.
+    ///
+    /// # Errors
+    /// It was asked to stop.
+    pub(crate) fn look(&self) -> Result<()> {
+        ensure!(self.asked().is_none(), "stopped");
+        Ok(())
     }
 
     /// Returns the exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM. `None` before any signal.

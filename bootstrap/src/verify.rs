@@ -7,7 +7,6 @@
 //! more than once, the source is sorted next to the store and merged with a scan. The merge finds each key that
 //! differs. A key that comes more than once in the source must have its last value in the store.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -25,7 +24,7 @@ use crate::out::{say, tell};
 use crate::paths;
 use crate::progress::Progress;
 use crate::running::warn_of_part;
-use crate::scan::open_to_scan;
+use crate::scan::{digest_until, open_to_scan};
 use crate::seen::Seen;
 use crate::served;
 use crate::side_by_side::SideBySide;
@@ -210,7 +209,10 @@ impl Verify<'_> {
         let both = thread::scope(|scope| {
             let scanning = thread::Builder::new()
                 .name("store".to_owned())
-                .spawn_scoped(scope, || self.stored_digest(&scanned))
+                // ORDERING: Relaxed: the value is only shown as progress.
+                .spawn_scoped(scope, || {
+                    digest_until(self.engine, self.stop, &|pairs| scanned.store(pairs, Ordering::Relaxed))
+                })
                 .context("cannot start the thread of the scan")?;
             let mut given = Digest::default();
             let read = self.source.for_each(&mut |record| {
@@ -218,7 +220,7 @@ impl Verify<'_> {
                 if given.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
                     // ORDERING: Relaxed: the value is only shown as progress.
                     progress.set(half(given.pairs(), scanned.load(Ordering::Relaxed)));
-                    self.look()?;
+                    self.stop.look()?;
                 }
                 Ok(())
             });
@@ -228,25 +230,10 @@ impl Verify<'_> {
             }
             let held = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))?;
             read?;
-            anyhow::Ok((given, held?))
+            anyhow::Ok((given, held?.context("stopped")?))
         });
         progress.clear();
         both
-    }
-
-    fn stored_digest(&self, scanned: &AtomicU64) -> Result<Digest> {
-        let mut held = Digest::default();
-        self.engine.reader()?.scan(&mut |key, value| {
-            held.add(key, value);
-            if !held.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
-                return ControlFlow::Continue(());
-            }
-            // ORDERING: Relaxed: the value is only shown as progress.
-            scanned.store(held.pairs(), Ordering::Relaxed);
-            if self.stop.asked().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        self.look()?;
-        Ok(held)
     }
 
     /// Sorts the source and merges it with a scan of the store. Returns the number of the source's records, and the
@@ -271,12 +258,5 @@ impl Verify<'_> {
     /// Returns the number of pairs in the store; for RocksDB it is an estimate.
     fn stored(&self) -> Result<u64> {
         Ok(self.engine.stats()?.pairs_estimate)
-    }
-
-    fn look(&self) -> Result<()> {
-        if self.stop.asked().is_some() {
-            bail!("stopped");
-        }
-        Ok(())
     }
 }
