@@ -5,7 +5,7 @@
 
 use engine_api::Code;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -99,6 +99,32 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// The options of a load with the defaults of the command line.
+    pub(crate) fn new(engine: EngineArgs, dir: &Path, source: SourceArgs) -> Self {
+        Self {
+            engine,
+            dir: dir.to_owned(),
+            meaning: MeaningArgs::default(),
+            source,
+            order: None,
+            on_duplicate: OnDuplicate::Error,
+            resume: false,
+            slot: None,
+            batch: None,
+            synced: false,
+            sample_every: None,
+            settle: false,
+            work_dir: None,
+            sort_memory: None,
+            skip_disk_check: false,
+            report: None,
+            hlog: None,
+            seen: Seen::default(),
+            beside_bytes: 0,
+            is_part: false,
+        }
+    }
+
     /// Returns the words that say how an interrupted load is continued.
     pub(crate) fn way_on(&self) -> &'static str {
         if self.is_part { "the next start continues" } else { "the same command with --resume continues" }

@@ -9,12 +9,10 @@ use anyhow::{Result, bail};
 use engines::{EngineArgs, EngineOptions};
 use solana::Extract;
 use solana::archive::is_url;
-use workload::Values;
 
 use crate::args::LoadArgs;
 use crate::load;
 use crate::meaning::MeaningArgs;
-use crate::order::OnDuplicate;
 use crate::seen::Seen;
 use crate::setup::check_dir;
 use crate::signal::Stop;
@@ -76,34 +74,17 @@ pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
 /// Returns the options of such a load.
 fn args(store: &NewStore<'_>, seen: &Seen) -> LoadArgs {
     let NewStore { dir, engine, archive, incremental, extract, cluster, beside_bytes } = *store;
+    let source = SourceArgs {
+        input: Some(archive.to_owned()),
+        incremental: incremental.map(Path::to_owned),
+        ..SourceArgs::default()
+    };
     LoadArgs {
-        engine: EngineArgs::from(engine),
-        dir: dir.to_owned(),
         meaning: MeaningArgs { extract: Some(extract), cluster: cluster.map(str::to_owned) },
-        source: SourceArgs {
-            pairs: None,
-            seed: 1,
-            values: Values::Unique,
-            input: Some(archive.to_owned()),
-            incremental: incremental.map(Path::to_owned),
-            format: None,
-            expect_pairs: None,
-        },
-        order: None,
-        on_duplicate: OnDuplicate::Error,
         resume: true,
-        slot: None,
-        batch: None,
-        synced: false,
-        sample_every: None,
-        settle: false,
-        work_dir: None,
-        sort_memory: None,
-        skip_disk_check: false,
-        report: None,
-        hlog: None,
         seen: seen.clone(),
         beside_bytes,
         is_part: true,
+        ..LoadArgs::new(EngineArgs::from(engine), dir, source)
     }
 }

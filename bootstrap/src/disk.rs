@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::args::LoadArgs;
 use crate::limits;
-use crate::order::{Ordered, is_spilled};
-use crate::rank::Order;
+use crate::order::{Ordered, comes_in, is_spilled};
 use crate::setup::Setup;
 
 /// The directories of a load and the bytes that their files take.
@@ -49,8 +48,8 @@ pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
         return check_store(args, setup, &Places::of(args, setup), 0);
     };
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
-    let spilled = setup.order == Order::Sorted || args.source.input.is_some();
-    let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
+    let is_unspilled = comes_in(&setup.source, setup.order);
+    let spill_bytes = if is_unspilled { 0 } else { limits::spill_bytes(records, &setup.buffers) };
     let now = Places::of(args, setup);
     if now.share {
         let peak_bytes = now.peak_bytes(store_bytes, spill_bytes);

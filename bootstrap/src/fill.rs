@@ -212,8 +212,10 @@ impl<'a> Fill<'a> {
         );
         (self.checkpoint.slot, self.checkpoint.blockhash) = (self.args.slot, self.ordered.blockhash);
         self.checkpoint.phase = MapPhase::Ready;
-        let last = || self.engine.inner().begin()?.commit(&self.checkpoint.write(), Durability::Synced);
-        last().with_context(|| self.failed())?;
+        // A copy has the checkpoint of the store that it is of.
+        let last = self.setup.source.stored().map_or_else(|| self.checkpoint.write(), |of| of.checkpoint().clone());
+        let commit = || self.engine.inner().begin()?.commit(&last, Durability::Synced);
+        commit().with_context(|| self.failed())?;
         if self.args.settle {
             self.progress.message("settling");
             self.engine.settle()?;

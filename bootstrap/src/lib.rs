@@ -1,15 +1,16 @@
 //! `bootstrap`: fills a store with hundreds of millions of pairs, resumable and verified.
 //!
-//! Owns: sources (synthetic, raw records, CSV, archives), their order (shuffled, sorted), duplicates, the load loop, resume,
-//! verification, comparison, the move of a store to another engine, and the report.
+//! Owns: sources (synthetic, raw records, CSV, archives, stores), their order (shuffled, sorted), duplicates, the load loop, resume,
+//! verification, comparison, and the report.
 //! Must not: hold the map in memory, load past an error, or know a concrete engine.
-//! Threads: the main thread writes; `sort` and `order` put pairs in order; `scan`, `other` and `store` read stores;
+//! Threads: the main thread writes; `sort` and `order` put pairs in order; `order`, `other` and `store` read stores;
 //! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
 
 mod args;
 pub mod audit;
 pub mod cli;
 mod compare;
+mod copied;
 pub mod create;
 mod disk;
 mod fill;

@@ -3,19 +3,20 @@
 //! Owns: the order in which the source is read and marker, state and commits are written. Only the engine's checkpoint
 //! gives the position of a load. Must not: write pairs, which `fill` does. Runs on the main thread.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use engine_api::Engine;
 use engine_latency::{Latency, Measured};
-use engines::{Digest, EngineKind, Held, LoadState, LoadTerm, Loaded, Terms};
+use engines::{EngineKind, Held, LoadState, LoadTerm, Loaded, Terms};
 use solana::ChainCheckpoint;
 
 use crate::args::LoadArgs;
+use crate::copied;
 use crate::disk;
 use crate::fill::Fill;
 use crate::identity::hex;
-use crate::order::{Ordered, Tally, WorkDir, is_given_back, spilled_records};
+use crate::order::{Ordered, WorkDir, is_given_back, spilled_records};
 use crate::out::{say, tell};
 use crate::paths;
 use crate::progress::Progress;
@@ -23,9 +24,10 @@ use crate::rank::Order;
 use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, check_directory};
 use crate::running;
+use crate::scan::digest_until;
 use crate::setup::{Setup, check_dir, default_order, with_known};
 use crate::signal::{self, Stop, Stopped};
-use crate::source::Source;
+use crate::source::{Source, Stored};
 use crate::state::{State, load_of};
 use crate::uncounted;
 
@@ -51,7 +53,7 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let (args, work) = (&args, WorkDir { asked: args.asked(), ..work });
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
-    // Take the lock now, so that a second process learns of it before it reads its source.
+    // Take the lock now: a second process is then refused before it reads its source.
     let held = hold(args, &setup)?;
     let started = Instant::now();
     let mut ordered = match order(args, &setup, stored, stop) {
@@ -80,14 +82,17 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     uncounted::remove(&*engine)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
-    let begun = ChainCheckpoint::read(&engine.checkpoint()?)?;
+    let begun = match setup.source.stored() {
+        Some(stored) => copied::begun(stored, &engine, ordered.source_id)?,
+        None => ChainCheckpoint::read(&engine.checkpoint()?)?,
+    };
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id), begun.seq)?;
     state.write(&args.dir)?;
     let mut fill = Fill::new(args, &setup, &engine, &ordered, begun, stop);
     let tally = fill.pairs()?;
     ensure!(
-        tally.pairs > 0 || stop.asked().is_some(),
+        tally.pairs > 0 || stop.asked().is_some() || setup.source.stored().is_some(),
         "there are no pairs: {}: no account of the archive has a value by --extract",
         setup.source
     );
@@ -99,11 +104,16 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     }
     fill.finish(tally)?;
     let elapsed = started.elapsed();
+    if let Some(stored) = setup.source.stored() {
+        fill.end();
+        return compare(args, stored, state, ordered.source_id, engine, stop, elapsed);
+    }
     let samples = std::mem::take(&mut fill.sampler.samples);
     let loaded = tally.pairs - begun.seq.min(tally.pairs);
     let digest = fill.digest;
     fill.end();
-    complete(args, state, ordered.source_id, tally, digest)?;
+    let (pairs, digest) = (tally.pairs, digest.map(|digest| digest.to_string()));
+    complete(args, state, ordered.source_id, Loaded { seq: pairs, pairs, digest, slot: args.slot })?;
     let (options, source, order, listing) = (&setup.options, &setup.source, setup.order, ordered.listing);
     let figures = Figures::of(&engine)?;
     // Close before the files are measured, because an open log has space allocated ahead.
@@ -165,6 +175,7 @@ fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
 
 /// Reads the source, spills it if necessary, and returns it in order.
 fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ordered> {
+    setup.source.stored().map_or(Ok(()), Stored::check)?;
     let mut reading = Progress::of_source(&setup.source, "reading")?.seen_by(&args.seen);
     let Setup { source, order, work, buffers, .. } = setup;
     // Progress through archives is in bytes, and begins with the first one again.
@@ -198,14 +209,43 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
 
 /// Marks the load complete: the state first, then the marker. A load killed in between continues and finds no pairs
 /// left.
-fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest: Option<Digest>) -> Result<()> {
-    let pairs = tally.pairs;
-    State { pairs: Some(pairs), ..state }.write(&args.dir)?;
+fn complete(args: &LoadArgs, state: State, source_id: u64, loaded: Loaded) -> Result<()> {
+    State { pairs: Some(loaded.pairs), ..state }.write(&args.dir)?;
+    if let Some(stored) = &args.source.store {
+        engines::copy_contradiction(stored.dir(), &args.dir)?;
+    }
     // The marker is written last, because the marker decides whether the load is complete.
-    let digest = digest.map(|digest| digest.to_string());
-    let loaded = Loaded { seq: pairs, pairs, digest, slot: args.slot };
+    let seq = loaded.seq;
     let load = engines::Load { loaded: Some(loaded), ..load_of(LoadState::Complete, source_id) };
-    Ok(engines::mark_load(&args.dir, load, pairs)?)
+    Ok(engines::mark_load(&args.dir, load, seq)?)
+}
+
+/// Ends the load of a store's pairs: reads the new store, and marks it complete if both hold the same pairs.
+fn compare(
+    args: &LoadArgs,
+    stored: &Stored,
+    state: State,
+    source_id: u64,
+    engine: Measured,
+    stop: &Stop,
+    elapsed: Duration,
+) -> Result<u8> {
+    let started = Instant::now();
+    let Some(written) = digest_until(&engine, stop, &|_| ())? else {
+        close(args, engine)?;
+        tell!("stopped in the comparison, after all pairs were committed; {}", args.way_on());
+        return Ok(stop.asked().unwrap_or(1));
+    };
+    let took = (elapsed, started.elapsed());
+    let (loaded, read) = stored.loaded()?;
+    if read == written {
+        complete(args, state, source_id, loaded)?;
+    }
+    let label = engine.label();
+    // Close before the files are measured, because an open log has space allocated ahead.
+    close(args, engine)?;
+    let disk_bytes = probe::disk_bytes(&args.dir);
+    Ok(copied::say_result(label, disk_bytes, (&read, &written), stored.checkpoint(), took))
 }
 
 /// Prints the defaults that were chosen where the user did not choose.

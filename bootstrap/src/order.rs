@@ -23,14 +23,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 use engines::source_id;
 use solana::archive::Listing;
 
 use crate::identity::Stamp;
 use crate::limits::{Buffers, Chunks};
 use crate::rank::{Order, Rank};
-use crate::source::{Files, Record, Source, Told};
+use crate::source::{Files, Place, Record, Source, Told};
 use chunk::{Chunker, Outlet};
 use merge::{Merge, Rule};
 use spill::{Spill, Spilled};
@@ -54,10 +54,10 @@ pub(crate) enum OnDuplicate {
 pub(crate) struct Ordered {
     /// Identifies source, order and seed. A position is meaningful only within one such combination.
     pub(crate) source_id: u64,
-    /// Digest of the source's records, duplicates included. `None` for synthetic pairs in shuffled order, which are not
-    /// read here.
+    /// Digest of the source's records, duplicates included. `None` for a source that [`comes_in`] this order, because it
+    /// is not read here.
     pub(crate) content: Option<u64>,
-    /// Number of records, duplicates included: at least the number of pairs.
+    /// Number of records, duplicates included: at least the number of pairs. Of a store it is an estimate.
     pub(crate) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
@@ -78,8 +78,8 @@ pub(crate) struct Ordered {
 }
 
 enum Kind {
-    /// Synthetic pairs, whose keys come in random order already.
-    Synthetic(Source),
+    /// Pairs of a source that [`comes_in`] this order.
+    AsTheyCome(Source),
     /// All records in order, in one buffer.
     Memory(Vec<Record>),
     /// The rest of a spill that may have been given back in part.
@@ -124,9 +124,9 @@ impl Ordered {
             heads_bytes: buffers.heads_bytes,
             mark_every: None,
         };
-        if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
-            let source_id = source_id(pairs.describe(*count).as_bytes());
-            return Ok(of(source_id, *count, Kind::Synthetic(source.clone()), work));
+        if comes_in(source, order) {
+            let records = source.count_hint()?.unwrap_or_default();
+            return Ok(of(source_id(source.to_string().as_bytes()), records, Kind::AsTheyCome(source.clone()), work));
         }
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
@@ -194,19 +194,21 @@ impl Ordered {
     fn make(&self, skip: u64, on_duplicate: OnDuplicate, to: Outlet) -> Result<Tally> {
         let rule = self.versions.as_ref().map_or(Rule::OnDuplicate(on_duplicate), Rule::Newest);
         let (whole, tally) = match &self.kind {
-            Kind::Synthetic(Source::Synthetic { pairs, count }) => {
-                let begun = Tally { pairs: skip.min(*count), ..Tally::default() };
-                let mut chunker = Chunker::new(begun, vec![0], skip, to);
+            Kind::AsTheyCome(source) => {
+                // A store is read from its start, for the digest of all its pairs.
+                let number = if let Source::Synthetic { count, .. } = source { skip.min(*count) } else { 0 };
+                let mut chunker = Chunker::new(Tally { pairs: number, ..Tally::default() }, vec![0], skip, to);
                 let mut wanted = true;
-                for index in skip..*count {
-                    wanted = chunker.push(&(index, pairs.key(index), pairs.value(index, 0)), 0)?;
-                    if !wanted {
-                        break;
-                    }
+                let read = source.for_each_from(Place { bytes: 0, number }, &mut |record, _| {
+                    wanted = chunker.push(&record, 0)?;
+                    ensure!(wanted, "no more pairs are wanted");
+                    Ok(())
+                });
+                if wanted {
+                    read?;
                 }
-                (wanted, chunker.finish())
+                return Ok(chunker.finish());
             }
-            Kind::Synthetic(_) => bail!("only synthetic pairs are in order by themselves"),
             Kind::Memory(records) => {
                 let mut chunker = Chunker::new(Tally::default(), vec![0], skip, to);
                 let mut records = records.iter();
@@ -240,6 +242,15 @@ impl Ordered {
     }
 }
 
+/// Whether the pairs of a source come in this order by themselves, so that no spill puts them in order.
+pub(crate) fn comes_in(source: &Source, order: Order) -> bool {
+    match source {
+        Source::Synthetic { .. } => order == Order::Shuffled,
+        Source::File { .. } | Source::Archives(_) => false,
+        Source::Store(_) => order == Order::Sorted,
+    }
+}
+
 /// Removes the spill in `dir` if a load of `source` has left it, or if it has no readable manifest. A spill that a
 /// process uses stays. Returns the number of its runs, or `None` if nothing was removed.
 ///
@@ -255,7 +266,7 @@ pub(crate) fn remove_spill(dir: &WorkDir, source: Option<&str>) -> Result<Option
     let files = match &manifest {
         Ok(Some(manifest)) if Some(manifest.source.as_str()) == source => manifest.runs.len(),
         Ok(Some(_)) => return Ok(None),
-        // A spill without a readable manifest can be used by nobody.
+        // A spill without a readable manifest is of no use.
         Ok(None) | Err(_) => 0,
     };
     work.remove()?;
@@ -303,6 +314,7 @@ mod tests {
     use super::*;
     use crate::seen::Seen;
     use crate::source::{Archives, Format};
+    use anyhow::bail;
     use engine_api::{Key, Value};
     use proptest::prelude::*;
     use solana::Extract;

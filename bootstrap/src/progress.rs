@@ -35,7 +35,7 @@ impl Progress {
         Self::in_unit(total, message, false)
     }
 
-    /// Progress of reading a source: in bytes for archives, because nobody knows how many accounts they hold.
+    /// Progress of reading a source: in bytes for archives, because the number of their accounts is not known.
     ///
     /// # Errors
     /// Those of [`Source::count_hint`].

@@ -292,37 +292,90 @@ fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     Ok(read)
 }
 
+/// How the load of a store differs from the requested one.
+enum Differs {
+    /// Another source, and the figures that show it.
+    Source(String),
+    /// Another slot than this one of the load.
+    Slot(Option<u64>),
+    Order {
+        loaded: Order,
+        asked: Order,
+    },
+}
+
+impl Differs {
+    /// Builds the error for a store that holds another load, of a source that is known by the file of the load. It
+    /// lasts, because the same command would fail each time.
+    fn error(&self, args: &LoadArgs, known: Option<&State>, source: &Source) -> Error {
+        let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
+        let (what, how) = match self {
+            Self::Source(how) => ("of another source", how.clone()),
+            Self::Slot(loaded) => {
+                ("as of another slot", format!("loaded_slot={} asked_slot={}", shown(*loaded), shown(args.slot)))
+            }
+            Self::Order { loaded, asked } => {
+                ("in another order", format!("loaded_order={} asked_order={}", loaded.name(), asked.name()))
+            }
+        };
+        let text = format!(
+            "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: name the source that was loaded, name \
+             another directory for this one, or remove the directory and start again",
+            args.dir.display(),
+            known.map_or("unknown", |known| &known.source),
+            source.to_string()
+        );
+        engine_api::Error::new(ErrorKind::FixInput, text).into()
+    }
+}
+
+/// Returns the difference between the loaded source and the requested one that is certain before it is read. A complete
+/// load may have been of an earlier state of a store, and its slot need not be given again. `stamp`: that of the source.
+fn difference(
+    args: &LoadArgs,
+    source: &Source,
+    stamp: Option<Stamp>,
+    known: &State,
+    is_complete: bool,
+) -> Option<Differs> {
+    let was_store = source.stored().filter(|_| is_complete).is_some_and(|stored| stored.was(&known.source));
+    let is_named = known.source == source.to_string() || was_store;
+    // Another extraction from an archive is another source. Synthetic pairs and stores are known by their words alone.
+    let by_words = known.content.is_none() || source.has_versions();
+    if known.content.is_some() && source.format().is_none() || by_words && !is_named {
+        return Some(Differs::Source(String::new()));
+    }
+    let is_given = !is_complete || args.slot.is_some();
+    if is_given && known.order.is_some() && known.slot != args.slot {
+        return Some(Differs::Slot(known.slot));
+    }
+    let (loaded, now) = known.stamp.zip(stamp).filter(|(loaded, now)| loaded.bytes != now.bytes)?;
+    Some(Differs::Source(format!("loaded_bytes={} bytes={}", loaded.bytes, now.bytes)))
+}
+
 /// Compares the source with the loaded one when the state file is gone: by the source id in the marker, and by the
 /// `slot` if it is known. Returns a remark for the final line.
 fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>) -> Result<&'static str> {
     let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
         return Ok(" (its source is not known, so it was not compared)");
     };
-    tell!("the load's own file is gone; the source is read, to compare it with the loaded pairs: {source}");
-    let read = read_content(args, source)?;
-    let by_order = |order| file_id(read.digest(), order, args.source.seed);
-    let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
-    if let Source::Synthetic { pairs, count } = source {
-        numbers.push(engines::source_id(pairs.describe(*count).as_bytes()));
+    let mut is_same = hex(engines::source_id(source.to_string().as_bytes())) == load.source;
+    if !is_same && source.stored().is_none() {
+        tell!("the load's own file is gone; the source is read, to compare it with the loaded pairs: {source}");
+        let read = read_content(args, source)?;
+        let by_order = |order| hex(file_id(read.digest(), order, args.source.seed));
+        is_same = [Order::Sorted, Order::Shuffled].map(by_order).contains(&load.source);
     }
-    ensure!(
-        numbers.into_iter().any(|number| hex(number) == load.source),
-        "the store holds a load of another source, or of this one with another --seed: dir={} loaded_number={} asked={:?}: \
-         name the source that was loaded, name another directory for this one, or remove the directory and start again",
-        args.dir.display(),
-        load.source,
-        source.to_string()
-    );
+    if !is_same {
+        let how = format!("loaded_number={}, or the same source with another --seed", load.source);
+        return Err(Differs::Source(how).error(args, None, source));
+    }
     let Some(slot) = slot else {
         return Ok(" (the load's own file is gone: the source is the same, the slot was not compared)");
     };
-    ensure!(
-        args.slot.is_none() || args.slot == slot,
-        "the store holds a load as of another slot: dir={} {}: name the source that was loaded, name another directory \
-         for this one, or remove the directory and start again",
-        args.dir.display(),
-        slots(slot, args.slot)
-    );
+    if args.slot.is_some() && args.slot != slot {
+        return Err(Differs::Slot(slot).error(args, None, source));
+    }
     Ok(" (the load's own file is gone: the source is the same)")
 }
 
@@ -330,75 +383,36 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
 /// compared.
 fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
     args.source.check_records(known.records)?;
-    if args.slot.is_some() && known.order.is_some() && known.slot != args.slot {
-        return Err(other(args, known, source, &slots(known.slot, args.slot)));
-    }
-    let words = source.to_string();
+    let other = |differs: Differs| differs.error(args, Some(known), source);
     let files = source.files();
-    // Another extraction from an archive is another source. Synthetic pairs, and archives that would have to be
-    // downloaded again, are known by their words alone.
-    let by_words = match source {
-        Source::Synthetic { .. } => true,
-        Source::File { .. } => false,
-        Source::Archives(_) => known.source != words || files.is_none(),
-    };
-    if by_words {
-        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
-    }
-    let Some(content) = &known.content else {
-        ensure!(known.source == words, other(args, known, source, ""));
-        return Ok(" (loaded by an earlier version, so its source was not compared)");
-    };
     let is_gone = |path: &PathBuf| matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
-    let gone = files.is_some_and(|files| files.iter().any(is_gone));
-    if gone && known.source == words {
+    let is_named = known.source == source.to_string();
+    let is_gone = is_named && files.as_ref().is_some_and(|files| files.iter().any(is_gone));
+    let stamp = if is_gone { None } else { Stamp::of(source)? };
+    if let Some(differs) = difference(args, source, stamp, known, true) {
+        return Err(other(differs));
+    }
+    if is_gone {
         return Ok(" (its source is gone, so it was not compared)");
     }
-    let stamp = Stamp::of(source)?;
-    match (known.stamp, stamp) {
-        (Some(loaded), Some(now)) if loaded == now && known.source == words => return Ok(""),
-        (Some(loaded), Some(now)) if loaded.bytes != now.bytes => {
-            return Err(other(args, known, source, &format!("loaded_bytes={} bytes={}", loaded.bytes, now.bytes)));
-        }
-        _ => {}
+    // Archives that would have to be downloaded again are known by their words alone.
+    let (Some(content), false) = (&known.content, source.has_versions() && files.is_none()) else { return Ok("") };
+    if is_named && stamp.is_some() && known.stamp == stamp {
+        return Ok("");
     }
-    tell!("the source is read, to compare it with the loaded pairs: {words}");
-    let read = read_content(args, source)?;
-    let digest = hex(read.digest());
+    tell!("the source is read, to compare it with the loaded pairs: {source}");
+    let digest = hex(read_content(args, source)?.digest());
     if digest != *content {
-        return Err(other(args, known, source, &format!("loaded_content={content} content={digest}")));
+        return Err(other(Differs::Source(format!("loaded_content={content} content={digest}"))));
     }
     // Remember the file's stamp, so that the next start need not read the file again.
-    if let Err(error) = (State { source: words, stamp, ..known.clone() }).write(&args.dir) {
+    if let Err(error) = (State { source: source.to_string(), stamp, ..known.clone() }).write(&args.dir) {
         tell!(
             "the next start will read the source again, because the result of this reading cannot be \
              remembered: {error:#}"
         );
     }
     Ok("")
-}
-
-/// Formats the slot of the load and the requested one.
-fn slots(loaded: Option<u64>, asked: Option<u64>) -> String {
-    let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
-    format!("loaded_slot={} asked_slot={}", shown(loaded), shown(asked))
-}
-
-/// Error for a store that holds another load. It lasts, because the same command would fail each time.
-fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
-    let what = match how {
-        _ if how.starts_with("loaded_slot=") => "as of another slot",
-        _ if how.starts_with("loaded_order=") => "in another order",
-        _ => "of another source",
-    };
-    let text = format!(
-        "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: name the source that was loaded, name another \
-         directory for this one, or remove the directory and start again",
-        args.dir.display(),
-        known.source,
-        source.to_string()
-    );
-    engine_api::Error::new(ErrorKind::FixInput, text).into()
 }
 
 /// Refuses, before a source is read for hours, a source that certainly differs from the pairs in the store.
@@ -408,49 +422,15 @@ fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
 /// file or the source's metadata.
 pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Result<()> {
     let Some(known) = State::read(&args.dir)? else { return Ok(()) };
-    let (Some(loaded), words) = (known.order, source.to_string()) else { return Ok(()) };
-    let how = match (known.stamp, Stamp::of(source)?) {
-        _ if loaded != order => format!("loaded_order={} asked_order={}", loaded.name(), order.name()),
-        _ if known.slot != args.slot => slots(known.slot, args.slot),
-        _ if known.content.is_none() != source.format().is_none()
-            || (known.content.is_none() || source.has_versions()) && known.source != words =>
-        {
-            String::new()
-        }
-        (Some(loaded), Some(now)) if loaded.bytes != now.bytes => {
-            format!("loaded_bytes={} bytes={}", loaded.bytes, now.bytes)
-        }
-        _ => return Ok(()),
-    };
-    let begun = open_to_scan(&args.dir, None, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
+    let another_order = known.order.filter(|loaded| *loaded != order);
+    let another_order = another_order.map(|loaded| Differs::Order { loaded, asked: order });
+    let differs = difference(args, source, Stamp::of(source)?, &known, false).or(another_order);
+    let Some(differs) = differs else { return Ok(()) };
     // If the store cannot be opened now, opening it for the load reports the reason.
-    match begun {
+    match stored_pairs(&args.dir) {
         Ok(0) | Err(_) => Ok(()),
-        Ok(_) => Err(other(args, &known, source, &how)),
+        Ok(_) => Err(differs.error(args, Some(&known), source)),
     }
-}
-
-/// Refuses the loaded source in another order. In a copy of a store without a state file, only the source id shows
-/// this.
-fn refuse_other_order(args: &LoadArgs, order: Order, ordered: &Ordered, begun: &ChainCheckpoint) -> Result<()> {
-    let other = if order == Order::Sorted { Order::Shuffled } else { Order::Sorted };
-    let is_other = ordered.content.is_some_and(|content| file_id(content, other, args.source.seed) == begun.source);
-    let (dir, seq, name) = (args.dir.display(), begun.seq, other.name());
-    ensure!(!is_other, "the load was begun in another order: dir={dir} loaded_pairs={seq}: add --order {name}");
-    Ok(())
-}
-
-/// Error for a store without a state file, as in a copy, whose source id is not that of the requested source.
-fn unknown(args: &LoadArgs, source: &Source, begun: &ChainCheckpoint) -> Error {
-    anyhow!(
-        "the store holds a load of another source, of another order or of another seed, and the file that says which is \
-         gone: dir={} loaded_pairs={} loaded_number={} asked={:?}: name the source that was loaded, or remove the \
-         directory and start again",
-        args.dir.display(),
-        begun.seq,
-        hex(begun.source),
-        source.to_string()
-    )
 }
 
 /// Builds the state file's content for this load.
@@ -464,16 +444,18 @@ pub(crate) fn state(
     ordered: &Ordered,
     begun: &ChainCheckpoint,
 ) -> Result<State> {
-    let known = State::read(&args.dir)?;
+    let known = State::read(&args.dir)?.filter(|_| begun.seq > 0);
     if begun.seq > 0 && begun.source != ordered.source_id {
-        refuse_other_order(args, order, ordered, begun)?;
-        let Some(known) = known else { return Err(unknown(args, source, begun)) };
-        let loaded = known.order.map_or("unknown", Order::name);
-        let how = format!("loaded_pairs={} loaded_order={loaded} asked_order={}", begun.seq, order.name());
-        return Err(other(args, &known, source, &how));
+        let other = if order == Order::Sorted { Order::Shuffled } else { Order::Sorted };
+        let is_other = ordered.content.is_some_and(|content| file_id(content, other, args.source.seed) == begun.source);
+        let (dir, seq, name, number) = (args.dir.display(), begun.seq, other.name(), hex(begun.source));
+        // In a copy of a store without a state file, only the source id shows this.
+        ensure!(!is_other, "the load was begun in another order: dir={dir} loaded_pairs={seq}: add --order {name}");
+        let how = format!("loaded_pairs={seq} loaded_number={number}, or the same source with another --seed");
+        return Err(Differs::Source(how).error(args, known.as_ref(), source));
     }
-    if let Some(known) = known.filter(|known| begun.seq > 0 && known.order.is_some() && known.slot != args.slot) {
-        return Err(other(args, &known, source, &slots(known.slot, args.slot)));
+    if let Some(known) = known.filter(|known| known.order.is_some() && known.slot != args.slot) {
+        return Err(Differs::Slot(known.slot).error(args, Some(&known), source));
     }
     Ok(State {
         source: source.to_string(),

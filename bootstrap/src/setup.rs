@@ -39,7 +39,7 @@ impl Setup {
     /// the disk unchecked. `None`: the load is complete already.
     pub(crate) fn decide(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Self>> {
         let options = options_for(&args.dir, &args.engine)?;
-        let (mode, terms) = (mode(args), terms(args));
+        let (mode, terms) = (mode(args), terms(args, Some(&source)));
         let found = check_directory(&args.dir, args.resume)?;
         if !args.resume && is_complete(&args.dir)? == Some(true) {
             engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
@@ -60,7 +60,7 @@ impl Setup {
         if args.resume {
             resume::refuse_other(args, &source, order)?;
         }
-        let (options, buffers) = limits::divide(&options, order, 0)?;
+        let (options, buffers) = limits::divide(&options, order, source.memory_bytes())?;
         let buffers = buffers.with_sort_memory(args.sort_memory, &options)?;
         let new = engines::inspect(&args.dir)?.is_none();
         Ok(Some(Self { source, order, options, buffers, work, mode, terms, new, found }))
@@ -96,7 +96,7 @@ pub(crate) fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, S
 /// Finds the mistakes in the directory that do not depend on the source. Changes nothing.
 pub(crate) fn check_dir(args: &LoadArgs) -> Result<()> {
     let options = options_for(&args.dir, &args.engine)?;
-    engines::check(&args.dir, &options, mode(args), &terms(args))?;
+    engines::check(&args.dir, &options, mode(args), &terms(args, None))?;
     Ok(engines::check_lock(&args.dir)?)
 }
 
@@ -111,7 +111,8 @@ fn mode(args: &LoadArgs) -> OpenMode {
     if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create }
 }
 
-/// The terms for the store's marker, before the source is known.
-fn terms(args: &LoadArgs) -> Terms {
-    Terms { holds: args.meaning.holds(), ..Terms::default() }
+/// The terms for the store's marker, before the source's id is known. A copy has the meaning of the store that it is of.
+fn terms(args: &LoadArgs, source: Option<&Source>) -> Terms {
+    let of_store = source.and_then(Source::stored).map(|stored| stored.known().holds.clone());
+    Terms { holds: of_store.unwrap_or_else(|| args.meaning.holds()), ..Terms::default() }
 }

@@ -1,5 +1,5 @@
-//! Sources of pairs: a seed, a file of raw records, a CSV of base58 pubkeys, or Solana's snapshot archives; files may
-//! be packed by gzip or zstd.
+//! Sources of pairs: a seed, a file of raw records, a CSV of base58 pubkeys, Solana's snapshot archives, or another
+//! store; files may be packed by gzip or zstd.
 //!
 //! Owns: the choice of the file and its format. Must not: order or deduplicate. Runs on the thread that reads the
 //! source.
@@ -10,6 +10,7 @@ mod open;
 mod packed;
 mod parse;
 mod pipe;
+mod stored;
 
 use std::fmt;
 use std::fs::File;
@@ -33,6 +34,7 @@ pub(crate) use numbers::{Files, has_no_value};
 use packed::Packing;
 pub use parse::read;
 use pipe::Pipe;
+pub(crate) use stored::Stored;
 
 /// Largest number of bytes that a pair of two random pubkeys takes in a packed file.
 const PACKED_PAIR_BYTES: u64 = 70;
@@ -93,6 +95,25 @@ pub struct SourceArgs {
     /// A file that was cut between two records looks whole, so take the number from the program that wrote it.
     #[arg(long, value_name = "N", value_parser = workload::count::<u64>)]
     pub expect_pairs: Option<u64>,
+    /// A store, which a migration names in another way.
+    #[arg(skip)]
+    pub(crate) store: Option<Stored>,
+}
+
+impl Default for SourceArgs {
+    fn default() -> Self {
+        let values = Values::Unique;
+        Self {
+            pairs: None,
+            seed: 1,
+            values,
+            input: None,
+            incremental: None,
+            format: None,
+            expect_pairs: None,
+            store: None,
+        }
+    }
 }
 
 impl SourceArgs {
@@ -136,6 +157,7 @@ pub(crate) enum Source {
     Synthetic { pairs: Pairs, count: u64 },
     File { path: PathBuf, format: Format },
     Archives(Archives),
+    Store(Stored),
 }
 
 impl Source {
@@ -144,6 +166,9 @@ impl Source {
     /// # Errors
     /// [`Wrong`] for arguments that contradict each other; an archive that cannot be opened.
     pub(crate) fn new(args: &SourceArgs, extract: Option<Extract>, seen: &Seen) -> Result<Self> {
+        if let Some(stored) = &args.store {
+            return Ok(Self::Store(stored.clone()));
+        }
         refuse_scheme(args)?;
         match (&args.pairs, &args.input) {
             (None, Some(path)) if args.is_of_archives() => {
@@ -169,7 +194,7 @@ impl Source {
     /// Whether the pairs can be read only once: from standard input or a named pipe.
     pub(crate) fn is_read_once(&self) -> bool {
         match self {
-            Self::Synthetic { .. } => false,
+            Self::Synthetic { .. } | Self::Store(_) => false,
             Self::File { path, .. } => is_pipe(path),
             Self::Archives(archives) => archives.is_read_once(),
         }
@@ -192,6 +217,16 @@ impl Source {
         }
     }
 
+    /// Returns the store; `None` for other sources.
+    pub(crate) fn stored(&self) -> Option<&Stored> {
+        if let Self::Store(stored) = self { Some(stored) } else { None }
+    }
+
+    /// Returns the memory that an open store takes; 0 for other sources.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.stored().map_or(0, Stored::memory_bytes)
+    }
+
     /// Returns the slot that the names of archives tell; `None` for other sources.
     pub(crate) fn slot(&self) -> Option<u64> {
         match self {
@@ -203,7 +238,7 @@ impl Source {
     /// Returns the files that the source is read from; `None` if it is not, or not only, read from files.
     pub(crate) fn files(&self) -> Option<Vec<PathBuf>> {
         match self {
-            Self::Synthetic { .. } => None,
+            Self::Synthetic { .. } | Self::Store(_) => None,
             Self::File { path, .. } => (!self.is_stdin()).then(|| vec![path.clone()]),
             Self::Archives(archives) => archives.files(),
         }
@@ -213,21 +248,22 @@ impl Source {
         matches!(self, Self::File { path, .. } if pipe::is_stdin(path))
     }
 
-    /// Returns the format of the source's file; `None` for synthetic pairs.
+    /// Returns the format of the source's file; `None` for synthetic pairs and stores.
     pub(crate) fn format(&self) -> Option<Format> {
         match self {
-            Self::Synthetic { .. } => None,
+            Self::Synthetic { .. } | Self::Store(_) => None,
             Self::File { format, .. } => Some(*format),
             Self::Archives(_) => Some(Format::Archive),
         }
     }
 
-    /// Returns the number of pairs if it is known before reading; for a CSV it is an estimate. A file that cannot be
+    /// Returns the number of pairs if it is known before reading; for a CSV and a store it is an estimate. A file that cannot be
     /// read, or is empty, is refused here, before anything is created for the load.
     pub(crate) fn count_hint(&self) -> Result<Option<u64>> {
         let (path, format) = match self {
             Self::Synthetic { count, .. } => return Ok(Some(*count)),
             Self::Archives(_) => return Ok(None),
+            Self::Store(stored) => return Ok(Some(stored.pairs_estimate())),
             Self::File { .. } if self.is_stdin() => return Ok(None),
             Self::File { path, format } => (path, *format),
         };
@@ -256,7 +292,7 @@ impl Source {
     /// pair takes 64 bytes, as CSV a few more. Values that repeat take less, so there may be twice as many pairs.
     pub(crate) fn packed_count_hint(&self) -> Option<u64> {
         let path = match self {
-            Self::Synthetic { .. } => return None,
+            Self::Synthetic { .. } | Self::Store(_) => return None,
             Self::File { path, .. } => path,
             Self::Archives(archives) => return archives.count_hint(),
         };
@@ -278,11 +314,15 @@ impl Source {
         self.for_each_from(Place::default(), &mut |record, _| take(record)).map(drop)
     }
 
-    /// Calls `take` with every pair after `from`, a place that an earlier call has passed to `take`. A pipe can only be
-    /// read from its start. Returns the files whose versions count in another order than that of their numbers.
+    /// Calls `take` with every pair after `from`, a place that an earlier call has passed to `take`. A pipe and a store
+    /// can only be read from their start. Returns the files whose versions count in another order than that of their numbers.
     pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Told> {
         match self {
             Self::Archives(archives) => archives.for_each_from(from, take),
+            Self::Store(stored) => {
+                stored.for_each(&mut |record| take(record, Place { bytes: 0, number: record.0 + 1 }))?;
+                Ok(Told::default())
+            }
             Self::Synthetic { pairs, count } => {
                 for index in from.number..*count {
                     let after = Place { bytes: 0, number: index + 1 };
@@ -407,6 +447,7 @@ impl fmt::Display for Source {
             Self::Synthetic { pairs, count } => f.write_str(&pairs.describe(*count)),
             Self::File { path, .. } => write!(f, "file={}", path.display()),
             Self::Archives(archives) => archives.fmt(f),
+            Self::Store(stored) => stored.fmt(f),
         }
     }
 }

@@ -374,7 +374,7 @@ impl Reader {
             Err(error) => return Err(error).with_context(|| format!("cannot read file={}", self.path.display())),
         }
         self.next_piece = offset + self.piece.len() as u64;
-        // The page cache has a copy of this piece, which nobody needs.
+        // The page cache has a copy of this piece, which is not needed.
         advise(&self.file, offset, self.next_piece, Advice::DontNeed);
         let end = length.min(self.next_piece + piece_bytes);
         for start in (self.next_piece..end).step_by(ANNOUNCED_BYTES) {

@@ -187,15 +187,7 @@ mod tests {
     }
 
     fn records(path: &Path) -> Result<Vec<Record>> {
-        let args = SourceArgs {
-            pairs: None,
-            seed: 1,
-            values: workload::Values::Unique,
-            input: Some(path.to_owned()),
-            incremental: None,
-            format: None,
-            expect_pairs: None,
-        };
+        let args = SourceArgs { input: Some(path.to_owned()), ..SourceArgs::default() };
         let source = Source::new(&args, None, &Seen::default())?;
         source.count_hint()?;
         let mut out = Vec::new();
@@ -279,15 +271,7 @@ mod tests {
         for (name, format) in
             [("a.csv", Format::Csv), ("a.csv.gz", Format::Csv), ("a.zst", Format::Raw), ("csv", Format::Raw)]
         {
-            let args = SourceArgs {
-                pairs: None,
-                seed: 1,
-                values: workload::Values::Unique,
-                input: Some(name.into()),
-                incremental: None,
-                format: None,
-                expect_pairs: None,
-            };
+            let args = SourceArgs { input: Some(name.into()), ..SourceArgs::default() };
             assert!(
                 matches!(Source::new(&args, None, &Seen::default()).unwrap(), Source::File { format: found, .. } if found == format),
                 "{name}"

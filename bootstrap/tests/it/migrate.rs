@@ -106,7 +106,7 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     }
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
     cut_short(&new);
-    assert!(migrate(&["--resume"]).contains("was begun from another store"));
+    assert!(migrate(&["--resume"]).contains("the store holds a load of another source"));
     assert!(migrate(&[]).contains("interrupted"));
     fs::remove_dir_all(&new).unwrap();
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
@@ -187,7 +187,7 @@ fn a_complete_store_without_a_file_of_its_load_is_compared_with_the_source_that_
     let said = ok(&resume(&one).each_ref().map(|arg| arg.as_str()));
     assert!(said.contains("nothing to resume"), "{said}");
     let said = fails(1, &resume(&other).each_ref().map(|arg| arg.as_str()));
-    assert!(said.contains("the store was not made from this one"), "{said}");
+    assert!(said.contains("the store holds a load of another source"), "{said}");
     fs::remove_dir_all(&one).unwrap();
     let said = ok(&resume(&one).each_ref().map(|arg| arg.as_str()));
     assert!(said.contains("its source was not compared: there is no store"), "{said}");

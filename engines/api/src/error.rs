@@ -74,13 +74,13 @@ impl Error {
         Self::with_source(kind, message, source)
     }
 
-    /// Adds what a person can do about the error to the end of its message.
+    /// Adds the way out of the error to the end of its message.
     #[must_use]
     pub fn with_way_out(self, way_out: &str) -> Self {
         Self { message: format!("{}: {way_out}", self.message), has_way_out: true, ..self }
     }
 
-    /// Whether the message ends with what a person can do, so that a caller need not add it.
+    /// Whether the message ends with a way out. A caller then need not add one.
     pub fn has_way_out(&self) -> bool {
         self.has_way_out
     }

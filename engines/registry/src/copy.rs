@@ -41,7 +41,7 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
             _ => Error::io(format!("cannot make the copy's directory: dir={shown} reason={e}"), e),
         }
     })?;
-    // Held until the copy has its name: whoever finds the directory unlocked knows that nobody will finish it.
+    // Held until the copy has its name: no process will finish a copy whose directory is not locked.
     let _lock = DirLock::take(&partial).map_err(|e| explain_lock(e, &partial))?;
     let made = fill(engine, identity, store, &partial).and_then(|()| {
         fs::rename(&partial, dir).map_err(|e| {

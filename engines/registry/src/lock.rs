@@ -182,7 +182,7 @@ fn is_named(path: &Path, opened: &File) -> bool {
     matches!((std::fs::metadata(path), opened.metadata()), (Ok(named), Ok(held)) if Id::of(&named) == Id::of(&held))
 }
 
-/// Returns the pid in the lock file of `dir`, or `unknown` if there is none or nobody has the file's lock for writing: the
+/// Returns the pid in the lock file of `dir`, or `unknown` if there is none or no process has the file's lock for writing: the
 /// pid is then the one of an earlier writer.
 fn pid(dir: &Path) -> String {
     let mut pid = String::new();

@@ -1,7 +1,7 @@
 //! The place of an open store's files: whether their names still lead to the files that the engine has open.
 //!
 //! Owns: the refusal of commits into files that were removed or replaced, which a B-tree would go on writing to until it is
-//! closed, and nobody would find again. Must not: look at the content of a file. Runs on the thread that writes.
+//! closed, and which no opening would find again. Must not: look at the content of a file. Runs on the thread that writes.
 
 use std::fs::{self, Metadata};
 use std::io::ErrorKind as Io;

@@ -16,7 +16,7 @@ use super::tar::{Header, Kind};
 /// by at most 80 bytes for each.
 pub(super) const ACCOUNTS_FILES_MAX: usize = 5_000_000;
 
-/// Most files next to the accounts: there are three, and nobody needs hundreds.
+/// Largest number of files next to the accounts, of which there are three.
 const OTHER_FILES_MAX: usize = 100;
 
 /// Largest accounts file: agave's `MAXIMUM_APPEND_VEC_FILE_SIZE`.

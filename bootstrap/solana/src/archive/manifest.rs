@@ -78,7 +78,7 @@ const FIELDS: &[Field] = &[
     List(&[Skip(32 + 32 + 4 * 8)]),
     Skip(16),
     List(&[Skip(4 * 8)]),
-    // Three sets of accounts and the stakes of epochs that nobody uses any more, and whether the bank is frozen.
+    // Three sets of accounts and the stakes of epochs, all of them unused, and whether the bank is frozen.
     List(&[Skip(32)]),
     List(&[Skip(32)]),
     List(&[Skip(32 + 8)]),

@@ -170,7 +170,7 @@ impl<'a> Reading<'a> {
         Within(Some((self.entry.name.clone(), self.entry.at)))
     }
 
-    /// Tells the caller the progress, and learns whether the caller wants to stop.
+    /// Passes the progress to the caller, who may ask to stop.
     pub(super) fn tell_progress(&mut self) -> Result<(), Error> {
         let (failures, last_failure) = self.failures.shown();
         let progress = Progress {

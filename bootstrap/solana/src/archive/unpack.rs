@@ -147,7 +147,7 @@ struct Work {
 }
 
 impl Work {
-    /// Unpacks the whole stream. A failed send means that nobody reads any more.
+    /// Unpacks the whole stream. A failed send means that the reader has gone.
     fn run(self, mut feed: Feed, packing: Option<Packing>) {
         let state = feed.state();
         let (packing, is_other) = match feed.packing() {
@@ -179,7 +179,7 @@ impl Work {
         let _ = self.full.send(last);
     }
 
-    /// Hands over buffer after buffer, until the stream ends or nobody reads any more.
+    /// Hands over buffer after buffer, until the stream ends or the reader has gone.
     fn pump(&self, unpacked: &mut dyn Read) -> io::Result<()> {
         while let Ok(mut buffer) = self.empty.recv() {
             let mut filled = 0;

@@ -1,0 +1,47 @@
+//! The end of a load whose source is a store: the new store takes the checkpoint over, and both are compared.
+//!
+//! Owns: the comparison, and its printed result. Must not: mark a store complete that differs from its source. Runs on
+//! the main thread.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use engine_api::{Checkpoint, Engine};
+use engines::Digest;
+use solana::ChainCheckpoint;
+
+use crate::out::say;
+use crate::source::Stored;
+
+/// Returns the position of a load from a store, at which the new store stands. A new store that has taken over the
+/// checkpoint holds all pairs, and only the comparison is left.
+///
+/// # Errors
+/// A checkpoint that a load has not written; errors of counting the pairs.
+pub(crate) fn begun(stored: &Stored, engine: &dyn Engine, id: u64) -> Result<ChainCheckpoint> {
+    let begun = engine.checkpoint()?;
+    if begun.seq == 0 || begun != *stored.checkpoint() {
+        return Ok(ChainCheckpoint::read(&begun)?);
+    }
+    Ok(ChainCheckpoint { seq: Digest::of(engine)?.pairs(), source: id, ..ChainCheckpoint::default() })
+}
+
+/// Prints how the new store compares with the pairs read from the source, and returns the exit code. `took`: the time
+/// to write the store, and the time to read it again.
+pub(crate) fn say_result(
+    label: &str,
+    disk_bytes: u64,
+    (read, written): (&Digest, &Digest),
+    origin: &Checkpoint,
+    took: (Duration, Duration),
+) -> u8 {
+    let (load_s, verify_s, pairs) = (took.0.as_secs_f64(), took.1.as_secs_f64(), written.pairs());
+    say!("migrated: engine={label} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
+    say!("checkpoint {}", solana::shown_of_copy(origin));
+    if read != written {
+        say!("not equal: from_digest={read} digest={written}");
+        return 1;
+    }
+    say!("equal: digest={written}");
+    0
+}

@@ -1,0 +1,179 @@
+//! A store as a source: its pairs come in key order, so they are loaded without a spill.
+//!
+//! Owns: the open store, its description, and the digest of the pairs that were read. Must not: write to the store, or
+//! decide whether it may be copied. Threads: main checks it; `order` reads it.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Error, Result, bail};
+use engine_api::{Checkpoint, Engine, ErrorKind, Key};
+use engines::{Digest, Identity, Loaded};
+
+use super::Record;
+use crate::out::tell;
+
+/// An open store whose pairs are loaded into another one.
+#[derive(Clone)]
+pub(crate) struct Stored(Arc<Inner>);
+
+struct Inner {
+    dir: PathBuf,
+    /// The store as messages and the state file describe it. Its checkpoint is a part of that, so a load does not
+    /// continue after the store has moved on.
+    shown: String,
+    known: Identity,
+    checkpoint: Checkpoint,
+    pairs_estimate: u64,
+    memory_bytes: u64,
+    open: Mutex<Open>,
+}
+
+struct Open {
+    engine: Box<dyn Engine>,
+    /// Digest of all pairs, once they were read.
+    read: Option<Digest>,
+}
+
+impl Stored {
+    /// Takes an open store as a source. `known` is its marker's content, `memory_bytes` the memory of its engine.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    pub(crate) fn new(dir: &Path, engine: Box<dyn Engine>, known: Identity, memory_bytes: u64) -> Result<Self> {
+        let checkpoint = engine.checkpoint()?;
+        Ok(Self(Arc::new(Inner {
+            dir: dir.to_owned(),
+            shown: format!("{}{} {}", Self::place(dir)?, engine.label(), solana::shown(&checkpoint)),
+            known,
+            checkpoint,
+            pairs_estimate: engine.stats()?.pairs_estimate,
+            memory_bytes,
+            open: Mutex::new(Open { engine, read: None }),
+        })))
+    }
+
+    /// Returns the beginning of the description of a store in `dir`, in whatever state it is.
+    ///
+    /// # Errors
+    /// The current directory is gone.
+    pub(crate) fn place(dir: &Path) -> Result<String> {
+        let dir = std::path::absolute(dir).with_context(|| format!("cannot name dir={}", dir.display()))?;
+        Ok(format!("store dir={} engine=", dir.display()))
+    }
+
+    /// Whether a source with this description was the same store, perhaps in an earlier state.
+    pub(crate) fn was(&self, source: &str) -> bool {
+        Self::place(&self.0.dir).is_ok_and(|place| source.starts_with(&place))
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+
+    pub(crate) fn known(&self) -> &Identity {
+        &self.0.known
+    }
+
+    /// Returns the checkpoint, which the new store takes over.
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.0.checkpoint
+    }
+
+    pub(crate) fn pairs_estimate(&self) -> u64 {
+        self.0.pairs_estimate
+    }
+
+    /// Returns the memory of the store's engine in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.0.memory_bytes
+    }
+
+    /// Checks the store's checksums, if its engine does not check them while reading.
+    ///
+    /// # Errors
+    /// Damage, naming this store and the way out.
+    pub(crate) fn check(&self) -> Result<()> {
+        let engine = self.0.known.engine;
+        if engine.descriptor().has_checksums && !engine.descriptor().checks_reads {
+            tell!("the store to read is checked first, because engine={engine} compares no checksums while it reads");
+        }
+        engines::check_before_copy(engine, &mut *self.open_store().engine).map_err(|error| self.failed(error))
+    }
+
+    /// Calls `take` with every pair in ascending order, until it fails.
+    ///
+    /// # Errors
+    /// Damage, naming this store and the way out; the error of `take`.
+    pub(crate) fn for_each(&self, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+        let mut open = self.open_store();
+        let (mut read, mut last, mut ended): (_, Option<Key>, _) = (Digest::default(), None, Ok(()));
+        let scanned = open.engine.reader().and_then(|mut reader| {
+            reader.scan(&mut |key, value| {
+                ended = match last.replace(*key).is_none_or(|last| last < *key) {
+                    true => take((read.pairs(), *key, *value)),
+                    false => Err(self.failed(unordered(read.pairs() + 1))),
+                };
+                read.add(key, value);
+                if ended.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })
+        });
+        scanned.map_err(|error| self.failed(error))?;
+        ended?;
+        open.read = Some(read);
+        Ok(())
+    }
+
+    /// Returns the entry for the marker of the new store, once all pairs were read. It keeps the slot of this store's
+    /// load.
+    ///
+    /// # Errors
+    /// The store is unchanged since its load, and yet does not hold the loaded pairs. Engines without checksums return
+    /// wrong pairs without an error.
+    pub(crate) fn loaded(&self) -> Result<(Loaded, Digest)> {
+        let Inner { dir, known, checkpoint, .. } = &*self.0;
+        let read = self.open_store().read.context("the store was not read: this is a bug")?;
+        let (seq, pairs, digest) = (checkpoint.seq, read.pairs(), read.to_string());
+        if let Some(how) = known.loaded_at(seq).and_then(|loaded| loaded.difference(pairs, &digest)) {
+            bail!(
+                "the store to read does not hold the pairs that were loaded: dir={0} {how}: `scrub --dir {0}` gives \
+                 details; the new store holds the same wrong pairs: remove it",
+                dir.display()
+            );
+        }
+        Ok((Loaded { seq, pairs, digest: Some(digest), slot: known.loaded_slot() }, read))
+    }
+
+    fn open_store(&self) -> MutexGuard<'_, Open> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names this store in an error of damage, so that it is not looked for in the new store.
+    fn failed(&self, error: engine_api::Error) -> Error {
+        let is_damage = error.kind() == ErrorKind::DataDamaged;
+        let error = Error::from(error);
+        if !is_damage {
+            return error;
+        }
+        let dir = self.0.dir.display();
+        error.context(format!("the store to read is damaged: dir={dir}: `scrub --dir {dir}` gives details"))
+    }
+}
+
+fn unordered(pair: u64) -> engine_api::Error {
+    engine_api::Error::new(ErrorKind::DataDamaged, format!("keys do not ascend: pair={pair}"))
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
+
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.shown)
+    }
+}
