@@ -309,13 +309,15 @@ impl Differs {
     /// lasts, because the same command would fail each time.
     fn error(&self, args: &LoadArgs, known: Option<&State>, source: &Source) -> Error {
         let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
-        let (what, how) = match self {
-            Self::Source(how) => ("of another source", how.clone()),
+        let (code, what, how) = match self {
+            Self::Source(how) => (Code::InputChanged, "of another source", how.clone()),
             Self::Slot(loaded) => {
-                ("as of another slot", format!("loaded_slot={} asked_slot={}", shown(*loaded), shown(args.slot)))
+                let how = format!("loaded_slot={} asked_slot={}", shown(*loaded), shown(args.slot));
+                (Code::Resume, "as of another slot", how)
             }
             Self::Order { loaded, asked } => {
-                ("in another order", format!("loaded_order={} asked_order={}", loaded.name(), asked.name()))
+                let how = format!("loaded_order={} asked_order={}", loaded.name(), asked.name());
+                (Code::Resume, "in another order", how)
             }
         };
         let text = format!(
@@ -325,7 +327,7 @@ impl Differs {
             known.map_or("unknown", |known| &known.source),
             source.to_string()
         );
-        engine_api::Error::new(ErrorKind::FixInput, text).into()
+        engine_api::Error::wrong(code, text).into()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Code, Engine, Error, Pace, Reader, Result, Stats, Warmed, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Code, Engine, Error, ErrorKind, Pace, Reader, Result, Stats, Warmed, WriteTxn};
 
 use crate::checked;
 use crate::content::{Load, LoadState};
