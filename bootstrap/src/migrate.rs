@@ -53,11 +53,11 @@ pub(crate) struct MigrateArgs {
 /// was asked to stop.
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    engines::refuse_nested(&args.from_store, &args.dir)?;
     let stored = match open(args) {
         Err(error) if args.resume && is_complete(&args.dir)? == Some(true) => return end_complete(args, error),
         stored => stored?,
     };
+    engines::refuse_nested(&args.from_store, &args.dir)?;
     let source = SourceArgs { store: Some(stored), ..SourceArgs::default() };
     let load = LoadArgs {
         order: Some(Order::Sorted),
