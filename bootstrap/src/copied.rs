@@ -11,19 +11,20 @@ use engines::Digest;
 use solana::ChainCheckpoint;
 
 use crate::out::say;
-use crate::source::Stored;
+use crate::source::Source;
 
-/// Returns the position of a load from a store, at which the new store stands. A new store that has taken over the
-/// checkpoint holds all pairs, and only the comparison is left.
+/// Returns the position of a load in the new store. A store that has taken over the checkpoint of its source holds all
+/// pairs, and only the comparison is left.
 ///
 /// # Errors
 /// A checkpoint that a load has not written; errors of counting the pairs.
-pub(crate) fn begun(stored: &Stored, engine: &dyn Engine, id: u64) -> Result<ChainCheckpoint> {
+pub(crate) fn begun(source: &Source, engine: &dyn Engine, id: u64) -> Result<ChainCheckpoint> {
     let begun = engine.checkpoint()?;
-    if begun.seq == 0 || begun != *stored.checkpoint() {
-        return Ok(ChainCheckpoint::read(&begun)?);
-    }
-    Ok(ChainCheckpoint { seq: Digest::of(engine)?.pairs(), source: id, ..ChainCheckpoint::default() })
+    let is_taken_over = source.stored().is_some_and(|stored| begun.seq > 0 && begun == *stored.checkpoint());
+    Ok(match is_taken_over {
+        true => ChainCheckpoint { seq: Digest::of(engine)?.pairs(), source: id, ..ChainCheckpoint::default() },
+        false => ChainCheckpoint::read(&begun)?,
+    })
 }
 
 /// Prints how the new store compares with the pairs read from the source, and returns the exit code. `took`: the time

@@ -9,7 +9,6 @@ use anyhow::{Context as _, Result, ensure};
 use engine_api::Engine;
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, Held, LoadState, LoadTerm, Loaded, Terms};
-use solana::ChainCheckpoint;
 
 use crate::args::LoadArgs;
 use crate::copied;
@@ -82,10 +81,7 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     uncounted::remove(&*engine)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
-    let begun = match setup.source.stored() {
-        Some(stored) => copied::begun(stored, &engine, ordered.source_id)?,
-        None => ChainCheckpoint::read(&engine.checkpoint()?)?,
-    };
+    let begun = copied::begun(&setup.source, &engine, ordered.source_id)?;
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id), begun.seq)?;
     state.write(&args.dir)?;

@@ -15,6 +15,10 @@ use engines::{Digest, Identity, Loaded};
 use super::Record;
 use crate::out::tell;
 
+/// State of the new store after an error of reading this one, with the way out.
+const INCOMPLETE: &str =
+    "the new store is incomplete: fix the cause and continue with --resume, or remove the new store";
+
 /// An open store whose pairs are loaded into another one.
 #[derive(Clone)]
 pub(crate) struct Stored(Arc<Inner>);
@@ -114,13 +118,13 @@ impl Stored {
             reader.scan(&mut |key, value| {
                 ended = match last.replace(*key).is_none_or(|last| last < *key) {
                     true => take((read.pairs(), *key, *value)),
-                    false => Err(self.failed(unordered(read.pairs() + 1))),
+                    false => Err(self.failed(unordered(read.pairs() + 1)).context(INCOMPLETE)),
                 };
                 read.add(key, value);
                 if ended.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })
         });
-        scanned.map_err(|error| self.failed(error))?;
+        scanned.map_err(|error| self.failed(error)).context(INCOMPLETE)?;
         ended?;
         open.read = Some(read);
         Ok(())
