@@ -19,7 +19,7 @@ use crate::scan::{open_to_scan, scan_memory};
 use crate::signal::Stop;
 use crate::source::{SourceArgs, Stored};
 use crate::state::{State, is_complete};
-use crate::wrong::Wrong;
+use crate::wrong::{Wrong, options_for};
 
 /// Takes a store over into a new one.
 #[derive(clap::Args, Clone, Debug)]
@@ -53,6 +53,8 @@ pub(crate) struct MigrateArgs {
 /// was asked to stop.
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
+    // Wrong options are found before a store is opened.
+    options_for(&args.dir, &args.engine)?;
     let stored = match open(args) {
         Err(error) if args.resume && is_complete(&args.dir)? == Some(true) => return end_complete(args, error),
         stored => stored?,
