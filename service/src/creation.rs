@@ -57,7 +57,7 @@ pub(crate) struct Shown {
     /// The load of the store from an archive.
     pub load: Seen,
     /// The spool of the stream's slots.
-    pub spool: Arc<spool::Figures>,
+    pub spool: Arc<spool::SpoolFigures>,
 }
 
 /// Checks the directory of a store that is still to be loaded, its archives and the room on its disk, as far as that can be

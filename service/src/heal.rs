@@ -28,14 +28,14 @@
 //! before, and new snapshots, dumps and copies are refused. A start that finds the phase healing heals again, first
 //! with the archive of the same slot, so that the feed's slot gets its end. Without `--heal-from` it refuses the store.
 
+mod archive_choice;
 mod archives;
-mod choice;
 mod comparison;
-mod need;
-mod newest;
-mod room;
+mod needed_space;
+mod newest_changes;
+mod reason;
 mod search;
-mod stale;
+mod unjoinable;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,14 +65,14 @@ use crate::ingest::healing::{Differences, Heal};
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::spool;
+use archive_choice::{RefusedArchives, Wanted};
 use archives::{Archives, Found, Search, Sources};
-use choice::{Refusals, Wanted};
 use comparison::{Comparison, both_named, joined, progress};
-pub(crate) use need::{PATIENCE, needed};
-pub(crate) use newest::Newest;
-use room::Room;
+use needed_space::NeededSpace;
+pub(crate) use newest_changes::NewestChanges;
+pub(crate) use reason::{PATIENCE, needed};
 use search::Failing;
-use stale::{Growth, far_before};
+use unjoinable::{Growth, far_before};
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -95,12 +95,12 @@ pub(crate) struct Healer {
     config: Config,
     engine: Arc<Measured>,
     shown: Shown,
-    refusals: Refusals,
+    refusals: RefusedArchives,
     /// Sources of archives; `None` while the blocking pool searches them.
     sources: Option<Sources>,
     failing: Failing,
     /// The newest slot of a store at this checkpoint, or the reason why its changes are not known.
-    newest: Option<(ChainCheckpoint, Result<Arc<Newest>, String>)>,
+    newest: Option<(ChainCheckpoint, Result<Arc<NewestChanges>, String>)>,
     /// Index of the provider to begin with.
     provider: usize,
 }
@@ -130,7 +130,7 @@ struct Compared {
     from: ChainCheckpoint,
     to: Base,
     differences: Differences,
-    room: Room,
+    room: NeededSpace,
 }
 
 impl Healer {
@@ -314,7 +314,7 @@ impl Healer {
             if is_contradicted {
                 both_named(to, blockhash)?;
             }
-            Ok((joined(to, blockhash)?, Room::check(&self.config, &differences)?, differences))
+            Ok((joined(to, blockhash)?, NeededSpace::check(&self.config, &differences)?, differences))
         });
         Ok(match compared {
             // An incremental archive alone is not enough for a store that is contradicted meanwhile.
@@ -370,7 +370,7 @@ impl Healer {
     }
 
     /// Returns the changes of the store that these archives take back; `None` if they have every account.
-    fn taken_back(&mut self, found: &Found, state: &State) -> Result<Option<Arc<Newest>>, String> {
+    fn taken_back(&mut self, found: &Found, state: &State) -> Result<Option<Arc<NewestChanges>>, String> {
         match found.archives {
             Archives::Full(_) | Archives::Both { .. } => Ok(None),
             Archives::Incremental { .. } => self.newest(state).map(Some),
@@ -379,7 +379,7 @@ impl Healer {
 
     /// Returns the changes of the store's newest slot, or the reason why they are not known. Reads the feed's log once, as
     /// long as the store stands still.
-    fn newest(&mut self, state: &State) -> Result<Arc<Newest>, String> {
+    fn newest(&mut self, state: &State) -> Result<Arc<NewestChanges>, String> {
         let store = **state.published.checkpoint();
         if let Some((_, newest)) = self.newest.as_ref().filter(|(of, _)| *of == store) {
             return newest.clone();
@@ -388,7 +388,7 @@ impl Healer {
         let newest = block_in_place(|| {
             // If the marker cannot be read, only the log counts.
             let loaded_slot = engines::inspect(dir).ok().flatten().and_then(|known| known.loaded_slot());
-            Newest::read(&dir.join(FEED_DIR), &store, loaded_slot)
+            NewestChanges::read(&dir.join(FEED_DIR), &store, loaded_slot)
         });
         let newest = newest.map(Arc::new).map_err(|failed| format!("{failed:#}"));
         if let Err(why) = &newest {
@@ -405,7 +405,7 @@ impl Healer {
         &self,
         found: &Found,
         to: Base,
-        newest: Option<Arc<Newest>>,
+        newest: Option<Arc<NewestChanges>>,
         tell: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Result<(Differences, [u8; 32])>, Stopped> {

@@ -42,7 +42,7 @@ pub use net::socket::SocketAccess;
 pub use overlay::Overlay;
 pub use pages::handles::Handles;
 pub use pages::metrics::catalogue;
-pub use readiness::Limits as ReadinessLimits;
+pub use readiness::ReadinessSettings;
 pub use shm::{ShmServer, ShmState};
 
 // Entry points of the fuzz targets, as `ingest::fuzzing` is.

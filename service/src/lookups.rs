@@ -236,7 +236,7 @@ pub(crate) mod tests {
     use crate::ingest;
     use crate::overlay::Overlay;
     use crate::pages::handles::Handles;
-    use crate::readiness::Limits;
+    use crate::readiness::ReadinessSettings;
 
     /// A pool on a store with key `[1; 32]` at slot 7, of an engine in this build.
     pub(crate) struct Pool {
@@ -260,7 +260,7 @@ pub(crate) mod tests {
             let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
             let engine = Arc::new(Measured::new(engine, Latency::new(options.label()), "ingest"));
             let overlay = Overlay::new(&ChainCheckpoint::default(), processed, engine_is_final);
-            let state = ingest::State::new(ChainCheckpoint::default(), overlay, Limits::default());
+            let state = ingest::State::new(ChainCheckpoint::default(), overlay, ReadinessSettings::default());
             let handles = Handles::new("redb", &state);
             commit(&engine, &handles.lookups, [1; 32], 7);
             let (lookups, threads) =

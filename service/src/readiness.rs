@@ -47,9 +47,9 @@ const LAG_SLOTS: u64 = 150;
 const SLOT_TIME: Duration = Duration::from_millis(400);
 
 settings! {
-    /// Limits beyond which the service is not ready.
+    /// ReadinessSettings beyond which the service is not ready.
     #[derive(Copy)]
-    pub struct Limits from LimitsGiven {
+    pub struct ReadinessSettings from ReadinessGiven {
         /// Not ready once the newest applied slot is older than this, or is 150 slots behind the newest known one; for readers that
         /// need fresher values, or prefer older ones to none. More than a minute allows more slots as well [default: 10s]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
@@ -65,16 +65,16 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for ReadinessSettings {
     fn default() -> Self {
-        LimitsGiven::default().in_effect().expect("the defaults are within their bounds")
+        ReadinessGiven::default().in_effect().expect("the defaults are within their bounds")
     }
 }
 
 /// The events from which readiness is computed.
 #[derive(Debug)]
 pub struct Readiness {
-    limits: Limits,
+    limits: ReadinessSettings,
     published: Arc<Published>,
     /// The newest slot mentioned on the newest connection to the stream, if it is plausible; 0 before the first.
     newest_slot: AtomicU64,
@@ -145,7 +145,7 @@ impl Verdict {
 
 impl Readiness {
     /// Returns the readiness at start: no event yet. `published` names the newest applied slot.
-    pub fn new(published: Arc<Published>, limits: Limits) -> Self {
+    pub fn new(published: Arc<Published>, limits: ReadinessSettings) -> Self {
         Self {
             limits,
             published,

@@ -10,7 +10,7 @@ use proto::v1::{Checkpoint, Gap, StatusResponse};
 
 use crate::base::published::Published;
 use crate::ingest::providers::Providers;
-use crate::ingest::{self, Figures};
+use crate::ingest::{self, IngestFigures};
 use crate::readiness::Readiness;
 
 /// State of which the answer is made. Clones share it.
@@ -20,7 +20,7 @@ pub struct Status {
     pub engine: &'static str,
     pub published: Arc<Published>,
     pub readiness: Arc<Readiness>,
-    pub ingest: Arc<Figures>,
+    pub ingest: Arc<IngestFigures>,
     pub providers: Arc<Providers>,
 }
 

@@ -20,7 +20,7 @@ use service::ingest;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use service::{
     Access, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
-    ReadinessLimits, SocketAccess, SubscriberLimits, Workers,
+    ReadinessSettings, SocketAccess, SubscriberLimits, Workers,
 };
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
@@ -99,7 +99,7 @@ fn world() -> anyhow::Result<World> {
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     writer.publish(&checkpoint);
     let overlay = Overlay::new(&checkpoint, false, false);
-    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessLimits::default()));
+    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessSettings::default()));
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");

@@ -23,7 +23,7 @@ use memmap2::MmapRaw;
 use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use service::ingest;
-use service::{Handles, Overlay, Pulses, ReadinessLimits, ShmServer, ShmState, SocketAccess};
+use service::{Handles, Overlay, Pulses, ReadinessSettings, ShmServer, ShmState, SocketAccess};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 
@@ -102,7 +102,7 @@ fn world_of() -> anyhow::Result<World> {
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     let path = temp.path().join("shm.sock");
     let overlay = Overlay::new(&checkpoint, false, false);
-    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessLimits::default()));
+    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessSettings::default()));
     let Handles { lookups, status, shm_sessions: sessions, .. } = handles;
     let (state, pulses) = (ShmState { lookups, status, sessions }, Pulses::default());
     let server = ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), state, &pulses, None)?;

@@ -17,7 +17,7 @@ use crate::ingest::{CommitGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
 use crate::net::limit::ConnectionGiven;
 use crate::net::{AccessGiven, GrpcGiven, HttpGiven, ShmGiven};
-use crate::readiness::LimitsGiven;
+use crate::readiness::ReadinessGiven;
 use crate::store::{EngineGiven, EngineUseGiven, StoreGiven};
 
 /// Makes, from the list of groups, the settings that are given, the configuration, and the way from one to the other.
@@ -73,7 +73,7 @@ groups! {
     commit: CommitGiven;
     engine_use: EngineUseGiven;
     receive: ReceiveGiven;
-    readiness: LimitsGiven;
+    readiness: ReadinessGiven;
     grpc: GrpcGiven;
     shm: ShmGiven;
     feed: FeedGiven;

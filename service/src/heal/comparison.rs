@@ -18,7 +18,7 @@ use engine_latency::Measured;
 
 use super::archives::{Archives, Found};
 use super::heal_dir;
-use super::newest::Newest;
+use super::newest_changes::NewestChanges;
 use crate::base::chain::Base;
 use crate::config::Config;
 use crate::creation::Shown;
@@ -40,7 +40,7 @@ pub(super) struct Comparison {
     /// The stream's block of the archive's slot.
     pub(super) to: Base,
     /// The changes of the store that are taken back; `None` for a full archive.
-    pub(super) newest: Option<Arc<Newest>>,
+    pub(super) newest: Option<Arc<NewestChanges>>,
     pub(super) seen: Seen,
     pub(super) stop: Stop,
 }

@@ -14,12 +14,12 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::archive_choice::Wanted;
 use super::archives::{Found, Search, Sources};
-use super::choice::Wanted;
 use super::{Healer, LOOK_EVERY, Stopped, until};
 use crate::base::chain::Phase;
 use crate::ingest::State;
-use crate::ingest::healing::Figures;
+use crate::ingest::healing::HealFigures;
 
 /// Time from the beginning of the following until the first search of a healthy service.
 const FIRST_AFTER: Duration = Duration::from_secs(3);
@@ -37,7 +37,7 @@ pub(super) struct Failing(BTreeSet<String>);
 impl Failing {
     /// Takes over the answers of a search. A source that was not asked, or has not answered yet, stays as it was. The slot
     /// of the newest archive that a store at `store_slot` could use stays until a search finds one again.
-    pub(super) fn note(&mut self, search: &Search, store_slot: u64, figures: &Figures) {
+    pub(super) fn note(&mut self, search: &Search, store_slot: u64, figures: &HealFigures) {
         let had_any = !self.0.is_empty();
         for (source, answer) in &search.answers {
             match answer {
@@ -130,7 +130,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let [here, missing] = ["here", "missing"].map(|name| temp.path().join(name).to_str().unwrap().to_owned());
         fs::create_dir(&here).unwrap();
-        let (mut sources, figures) = (Sources::new(&[here.clone(), missing.clone()]), Figures::default());
+        let (mut sources, figures) = (Sources::new(&[here.clone(), missing.clone()]), HealFigures::default());
         let mut failing = Failing::default();
         let mut look = |expected| {
             failing.note(&sources.search(|_| false), 30, &figures);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_source_that_was_not_asked_or_is_late_stays_as_it_was() {
-        let (mut failing, figures) = (Failing::default(), Figures::default());
+        let (mut failing, figures) = (Failing::default(), HealFigures::default());
         let mut note = |answers: &[(&str, Result<(), String>)]| {
             let answers = answers.iter().map(|(source, answer)| ((*source).to_owned(), answer.clone())).collect();
             failing.note(&Search { answers, ..Search::default() }, 0, &figures);

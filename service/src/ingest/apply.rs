@@ -22,16 +22,16 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::State;
-use super::assemble::{Assembler, Input, Limits};
+use super::assemble::{Assembler, HeldLimits, Input};
 use super::batch::{self, Batch};
-use super::doubt::Doubt;
+use super::contradiction_file::ContradictionFile;
 use super::healing::{Heal, successor};
-use super::late::Lines;
+use super::late_updates::LateLines;
+use super::parent_wait::ParentWait;
+use super::phase::StreamPhase;
 use super::reads::Reads;
 use super::receive::{Message, Whole};
 use super::settings::{CommitSettings, ReceiveSettings};
-use super::standing::Standing;
-use super::waiting::Waiting;
 use crate::base::chain::{Base, Gap, WholeSlot};
 use crate::base::figure::{count, unix_ms};
 use crate::base::pulse::Pulse;
@@ -52,7 +52,7 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 pub struct ApplyConfig {
     /// Bounds on a commit while more messages are queued. When the queue is empty, all whole slots are committed at
     /// once.
-    pub batch: batch::Limits,
+    pub batch: batch::BatchLimits,
     /// Maximum time between commits while slots keep coming. Slots share a commit until then.
     pub commit_interval: Duration,
     /// How long whole slots wait for a parent, over all connections, before it counts as missing. The clock stands still
@@ -75,7 +75,7 @@ impl ApplyConfig {
     pub fn new(commit: &CommitSettings, receive: &ReceiveSettings, engine: EngineKind, durability: Durability) -> Self {
         let due = commit.commit_every.map(|changes| changes as usize);
         Self {
-            batch: batch::Limits::within(probe::memory_limit().bytes, engine, due),
+            batch: batch::BatchLimits::within(probe::memory_limit().bytes, engine, due),
             commit_interval: COMMIT_INTERVAL,
             gap_timeout: receive.gap_timeout,
             full_retry: FULL_RETRY,
@@ -97,7 +97,7 @@ pub struct Apply {
     /// Assembles the slots of a single stream. Others come whole.
     assembler: Assembler,
     /// The lines about updates that came after their slot.
-    late: Lines,
+    late: LateLines,
     /// Checkpoint of the last commit.
     committed: ChainCheckpoint,
     /// Changes taken in since the last commit.
@@ -108,10 +108,10 @@ pub struct Apply {
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
     /// The memory of a contradiction; `None` without a directory for it.
-    doubt: Option<Doubt>,
+    contradiction_file: Option<ContradictionFile>,
     created_unix_ms: u64,
-    standing: Standing,
-    waiting: Waiting,
+    standing: StreamPhase,
+    waiting: ParentWait,
     last_commit: Instant,
     last_stats: Option<Instant>,
     pulse: Pulse,
@@ -133,23 +133,23 @@ impl Apply {
     ) -> Result<Self> {
         let committed = ChainCheckpoint::read(&engine.checkpoint()?)?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
-        let standing = Standing::new(state.clone());
+        let standing = StreamPhase::new(state.clone());
         Ok(Self {
             reads: Reads::new(&engine, config.depth, config.reads_in_turn, config.sample_seed),
             engine,
             state,
             config,
             stop,
-            assembler: Assembler::new(complete, Limits::within(probe::memory_limit().bytes)),
-            late: Lines::default(),
+            assembler: Assembler::new(complete, HeldLimits::within(probe::memory_limit().bytes)),
+            late: LateLines::default(),
             committed,
             batch: Batch::new(config.batch),
             feed,
             complete,
-            doubt: None,
+            contradiction_file: None,
             created_unix_ms: 0,
             standing,
-            waiting: Waiting::new(config.gap_timeout),
+            waiting: ParentWait::new(config.gap_timeout),
             last_commit: Instant::now(),
             last_stats: None,
             pulse,
@@ -160,7 +160,7 @@ impl Apply {
     /// noted.
     #[must_use]
     pub fn with_memory(mut self, dir: &Path) -> Self {
-        self.doubt = Some(Doubt::begin(dir, &self.committed, &self.state));
+        self.contradiction_file = Some(ContradictionFile::begin(dir, &self.committed, &self.state));
         self
     }
 
@@ -224,8 +224,8 @@ impl Apply {
             self.flush()?;
         }
         self.state.overlay.settle();
-        if let Some(doubt) = &mut self.doubt {
-            doubt.remember(&self.state, &self.committed);
+        if let Some(contradiction_file) = &mut self.contradiction_file {
+            contradiction_file.remember(&self.state, &self.committed);
         }
         Ok(())
     }

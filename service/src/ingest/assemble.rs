@@ -1,6 +1,6 @@
 //! Assembles whole slots from a stream of updates, in the order of the chain, each slot once.
 //!
-//! Owns: the updates and slots that have arrived and cannot be applied yet, within [`Limits`]. Must not: do I/O, know
+//! Owns: the updates and slots that have arrived and cannot be applied yet, within [`HeldLimits`]. Must not: do I/O, know
 //! the stream's messages or the engine. Runs where the slots of one stream are needed: on ingest-apply, on `spool`, or
 //! where several receivers are merged.
 //!
@@ -16,8 +16,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
 use self::gaps::{contradiction, same_block};
-pub use self::limits::{DEFAULT_BYTES_MAX, DEFAULT_SLOTS_MAX, Limits};
-use super::late::Late;
+pub use self::limits::{DEFAULT_BYTES_MAX, DEFAULT_SLOTS_MAX, HeldLimits};
+use super::late_updates::LateUpdates;
 use crate::base::chain::{Base, Event, Gap, KeyMap, SLOT_END, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
@@ -70,7 +70,7 @@ pub struct Dropped {
 #[derive(Debug)]
 pub struct Assembler {
     last: Option<Base>,
-    limits: Limits,
+    limits: HeldLimits,
     partial: BTreeMap<u64, Partial>,
     whole: BTreeMap<u64, WholeSlot>,
     held_bytes: usize,
@@ -78,7 +78,7 @@ pub struct Assembler {
     remembered: VecDeque<Base>,
     /// Position of each key's update in one slot. Kept between slots only to reuse its allocation.
     positions: KeyMap<usize>,
-    late: Late,
+    late: LateUpdates,
     /// The newest slot that the connection has shown to exist.
     newest: Option<u64>,
     /// Number of slots of this connection that were handed out.
@@ -104,7 +104,7 @@ struct Meta {
 impl Assembler {
     /// Creates an assembler whose first handed-out slot is the child of `base`. Without a base, the first whole slot is
     /// handed out regardless of its parent.
-    pub fn new(base: Option<Base>, limits: Limits) -> Self {
+    pub fn new(base: Option<Base>, limits: HeldLimits) -> Self {
         Self {
             last: base,
             limits,
@@ -113,7 +113,7 @@ impl Assembler {
             held_bytes: 0,
             remembered: base.into_iter().collect(),
             positions: KeyMap::default(),
-            late: Late::default(),
+            late: LateUpdates::default(),
             newest: base.map(|base| base.slot),
             handed_out: 0,
             dropped: Dropped::default(),
@@ -477,7 +477,7 @@ impl Assembler {
         self.check_gap().map_or(Ok(()), Err)
     }
 
-    /// Drops everything of the connection's slots. Late updates of slots before stay.
+    /// Drops everything of the connection's slots. LateUpdates updates of slots before stay.
     fn drop_held(&mut self) {
         self.partial.clear();
         self.whole.clear();

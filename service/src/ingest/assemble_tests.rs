@@ -32,7 +32,7 @@ fn dead(slot: u64) -> Input {
 }
 
 fn from(slot: u64) -> Assembler {
-    Assembler::new(Some(Base { slot, blockhash: hash(slot) }), Limits::default())
+    Assembler::new(Some(Base { slot, blockhash: hash(slot) }), HeldLimits::default())
 }
 
 fn feed(assembler: &mut Assembler, inputs: &[Input]) -> Vec<WholeSlot> {
@@ -73,7 +73,7 @@ fn children_wait_for_their_parent_and_skipped_slots_do_not_matter() {
 
 #[test]
 fn the_first_whole_slot_is_the_base_when_there_is_none() {
-    let mut assembler = Assembler::new(None, Limits::default());
+    let mut assembler = Assembler::new(None, HeldLimits::default());
     let out = feed(&mut assembler, &[meta(7, 5), confirmed(7), meta(8, 7), confirmed(8)]);
     assert_eq!(numbers(&out), [7, 8]);
 }
@@ -94,9 +94,9 @@ fn a_replay_is_dropped_and_another_block_in_it_is_a_gap() {
 #[test]
 fn a_base_without_a_blockhash_takes_any_and_learns_it_from_the_replay() {
     let base = Base { slot: 10, blockhash: [0; 32] };
-    let mut assembler = Assembler::new(Some(base), Limits::default());
+    let mut assembler = Assembler::new(Some(base), HeldLimits::default());
     assert_eq!(numbers(&feed(&mut assembler, &[meta(11, 10), confirmed(11)])), [11]);
-    let mut assembler = Assembler::new(Some(base), Limits::default());
+    let mut assembler = Assembler::new(Some(base), HeldLimits::default());
     feed(&mut assembler, &[meta(10, 9), confirmed(10)]);
     assert_eq!(assembler.last(), Some(Base { slot: 10, blockhash: hash(10) }));
     gap(&mut assembler, &[meta_of(11, hash(11), 10, [9; 32]), confirmed(11)]);
@@ -179,7 +179,7 @@ fn a_slot_that_comes_again_and_again_takes_no_more_memory_and_the_newest_copy_co
     }
     let next = feed(&mut assembler, &[meta(12, 11), confirmed(12)]);
     assert_eq!(updates(&next[0])[0], [(1, 1), (2, 4)]);
-    // Late updates that fill the memory leave it to the next connection.
+    // LateUpdates updates that fill the memory leave it to the next connection.
     for key in 0..=1_u64 << 16 {
         let event = Event { key: hash(key), value: Some([1; 32]), write_version: 1 };
         feed(&mut assembler, &[Input::Account { slot: 12, event }]);
@@ -331,11 +331,11 @@ fn a_parent_that_does_not_fit_is_a_gap() {
 #[test]
 fn too_many_waiting_slots_or_bytes_are_a_gap() {
     let base = Some(Base { slot: 10, blockhash: hash(10) });
-    let mut assembler = Assembler::new(base, Limits { slots_max: 2, bytes_max: usize::MAX });
+    let mut assembler = Assembler::new(base, HeldLimits { slots_max: 2, bytes_max: usize::MAX });
     let missing = [meta(13, 12), confirmed(13), meta(14, 13), confirmed(14), meta(15, 14), confirmed(15)];
     let gap_slots = gap(&mut assembler, &missing);
     assert_eq!((gap_slots.first_slot, gap_slots.last_slot), (11, 12));
-    let mut assembler = Assembler::new(base, Limits { slots_max: 2, bytes_max: 1000 });
+    let mut assembler = Assembler::new(base, HeldLimits { slots_max: 2, bytes_max: 1000 });
     let updates: Vec<_> = (0..100).map(|key| account(11, key, 1, 1)).collect();
     gap(&mut assembler, &updates);
 }

@@ -8,7 +8,7 @@
 //!
 //! A batch ends where a slot ends, regardless of the limits, because readers see every commit. A lookup, a copy of the
 //! store or a restart then never finds a part of a slot. The price is memory for the largest slot, which
-//! [`Limits::most`] bounds. One block of the chain cannot write-lock more than some 330 thousand accounts (100 million
+//! [`BatchLimits::most`] bounds. One block of the chain cannot write-lock more than some 330 thousand accounts (100 million
 //! compute units a block, 300 for each lock), so that bound matters only under a small memory limit.
 
 use engine_api::Result;
@@ -46,7 +46,7 @@ const CHANGE_BYTES: u64 = 768;
 
 /// Bounds on the size of a batch, in changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct BatchLimits {
     /// Number of changes after which a commit is due at the end of a slot, while more messages are queued.
     pub due: usize,
     /// Maximum number of changes of one commit. A slot with more cannot be applied.
@@ -56,7 +56,7 @@ pub struct Limits {
 /// The changes of the next commit. Holds whole slots only.
 #[derive(Debug)]
 pub struct Batch {
-    limits: Limits,
+    limits: BatchLimits,
     changes: Vec<Change>,
     /// Ends of the slots that change something. `seq` counts the batch's changes from 1.
     ends: Vec<SlotEnd>,
@@ -65,9 +65,9 @@ pub struct Batch {
     events: u64,
 }
 
-impl Limits {
+impl BatchLimits {
     /// Returns the limits for a process that may use `limit_bytes` of memory. `due` is the operator's setting for
-    /// [`Limits::due`], if any.
+    /// [`BatchLimits::due`], if any.
     pub fn within(limit_bytes: u64, engine: EngineKind, due: Option<usize>) -> Self {
         let bytes = CHANGE_BYTES + engine.descriptor().page_bytes;
         let fit = |share: u64| usize::try_from(limit_bytes / share / bytes).unwrap_or(usize::MAX);
@@ -79,7 +79,7 @@ impl Limits {
 
 impl Batch {
     /// Creates an empty batch with these limits.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: BatchLimits) -> Self {
         Self { limits, changes: Vec::new(), ends: Vec::new(), newest: KeyMap::default(), events: 0 }
     }
 
@@ -203,7 +203,7 @@ mod tests {
     use crate::base::chain::Event;
     use crate::base::pulse::Pulses;
 
-    const FEW: Limits = Limits { due: 3, most: 4 };
+    const FEW: BatchLimits = BatchLimits { due: 3, most: 4 };
 
     fn slot(slot: u64, writes: &[(u8, Option<u8>)]) -> WholeSlot {
         let event = |(key, value): &(u8, Option<u8>)| Event {
@@ -260,7 +260,7 @@ mod tests {
         let of = |key: u8, old: Option<u8>, new: Option<u8>| (key, old, new);
         for depth in [1, 2, 3, 64] {
             let mut reads = Reads::new(&engine, depth, false, 0);
-            let mut batch = Batch::new(Limits { due: 100, most: 100 });
+            let mut batch = Batch::new(BatchLimits { due: 100, most: 100 });
             // Within a slot, looked up together or not, and from one slot to the next.
             let first = slot(10, &[(1, Some(2)), (1, Some(1)), (1, Some(1)), (2, Some(4)), (1, None), (2, None)]);
             let second = slot(11, &[(2, Some(4)), (1, None), (1, Some(1)), (3, None)]);
@@ -302,15 +302,18 @@ mod tests {
 
     #[test]
     fn memory_bounds_what_waits_and_what_a_slot_may_be() {
-        let of = |mib: u64, engine, due| Limits::within(mib << 20, engine, due);
+        let of = |mib: u64, engine, due| BatchLimits::within(mib << 20, engine, due);
         let roomy = of(64 << 10, EngineKind::Strata, None);
-        assert_eq!(roomy, Limits { due: CHANGES_DUE, most: FRAME_CHANGES_MAX });
+        assert_eq!(roomy, BatchLimits { due: CHANGES_DUE, most: FRAME_CHANGES_MAX });
         let small = of(128, EngineKind::Strata, None);
         assert!(small.due > 7000 && small.due < CHANGES_DUE && small.most > 80_000, "{small:?}");
         // LMDB holds a page in memory for each change.
         let tree = of(128, EngineKind::Lmdb, None);
         assert!(tree.due >= CHANGES_DUE_MIN && tree.due < 2000 && tree.most > 10_000, "{tree:?}");
         assert_eq!(of(64 << 10, EngineKind::Redb, Some(10)).due, 10);
-        assert_eq!(of(1, EngineKind::Redb, Some(1 << 20)), Limits { due: SLOT_CHANGES_MIN, most: SLOT_CHANGES_MIN });
+        assert_eq!(
+            of(1, EngineKind::Redb, Some(1 << 20)),
+            BatchLimits { due: SLOT_CHANGES_MIN, most: SLOT_CHANGES_MIN }
+        );
     }
 }

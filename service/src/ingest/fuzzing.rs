@@ -10,10 +10,10 @@ use solana::ChainCheckpoint;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::State;
-use super::assemble::{Assembler, Input, Limits};
+use super::assemble::{Assembler, HeldLimits, Input};
 use super::convert::Converted;
 use super::follow::Selection;
-use super::intake::Intake;
+use super::message_check::MessageCheck;
 use super::subscribe::Commitment;
 use crate::base::chain::{Base, SLOT_END, WholeSlot};
 use crate::base::figure::unix_ms;
@@ -21,8 +21,8 @@ use crate::base::plausible::reach;
 use crate::overlay::Overlay;
 use crate::readiness;
 
-/// Limits of the assembler, small so that the fuzzer reaches both.
-const LIMITS: Limits = Limits { slots_max: 4, bytes_max: 16 << 10 };
+/// HeldLimits of the assembler, small so that the fuzzer reaches both.
+const LIMITS: HeldLimits = HeldLimits { slots_max: 4, bytes_max: 16 << 10 };
 
 /// Runs updates in the order of their arrival; `None` stands for a new connection. Asserts that the handed-out slots
 /// form a chain of whole slots without an absurd one, that no later slot is final, and that a gap names a range. After a
@@ -35,8 +35,8 @@ pub fn stream(
 ) {
     let checkpoint = ChainCheckpoint { slot: base.map(|base| base.slot), ..ChainCheckpoint::default() };
     let overlay = Overlay::new(&checkpoint, false, commitment == Commitment::Finalized);
-    let state = State::new(checkpoint, overlay, readiness::Limits::default());
-    let mut intake = Intake::new(selection, commitment, 0, &state);
+    let state = State::new(checkpoint, overlay, readiness::ReadinessSettings::default());
+    let mut intake = MessageCheck::new(selection, commitment, 0, &state);
     let mut assembler = Assembler::new(base, LIMITS);
     for update in updates {
         let input = match update.map(|update| intake.take(update)) {
@@ -47,7 +47,7 @@ pub fn stream(
                 if let Some(Err(gap)) = failed {
                     assert!(gap.first_slot <= gap.last_slot && gap.last_slot < SLOT_END, "{gap:?}");
                 }
-                intake = Intake::new(selection, commitment, 0, &state);
+                intake = MessageCheck::new(selection, commitment, 0, &state);
                 Input::Reconnected
             }
         };

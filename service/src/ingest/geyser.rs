@@ -9,7 +9,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::provider::Compression;
+use super::upstream::Compression;
 
 /// One provider. A setting that is left out is taken from the setting of the service as a whole; secrets and
 /// certificates only by the first provider, so that no provider is sent the token of another.

@@ -29,7 +29,7 @@ const HAS_NEW: u8 = 2;
 
 /// Figures of healing since the start. Writers: the task that heals and watches the sources, and ingest-apply for `applied`.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct HealFigures {
     /// Number of heals that ended well.
     pub healed: AtomicU64,
     /// Number of archives that could not be used.
@@ -147,7 +147,7 @@ impl Differences {
     }
 }
 
-impl Figures {
+impl HealFigures {
     /// Returns the figures as `/status.json` gives them. `under_way`: whether the store is being healed.
     pub(crate) fn json(&self, under_way: bool) -> serde_json::Value {
         // ORDERING: Relaxed: statistics.

@@ -31,7 +31,7 @@ pub(super) use self::lane::Lane;
 use self::passed::{Passed, Place};
 use super::State;
 use super::assemble::Input;
-use super::late::Late;
+use super::late_updates::LateUpdates;
 use super::receive::{Message, Wholes};
 use crate::base::chain::{Base, Gap, WholeSlot};
 
@@ -58,7 +58,7 @@ pub(super) struct Merge {
     gap: Option<(usize, Gap)>,
     differing: Differing,
     /// The late updates of all lanes, until the next slot is passed on.
-    late: Late,
+    late: LateUpdates,
 }
 
 impl Merge {
@@ -66,7 +66,7 @@ impl Merge {
     pub(super) fn new(mut lanes: Vec<Lane>, out: mpsc::Sender<Message>, state: State) -> Self {
         let base = applied(&state);
         lanes.iter_mut().for_each(|lane| lane.restart(base));
-        let (differing, late) = (Differing::default(), Late::default());
+        let (differing, late) = (Differing::default(), LateUpdates::default());
         let out = Wholes::new(out);
         Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing, late }
     }

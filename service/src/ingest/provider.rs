@@ -10,22 +10,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::{Deserialize, Serialize};
+use futures::SinkExt as _;
+use futures::channel::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinError;
-use tonic::codec::CompressionEncoding;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Request, Status};
+use tonic::{Request, Status, Streaming};
 use tracing::{error, info};
-use yellowstone_grpc_proto::geyser::GetSlotRequest;
+use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
+use yellowstone_grpc_proto::geyser::{GetSlotRequest, SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
 
+use super::server_errors::{chain, explained};
 use super::subscribe::Commitment;
-use super::upstream::Access;
+use super::upstream::{Access, Client, Compression, Upstream};
 use crate::net::secrets;
 
 /// Maximum size of a message that is taken in, in bytes. An account has at most 10 MiB, and a server may ignore the
@@ -65,42 +67,12 @@ const MASK: &str = "(hidden)";
 /// words.
 const MASKED_MIN_BYTES: usize = 6;
 
+/// Maximum number of requests of one subscription that wait to be sent: the subscription, and the answers to pings.
+const REQUESTS: usize = 64;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Encoding in which the server may compress its answers, and in which requests to it are compressed. A server compresses each
-/// message by itself, which costs it 30 us and the service 15 us.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Compression {
-    /// Nothing is sent or accepted compressed.
-    #[default]
-    None,
-    /// Requests and answers are compressed with gzip.
-    Gzip,
-    /// Requests and answers are compressed with Zstandard.
-    Zstd,
-}
-
-impl Compression {
-    /// The name of the encoding, as settings and the header `grpc-encoding` have it.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Gzip => "gzip",
-            Self::Zstd => "zstd",
-        }
-    }
-
-    const fn encoding(self) -> Option<CompressionEncoding> {
-        match self {
-            Self::None => None,
-            Self::Gzip => Some(CompressionEncoding::Gzip),
-            Self::Zstd => Some(CompressionEncoding::Zstd),
-        }
-    }
-}
 
 /// Settings of the connection to the server.
 #[derive(Clone, Debug, Default)]
@@ -336,26 +308,6 @@ impl Provider {
         &self.shown
     }
 
-    pub(crate) fn access(&self) -> Access {
-        let Settings { url, token_file, compression, .. } = &self.settings;
-        Access { token: token_file.is_some(), https: url.starts_with("https://"), compression: *compression }
-    }
-
-    /// Returns a server's message with [`MASK`] in place of the newest connection's token and of the secret parts of
-    /// the URL.
-    pub(crate) fn masked(&self, words: &str) -> String {
-        let token = self.used().as_ref().and_then(|used| used.token.clone());
-        let uri = self.settings.url.parse::<Uri>().ok();
-        let user = uri.as_ref().and_then(|uri| uri.authority()?.as_str().rsplit_once('@').map(|(user, _)| user));
-        let path = uri.as_ref().and_then(|uri| uri.path_and_query()).map(|path| path.as_str().trim_matches('/'));
-        let in_url = user.into_iter().flat_map(|user| user.split(':')).chain(path);
-        let secrets = token.as_deref().into_iter().chain(in_url.filter(|secret| secret.len() >= MASKED_MIN_BYTES));
-        secrets.fold(words.to_owned(), |words, secret| {
-            // A quoted message has some characters escaped.
-            words.replace(secret, MASK).replace(&secret.escape_debug().to_string(), MASK)
-        })
-    }
-
     /// Connects with the secrets as their files hold them now.
     ///
     /// # Errors
@@ -370,7 +322,7 @@ impl Provider {
     ///
     /// # Errors
     /// A secret file cannot be read; the server cannot be reached, or refuses to answer.
-    pub(crate) async fn newest_slot(&self, commitment: Commitment) -> Result<u64> {
+    async fn ask_newest_slot(&self, commitment: Commitment) -> Result<u64> {
         let mut asking = self.asking.lock().await;
         let mut client = match asking.take() {
             Some(client) => client,
@@ -387,9 +339,8 @@ impl Provider {
         Ok(slot.into_inner().slot)
     }
 
-    /// Number of SIGHUPs so far.
-    pub(crate) fn hangups(&self) -> u64 {
-        *self.hangups.borrow()
+    fn explained(&self, failed: &anyhow::Error) -> String {
+        explained(chain(failed.as_ref()), self.access().https)
     }
 
     async fn client_with(&self, secrets: &Secrets) -> Result<ProviderClient> {
@@ -402,9 +353,31 @@ impl Provider {
         })
     }
 
+    async fn read(&self) -> Result<Secrets> {
+        let settings = self.settings.clone();
+        let read = tokio::task::spawn_blocking(move || settings.read()).await;
+        if read.as_ref().is_err_and(JoinError::is_cancelled) {
+            // The runtime is ending, and this task with it.
+            std::future::pending::<()>().await;
+        }
+        read.context("reading the stream's secrets failed")?
+    }
+
+    fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Upstream for Provider {
+    type Client = ProviderClient;
+
+    async fn connect(&self) -> Result<ProviderClient, String> {
+        self.client().await.map_err(|failed| self.explained(&failed))
+    }
+
     /// Waits until the secret files differ from the secrets of the newest connection. Reads them now and at each
     /// SIGHUP.
-    pub(crate) async fn renewed(&self) {
+    async fn renewed(&self) {
         let mut hangups = self.hangups.clone();
         hangups.mark_unchanged();
         loop {
@@ -426,18 +399,51 @@ impl Provider {
         }
     }
 
-    async fn read(&self) -> Result<Secrets> {
-        let settings = self.settings.clone();
-        let read = tokio::task::spawn_blocking(move || settings.read()).await;
-        if read.as_ref().is_err_and(JoinError::is_cancelled) {
-            // The runtime is ending, and this task with it.
-            std::future::pending::<()>().await;
-        }
-        read.context("reading the stream's secrets failed")?
+    fn access(&self) -> Access {
+        let Settings { url, token_file, compression, .. } = &self.settings;
+        Access { token: token_file.is_some(), https: url.starts_with("https://"), compression: *compression }
     }
 
-    fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns a server's message with [`MASK`] in place of the newest connection's token and of the secret parts of
+    /// the URL.
+    fn masked(&self, words: &str) -> String {
+        let token = self.used().as_ref().and_then(|used| used.token.clone());
+        let uri = self.settings.url.parse::<Uri>().ok();
+        let user = uri.as_ref().and_then(|uri| uri.authority()?.as_str().rsplit_once('@').map(|(user, _)| user));
+        let path = uri.as_ref().and_then(|uri| uri.path_and_query()).map(|path| path.as_str().trim_matches('/'));
+        let in_url = user.into_iter().flat_map(|user| user.split(':')).chain(path);
+        let secrets = token.as_deref().into_iter().chain(in_url.filter(|secret| secret.len() >= MASKED_MIN_BYTES));
+        secrets.fold(words.to_owned(), |words, secret| {
+            // A quoted message has some characters escaped.
+            words.replace(secret, MASK).replace(&secret.escape_debug().to_string(), MASK)
+        })
+    }
+
+    async fn newest_slot(&self, commitment: Commitment) -> Result<u64, String> {
+        self.ask_newest_slot(commitment).await.map_err(|failed| self.explained(&failed))
+    }
+
+    /// Number of SIGHUPs so far.
+    fn hangups(&self) -> u64 {
+        *self.hangups.borrow()
+    }
+}
+
+impl Client for ProviderClient {
+    type Requests = mpsc::Sender<SubscribeRequest>;
+    type Updates = Streaming<SubscribeUpdate>;
+
+    async fn first_available(&mut self) -> Result<Option<u64>, GeyserGrpcClientError> {
+        Ok(self.subscribe_replay_info(SubscribeReplayInfoRequest {}).await?.into_inner().first_available)
+    }
+
+    async fn subscribe(
+        &mut self,
+        request: SubscribeRequest,
+    ) -> Result<(mpsc::Sender<SubscribeRequest>, Streaming<SubscribeUpdate>), GeyserGrpcClientError> {
+        let (mut requests, sent) = mpsc::channel(REQUESTS);
+        requests.send(request).await.map_err(|_| Status::internal("a new channel is closed: this is a bug"))?;
+        Ok((requests, Self::subscribe(self, sent).await?.into_inner()))
     }
 }
 

@@ -20,13 +20,14 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::State;
 use super::assemble::Input;
-use super::connect::{Connection, Ended, Next};
+use super::connect::{Connection, Next};
 use super::convert::Converted;
+use super::ended::Ended;
 use super::follow::Selection;
 use super::healing::Heal;
-use super::intake::Intake;
+use super::message_check::MessageCheck;
 use super::provider::Provider;
-use super::roster::{Lag, Roster};
+use super::provider_choice::{Lag, ProviderChoice};
 use super::settings::ReceiveSettings;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
@@ -160,7 +161,8 @@ impl<U: Upstream> Receiver<'_, U> {
     /// Receives until the channel's receiving end is dropped. Each connection starts over from the newest slot that was
     /// taken over.
     pub(super) async fn run(&self) {
-        let mut roster = Roster::new(self.upstreams.len(), self.config.first, self.lane, self.config.jitter_seed);
+        let mut roster =
+            ProviderChoice::new(self.upstreams.len(), self.config.first, self.lane, self.config.jitter_seed);
         let mut hangups = self.hangups();
         // A gap is one of the chain only once no other provider can be asked.
         let mut held_gap = None;
@@ -225,7 +227,7 @@ impl<U: Upstream> Receiver<'_, U> {
     }
 
     /// Waits until a provider that waits has other secrets than at its newest connection. Returns its index.
-    async fn renewed(&self, roster: &Roster) -> usize {
+    async fn renewed(&self, roster: &ProviderChoice) -> usize {
         let waiting = roster.waiting(&self.state.providers).into_iter();
         let renewed = waiting.map(|index| {
             Box::pin(async move {
@@ -256,7 +258,7 @@ impl<U: Upstream> Receiver<'_, U> {
     async fn follow(
         &self,
         applied: Option<u64>,
-        roster: &mut Roster,
+        roster: &mut ProviderChoice,
         hangups: &mut u64,
     ) -> Result<std::convert::Infallible, Ended> {
         let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
@@ -271,7 +273,7 @@ impl<U: Upstream> Receiver<'_, U> {
             opening.await
         }?;
         self.send(Message::Reconnected { provider: at }).await?;
-        let mut intake = Intake::new(self.config.selection, self.config.commitment, at, &self.state);
+        let mut intake = MessageCheck::new(self.config.selection, self.config.commitment, at, &self.state);
         let number = self.state.resume.announce();
         let _open = self.state.open();
         count(&self.state.figures.connects, 1);
@@ -323,7 +325,7 @@ impl<U: Upstream> Receiver<'_, U> {
     async fn take(
         &self,
         update: SubscribeUpdate,
-        intake: &mut Intake<'_>,
+        intake: &mut MessageCheck<'_>,
         batch: &mut Vec<Input>,
     ) -> Result<bool, Ended> {
         count(&self.state.figures.updates_received, 1);
@@ -343,7 +345,7 @@ impl<U: Upstream> Receiver<'_, U> {
 
     /// Ends the connection where the provider lags too long after another one that could take over. `applied` is the slot
     /// at which the connection began.
-    fn check_lag(&self, roster: &Roster, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
+    fn check_lag(&self, roster: &ProviderChoice, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.takeover_lag_slots;
         // Not the newest slot that any provider has: that may be another one's.
         let own = self.state.readiness.mentioned_slot().or(applied);

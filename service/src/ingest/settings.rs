@@ -15,6 +15,7 @@ use super::provider;
 use super::providers::LANES_MAX;
 use super::reads;
 use super::subscribe::Commitment;
+use super::upstream::Compression;
 use crate::base::setting::{HOUR, WAIT_MIN, settings};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::net::secrets;

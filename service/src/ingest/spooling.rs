@@ -31,7 +31,7 @@ use super::upstream::Upstream;
 use crate::base::chain::{Base, Gap};
 use crate::overlay::Overlay;
 use crate::readiness;
-use crate::spool::{Figures, Reader, Writer};
+use crate::spool::{Reader, SpoolFigures, Writer};
 
 /// Settings of the spool. Those of the slots that it takes are the stream's.
 #[derive(Clone, Debug)]
@@ -40,14 +40,14 @@ pub struct SpoolConfig {
     pub dir: PathBuf,
     /// Maximum size of the spool.
     pub bytes_max: u64,
-    /// Limits of readiness, which a [`State`] needs.
-    pub limits: readiness::Limits,
+    /// ReadinessSettings of readiness, which a [`State`] needs.
+    pub limits: readiness::ReadinessSettings,
 }
 
 /// A spool that follows the stream.
 pub struct Spooling {
     dir: PathBuf,
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
     state: State,
     stop: watch::Sender<bool>,
     receiver: JoinHandle<()>,
@@ -64,7 +64,7 @@ impl Spooling {
         config: SpoolConfig,
         base: Option<Base>,
         stream: ReceiveConfig,
-        figures: Arc<Figures>,
+        figures: Arc<SpoolFigures>,
     ) -> Result<Self> {
         let names = stream.providers.iter().map(|provider| provider.shown().to_owned()).collect();
         Self::start_from(stream.providers.clone(), names, config, base, stream, figures, on_thread)
@@ -78,7 +78,7 @@ impl Spooling {
         config: SpoolConfig,
         base: Option<Base>,
         stream: ReceiveConfig,
-        figures: Arc<Figures>,
+        figures: Arc<SpoolFigures>,
         run: impl FnOnce(Spooler, mpsc::Receiver<Message>) -> Result<JoinHandle<()>>,
     ) -> Result<Self> {
         let SpoolConfig { dir, bytes_max, limits } = config;
@@ -176,7 +176,7 @@ async fn remove(spooling: Spooling) {
     remove_dir(&dir, &figures);
 }
 
-fn remove_dir(dir: &Path, figures: &Figures) {
+fn remove_dir(dir: &Path, figures: &SpoolFigures) {
     // A spool that stays is passed at the next start.
     if let Err(error) = std::fs::remove_dir_all(dir)
         && error.kind() != std::io::ErrorKind::NotFound

@@ -16,7 +16,7 @@ use super::providers::Providers;
 use crate::base::figure::count;
 use crate::base::published::Published;
 use crate::overlay::Overlay;
-use crate::readiness::{Limits, Readiness};
+use crate::readiness::{Readiness, ReadinessSettings};
 
 /// State that the ingest writes. Clones share it.
 #[derive(Clone, Debug)]
@@ -28,9 +28,9 @@ pub struct State {
     pub overlay: Arc<Overlay>,
     /// The events from which readiness is computed. Writers: ingest-apply and the receiver.
     pub readiness: Arc<Readiness>,
-    pub figures: Arc<Figures>,
+    pub figures: Arc<IngestFigures>,
     /// Figures of healing from snapshot archives.
-    pub healing: Arc<healing::Figures>,
+    pub healing: Arc<healing::HealFigures>,
     /// The providers of the stream. Writers: the receiver, and ingest-apply for distrust.
     pub providers: Arc<Providers>,
     pub(super) resume: Arc<Resume>,
@@ -39,7 +39,7 @@ pub struct State {
 impl State {
     /// Returns the state at start: no known slot, not ready, and one provider without a name. The overlay decides the
     /// commitments that the service follows.
-    pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: Limits) -> Self {
+    pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: ReadinessSettings) -> Self {
         let published = Arc::new(Published::new(checkpoint));
         Self {
             readiness: Arc::new(Readiness::new(Arc::clone(&published), limits)),
@@ -118,13 +118,13 @@ impl State {
 impl State {
     /// Returns the state at the start of a service that does not follow processed slots.
     pub(crate) fn at(checkpoint: ChainCheckpoint) -> Self {
-        Self::new(checkpoint, Overlay::new(&checkpoint, false, false), Limits::default())
+        Self::new(checkpoint, Overlay::new(&checkpoint, false, false), ReadinessSettings::default())
     }
 }
 
 /// Figures of the ingest since the start. Counters only grow.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct IngestFigures {
     /// Engine statistics, refreshed about once a second. Writer: ingest-apply, as of all the following until
     /// `connected`.
     pub stats: ArcSwap<Stats>,
@@ -152,7 +152,7 @@ pub struct Figures {
     pub updates_malformed: AtomicU64,
 }
 
-impl Figures {
+impl IngestFigures {
     /// Whether the stream is connected at this moment.
     pub fn is_connected(&self) -> bool {
         // ORDERING: Relaxed: a statistic.
@@ -310,13 +310,13 @@ impl Resume {
 mod tests {
     use super::*;
     use crate::base::chain::{Base, Phase};
-    use crate::ingest::assemble::{Input, Limits as Held};
+    use crate::ingest::assemble::{HeldLimits, Input};
 
     #[test]
     fn a_receiver_is_told_of_its_own_connection_and_of_all_that_it_has_sent() {
         let state = State::at(ChainCheckpoint { slot: Some(10), ..ChainCheckpoint::default() });
         let base = Base { slot: 10, blockhash: [10; 32] };
-        let mut assembler = Assembler::new(Some(base), Held::default());
+        let mut assembler = Assembler::new(Some(base), HeldLimits::default());
         let (slot, parent_slot, parent_blockhash) = (11, base.slot, base.blockhash);
         let meta = Input::BlockMeta { slot, blockhash: [11; 32], parent_slot, parent_blockhash, created_unix_ms: 0 };
         assert!(state.resume.is_taken_in());

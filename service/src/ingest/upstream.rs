@@ -5,18 +5,14 @@
 
 use std::fmt::Display;
 
-use futures::channel::mpsc;
-use futures::{Sink, SinkExt as _, Stream};
-use tonic::{Status, Streaming};
+use futures::{Sink, Stream};
+use serde::{Deserialize, Serialize};
+use tonic::Status;
+use tonic::codec::CompressionEncoding;
 use yellowstone_grpc_client::GeyserGrpcClientError;
-use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
+use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeUpdate};
 
-use super::provider::{Compression, Provider, ProviderClient};
-use super::refusals::explained;
 use super::subscribe::Commitment;
-
-/// Maximum number of requests of one subscription that wait to be sent: the subscription, and the answers to pings.
-const REQUESTS: usize = 64;
 
 /// A server that connections can be made to.
 pub(crate) trait Upstream: Send + Sync {
@@ -51,6 +47,39 @@ pub(crate) trait Upstream: Send + Sync {
     }
 }
 
+/// Encoding in which the server may compress its answers, and in which requests to it are compressed. A server compresses each
+/// message by itself, which costs it 30 us and the service 15 us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compression {
+    /// Nothing is sent or accepted compressed.
+    #[default]
+    None,
+    /// Requests and answers are compressed with gzip.
+    Gzip,
+    /// Requests and answers are compressed with Zstandard.
+    Zstd,
+}
+
+impl Compression {
+    /// The name of the encoding, as settings and the header `grpc-encoding` have it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    pub(super) const fn encoding(self) -> Option<CompressionEncoding> {
+        match self {
+            Self::None => None,
+            Self::Gzip => Some(CompressionEncoding::Gzip),
+            Self::Zstd => Some(CompressionEncoding::Zstd),
+        }
+    }
+}
+
 /// How a server is asked, as far as the meaning of its errors depends on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Access {
@@ -76,66 +105,4 @@ pub(crate) trait Client: Send {
         &mut self,
         request: SubscribeRequest,
     ) -> impl Future<Output = Result<(Self::Requests, Self::Updates), GeyserGrpcClientError>> + Send;
-}
-
-impl Upstream for Provider {
-    type Client = ProviderClient;
-
-    async fn connect(&self) -> Result<ProviderClient, String> {
-        self.client().await.map_err(|error| explained(chain(error.as_ref()), self.access().https))
-    }
-
-    async fn renewed(&self) {
-        Self::renewed(self).await;
-    }
-
-    fn access(&self) -> Access {
-        Self::access(self)
-    }
-
-    fn masked(&self, words: &str) -> String {
-        Self::masked(self, words)
-    }
-
-    async fn newest_slot(&self, commitment: Commitment) -> Result<u64, String> {
-        let failed = |error: anyhow::Error| explained(chain(error.as_ref()), self.access().https);
-        Self::newest_slot(self, commitment).await.map_err(failed)
-    }
-
-    fn hangups(&self) -> u64 {
-        Self::hangups(self)
-    }
-}
-
-impl Client for ProviderClient {
-    type Requests = mpsc::Sender<SubscribeRequest>;
-    type Updates = Streaming<SubscribeUpdate>;
-
-    async fn first_available(&mut self) -> Result<Option<u64>, GeyserGrpcClientError> {
-        Ok(self.subscribe_replay_info(SubscribeReplayInfoRequest {}).await?.into_inner().first_available)
-    }
-
-    async fn subscribe(
-        &mut self,
-        request: SubscribeRequest,
-    ) -> Result<(mpsc::Sender<SubscribeRequest>, Streaming<SubscribeUpdate>), GeyserGrpcClientError> {
-        let (mut requests, sent) = mpsc::channel(REQUESTS);
-        requests.send(request).await.map_err(|_| Status::internal("a new channel is closed: this is a bug"))?;
-        Ok((requests, Self::subscribe(self, sent).await?.into_inner()))
-    }
-}
-
-/// Returns the error with its causes, each text once. The transport's own text is only "transport error", three times
-/// over.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        if !text.ends_with(&words) {
-            text = format!("{text}: {words}");
-        }
-        next = cause.source();
-    }
-    text
 }

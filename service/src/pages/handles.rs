@@ -43,9 +43,9 @@ pub struct Handles {
     /// Written by the thread `warm-up`.
     pub warmth: Arc<warmth::Figures>,
     /// Written by the thread `spool`.
-    pub spool: Arc<spool::Figures>,
+    pub spool: Arc<spool::SpoolFigures>,
     /// Written by the task that heals, and by ingest-apply.
-    pub healing: Arc<ingest::healing::Figures>,
+    pub healing: Arc<ingest::healing::HealFigures>,
 }
 
 impl Handles {
@@ -68,7 +68,7 @@ impl Handles {
     }
 
     /// Returns the handles with the figures of a load and of a spool.
-    pub fn with(self, load: &Seen, spool: &Arc<spool::Figures>) -> Self {
+    pub fn with(self, load: &Seen, spool: &Arc<spool::SpoolFigures>) -> Self {
         Self { load: load.clone(), spool: Arc::clone(spool), ..self }
     }
 }

@@ -24,10 +24,12 @@ use crate::base::chain::Commitment;
 use crate::base::plausible::SLACK_SLOTS;
 use crate::ingest::State;
 use crate::ingest::backoff::Waits;
-use crate::ingest::connect::{Connection, Ended, Next};
-use crate::ingest::intake::Tokens;
+use crate::ingest::connect::{Connection, Next};
+use crate::ingest::ended::Ended;
+use crate::ingest::message_check::Tokens;
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
+use crate::ingest::upstream::Upstream as _;
 use crate::overlay::Message;
 use crate::overlay::banks::Seen;
 

@@ -8,10 +8,10 @@ use super::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn live(took: Duration) -> Readiness {
-    live_within(Limits::default(), took)
+    live_within(ReadinessSettings::default(), took)
 }
 
-fn live_within(limits: Limits, took: Duration) -> Readiness {
+fn live_within(limits: ReadinessSettings, took: Duration) -> Readiness {
     let readiness = Readiness::new(Arc::new(Published::new(ChainCheckpoint::default())), limits);
     readiness.slot_applied(Age::Known(took));
     readiness.set_phase(Phase::Live);
@@ -112,7 +112,7 @@ async fn the_newest_plausible_slot_that_any_provider_names_counts_for_some_secon
 
 #[test]
 fn limits_are_settings() {
-    let readiness = live_within(Limits { max_lag: SECOND * 400 }, SECOND * 380);
+    let readiness = live_within(ReadinessSettings { max_lag: SECOND * 400 }, SECOND * 380);
     assert!(readiness.verdict_at(Some(900)).is_ready());
     assert!(!readiness.verdict_at(Some(1000)).is_ready());
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::record::{self, FRAME_HEADER_BYTES, HEADER_BYTES, Head};
-use super::{FILE, Figures, Origin, Reader, Writer};
+use super::{FILE, Origin, Reader, SpoolFigures, Writer};
 use crate::base::chain::{Base, Event, WholeSlot};
 
 /// Opens four spools in `dir`, which is emptied before each: the bytes as the file, the bytes after a valid header, and
@@ -72,7 +72,7 @@ fn open(bytes: &[u8], dir: &Path, origin: &Origin) {
     fs::remove_dir_all(dir).ok();
     fs::create_dir_all(dir).expect("a directory of the target's own");
     fs::write(dir.join(FILE), bytes).expect("a file of the target's own");
-    let figures = Arc::new(Figures::default());
+    let figures = Arc::new(SpoolFigures::default());
     let Ok(mut writer) = Writer::open(dir, origin, 1 << 30, Arc::clone(&figures)) else { return };
     let parent = writer.last().slot;
     let Some(next) = parent.checked_add(1) else { return };

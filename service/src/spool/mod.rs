@@ -35,7 +35,7 @@ pub(crate) fn dir_of(store: &Path) -> PathBuf {
 
 /// Figures of the spool. Writer: the thread `spool`.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct SpoolFigures {
     /// Whether there is a spool.
     pub open: AtomicBool,
     /// Whether a slot has come for it, which may not be written yet.
@@ -49,7 +49,7 @@ pub struct Figures {
     stopped: ArcSwapOption<String>,
 }
 
-impl Figures {
+impl SpoolFigures {
     /// Length of the file's part that is on the device.
     pub fn flushed_bytes(&self) -> u64 {
         // ORDERING: Acquire: pairs with the release in `flushed`, so that the bytes below the length were written.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 
 use super::fuzzing::slot;
-use super::{FILE, Figures, Origin, Reader, Writer, look, remove, source_of};
+use super::{FILE, Origin, Reader, SpoolFigures, Writer, look, remove, source_of};
 use crate::base::chain::{Base, WholeSlot};
 
 const ROOM: u64 = 1 << 30;
@@ -17,8 +17,8 @@ fn origin() -> Origin {
     Origin { base: Base { slot: 10, blockhash: [10; 32] }, meaning: "account-owner exact".to_owned() }
 }
 
-fn open(dir: &Path) -> (Writer, Arc<Figures>) {
-    let figures = Arc::new(Figures::default());
+fn open(dir: &Path) -> (Writer, Arc<SpoolFigures>) {
+    let figures = Arc::new(SpoolFigures::default());
     (Writer::open(dir, &origin(), ROOM, Arc::clone(&figures)).unwrap(), figures)
 }
 
@@ -52,7 +52,7 @@ fn a_reader_sees_flushed_slots_alone() {
 #[test]
 fn a_slot_that_is_no_child_of_the_last_one_and_one_without_room_are_refused() {
     let temp = tempdir().unwrap();
-    let figures = Arc::new(Figures::default());
+    let figures = Arc::new(SpoolFigures::default());
     let mut writer = Writer::open(temp.path(), &origin(), 1000, Arc::clone(&figures)).unwrap();
     assert!(writer.append(&slot(12, 11)).unwrap_err().0.contains("the spool ends at slot=10"));
     let mut number = 10;

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::reader::{Found, find};
 use super::record::{self, EVENTS_MAX, Origin};
-use super::{FILE, Figures};
+use super::{FILE, SpoolFigures};
 use crate::base::chain::{Base, WholeSlot};
 
 /// Mode of the spool's directory: as private as the store's.
@@ -35,7 +35,7 @@ pub(crate) struct Writer {
     last: Base,
     source: u32,
     frame: Vec<u8>,
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
 }
 
 impl Writer {
@@ -44,7 +44,7 @@ impl Writer {
     ///
     /// # Errors
     /// I/O errors; another process writes the spool; its events are about something else than those of `origin`.
-    pub(crate) fn open(dir: &Path, origin: &Origin, bytes_max: u64, figures: Arc<Figures>) -> Result<Self> {
+    pub(crate) fn open(dir: &Path, origin: &Origin, bytes_max: u64, figures: Arc<SpoolFigures>) -> Result<Self> {
         let path = dir.join(FILE);
         let shown = path.display();
         fs::DirBuilder::new()

@@ -14,14 +14,14 @@ pub const DEFAULT_BYTES_MAX: usize = 256 << 20;
 
 /// Bounds on the slots and bytes that the assembler may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct HeldLimits {
     /// Maximum number of whole slots that wait for a parent.
     pub slots_max: usize,
     /// Maximum bytes of all held slots and updates.
     pub bytes_max: usize,
 }
 
-impl Limits {
+impl HeldLimits {
     /// Returns the default limits, with the bytes reduced to a quarter of `limit_bytes` where that is less.
     /// `limit_bytes` is the memory that the process may use.
     pub fn within(limit_bytes: u64) -> Self {
@@ -30,7 +30,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for HeldLimits {
     fn default() -> Self {
         Self { slots_max: DEFAULT_SLOTS_MAX, bytes_max: DEFAULT_BYTES_MAX }
     }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::base::chain::{Base, Event, Gap, WholeSlot};
 use crate::ingest::State;
-use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, Input, Limits};
-use crate::ingest::late::Lines;
+use crate::ingest::assemble::{Assembler, DEFAULT_SLOTS_MAX, HeldLimits, Input};
+use crate::ingest::late_updates::LateLines;
+use crate::ingest::parent_wait::ParentWait;
+use crate::ingest::phase::StreamPhase;
 use crate::ingest::receive::Message;
-use crate::ingest::standing::Standing;
-use crate::ingest::waiting::Waiting;
 
 /// The lanes' assemblers may take 1/`MEMORY_SHARE` of the memory that the one of ingest-apply may take.
 const MEMORY_SHARE: u64 = 2;
@@ -20,10 +20,10 @@ const MEMORY_SHARE: u64 = 2;
 pub(crate) struct Lane {
     state: State,
     assembler: Assembler,
-    standing: Standing,
-    waiting: Waiting,
+    standing: StreamPhase,
+    waiting: ParentWait,
     /// The lines about updates that came after their slot.
-    late: Lines,
+    late: LateLines,
 }
 
 impl Lane {
@@ -31,10 +31,10 @@ impl Lane {
     pub(crate) fn new(ingest: &State, gap_timeout: Duration) -> Self {
         let state = ingest.of_lane();
         Self {
-            assembler: Assembler::new(None, Limits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
-            standing: Standing::of_lane(state.clone()),
-            waiting: Waiting::new(gap_timeout),
-            late: Lines::default(),
+            assembler: Assembler::new(None, HeldLimits::within(probe::memory_limit().bytes / MEMORY_SHARE)),
+            standing: StreamPhase::of_lane(state.clone()),
+            waiting: ParentWait::new(gap_timeout),
+            late: LateLines::default(),
             state,
         }
     }

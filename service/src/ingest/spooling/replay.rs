@@ -17,7 +17,7 @@ use super::{Spooling, remove, remove_dir};
 use crate::base::chain::{Base, Gap, Phase, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::receive::{Message, Wholes};
-use crate::spool::{Figures, Reader};
+use crate::spool::{Reader, SpoolFigures};
 
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -149,7 +149,7 @@ impl Sent {
 /// The sending end of a replay.
 #[derive(Clone)]
 struct Feeder {
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
     messages: Wholes,
     state: State,
 }

@@ -12,12 +12,12 @@ use tracing::error;
 
 use crate::base::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
-use crate::ingest::assemble::{Assembler, Input, Limits};
-use crate::ingest::late::Lines;
+use crate::ingest::assemble::{Assembler, HeldLimits, Input};
+use crate::ingest::late_updates::LateLines;
+use crate::ingest::parent_wait::ParentWait;
+use crate::ingest::phase::StreamPhase;
 use crate::ingest::receive::{Message, Whole};
-use crate::ingest::standing::Standing;
-use crate::ingest::waiting::Waiting;
-use crate::spool::{Figures, Full, Origin, Writer, source_of};
+use crate::spool::{Full, Origin, SpoolFigures, Writer, source_of};
 
 /// The state of the thread `spool`, which assembles and writes.
 pub(in crate::ingest) struct Spooler {
@@ -26,13 +26,13 @@ pub(in crate::ingest) struct Spooler {
     writer: Option<Writer>,
     /// The provider of the present connection, as frames name it.
     source: u32,
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
     assembler: Assembler,
-    standing: Standing,
+    standing: StreamPhase,
     state: State,
-    waiting: Waiting,
+    waiting: ParentWait,
     /// The lines about updates that came after their slot.
-    late: Lines,
+    late: LateLines,
 }
 
 impl Spooler {
@@ -40,7 +40,7 @@ impl Spooler {
     pub(super) fn new(
         place: Place,
         writer: Option<Writer>,
-        figures: Arc<Figures>,
+        figures: Arc<SpoolFigures>,
         state: State,
         gap_timeout: Duration,
     ) -> Self {
@@ -50,11 +50,11 @@ impl Spooler {
             writer,
             source: 0,
             figures,
-            assembler: Assembler::new(last, Limits::within(probe::memory_limit().bytes)),
-            standing: Standing::of_spool(state.clone()),
+            assembler: Assembler::new(last, HeldLimits::within(probe::memory_limit().bytes)),
+            standing: StreamPhase::of_spool(state.clone()),
             state,
-            waiting: Waiting::new(gap_timeout),
-            late: Lines::default(),
+            waiting: ParentWait::new(gap_timeout),
+            late: LateLines::default(),
         }
     }
 
@@ -211,7 +211,7 @@ impl Place {
     ///
     /// # Errors
     /// Those of [`Writer::open`].
-    pub(super) fn open(&self, base: Base, figures: &Arc<Figures>) -> Result<Writer> {
+    pub(super) fn open(&self, base: Base, figures: &Arc<SpoolFigures>) -> Result<Writer> {
         let origin = Origin { base, meaning: self.meaning.clone() };
         Writer::open(&self.dir, &origin, self.bytes_max, Arc::clone(figures))
     }

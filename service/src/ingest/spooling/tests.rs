@@ -27,7 +27,7 @@ fn slot(number: u64, parent_blockhash: [u8; 32]) -> WholeSlot {
 }
 
 /// Writes a spool after slot 10 whose first slot names another parent than `[10; 32]`.
-fn contradicting(dir: &Path, source: u32, figures: &Arc<Figures>) {
+fn contradicting(dir: &Path, source: u32, figures: &Arc<SpoolFigures>) {
     let base = Base { slot: 10, blockhash: [0; 32] };
     let origin = Origin { base, meaning: "account-owner all".to_owned() };
     let mut writer = Writer::open(dir, &origin, 1 << 20, Arc::clone(figures)).unwrap();
@@ -39,7 +39,7 @@ fn contradicting(dir: &Path, source: u32, figures: &Arc<Figures>) {
 }
 
 /// Returns the spool of a stream that has ended.
-fn at_rest(dir: &Path, figures: Arc<Figures>, state: &State) -> Spooling {
+fn at_rest(dir: &Path, figures: Arc<SpoolFigures>, state: &State) -> Spooling {
     Spooling {
         dir: dir.to_owned(),
         figures,
@@ -54,7 +54,7 @@ fn at_rest(dir: &Path, figures: Arc<Figures>, state: &State) -> Spooling {
 async fn replayed(source: u32) -> State {
     let temp = tempdir().unwrap();
     let (dir, taken) = (temp.path().join("spool"), temp.path().join("taken"));
-    let figures = Arc::<Figures>::default();
+    let figures = Arc::<SpoolFigures>::default();
     contradicting(&dir, source, &figures);
     let checkpoint = ChainCheckpoint { slot: Some(10), blockhash: [10; 32], ..ChainCheckpoint::default() };
     let state = State::at(checkpoint).with_providers(PROVIDERS.map(str::to_owned));
@@ -77,7 +77,7 @@ async fn replayed(source: u32) -> State {
 async fn the_spool_stays_until_its_last_slot_is_committed() {
     let temp = tempdir().unwrap();
     let dir = temp.path().join("spool");
-    let figures = Arc::<Figures>::default();
+    let figures = Arc::<SpoolFigures>::default();
     let base = Base { slot: 10, blockhash: [10; 32] };
     let mut writer =
         Writer::open(&dir, &Origin { base, meaning: "account-owner all".to_owned() }, 1 << 20, Arc::clone(&figures))

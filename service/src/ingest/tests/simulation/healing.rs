@@ -25,12 +25,12 @@ use super::sources::{Begin, Start};
 use super::spooled::{Keeper, tear};
 use super::{Simulation, Until, in_virtual_time};
 use crate::base::chain::{Base, Phase};
-use crate::heal::{Newest, PATIENCE};
+use crate::heal::{NewestChanges, PATIENCE};
 use crate::ingest::State;
 use crate::ingest::healing::{DifferenceWriter, Differences, Heal};
 use crate::ingest::receive::Message;
 use crate::ingest::spooling::{Replay, Spooling};
-use crate::spool::{self, Figures};
+use crate::spool::{self, SpoolFigures};
 
 /// Number of chains that `make test` tries.
 const SEEDS: u64 = 200;
@@ -65,7 +65,7 @@ pub(super) struct Healer {
     feed_dir: PathBuf,
     /// Whether incremental archives alone are taken where they are enough.
     takes_incremental: bool,
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
     written: Arc<()>,
     /// Whether the feed's log can keep the differences of this life's heals.
     fits_feed: bool,
@@ -79,7 +79,7 @@ impl Simulation {
         let heals = self.heals.as_ref()?;
         let spool_dir = heals.spool_dir();
         let keeper = self.keeper(spool_dir.clone(), heals.spool_bytes_max);
-        let (figures, written) = (Arc::<Figures>::default(), Arc::<()>::default());
+        let (figures, written) = (Arc::<SpoolFigures>::default(), Arc::<()>::default());
         let found = spool::look(&spool_dir).expect("the spool's file can be read");
         let spooling = found.map(|found| (found.origin.base, keeper.keep(Some(found.origin.base), &figures, &written)));
         let begin = match spooling {
@@ -227,12 +227,12 @@ impl Healer {
 
     /// Returns the keys in the incremental archive of `slot` with the newest base that is old enough, and the changes that it
     /// takes back. `None` if only a full archive helps.
-    fn incremental(&self, slot: u64, state: &State) -> Option<(Newest, HashSet<Key>)> {
+    fn incremental(&self, slot: u64, state: &State) -> Option<(NewestChanges, HashSet<Key>)> {
         if !self.takes_incremental || state.readiness.contradiction().is_some() {
             return None;
         }
         let store = state.published.checkpoint();
-        let newest = Newest::read(&self.feed_dir, &store, Some(self.chain.base.slot)).ok()?;
+        let newest = NewestChanges::read(&self.feed_dir, &store, Some(self.chain.base.slot)).ok()?;
         let base = self.chain.blocks().map(|block| block.slot).take_while(|base| *base <= newest.base_max).last()?;
         let after = self.chain.blocks().filter(|block| block.slot > base && block.slot <= slot);
         Some((newest, after.flat_map(|block| &block.writes).map(|write| write.key).collect()))

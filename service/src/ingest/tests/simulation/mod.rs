@@ -53,7 +53,7 @@ use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::settings::{CommitGiven, ReceiveGiven};
 use crate::ingest::subscribe::Commitment;
-use crate::readiness::{Limits, Verdict};
+use crate::readiness::{ReadinessSettings, Verdict};
 
 /// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
 /// and twice a second where none arrives.
@@ -213,7 +213,7 @@ impl Simulation {
             store.slow_down();
         }
         let apply = ApplyConfig {
-            batch: batch::Limits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
+            batch: batch::BatchLimits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
             commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
             gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
             depth: of(&[1, 2, 64, 1000], &mut reads) as usize,
@@ -399,7 +399,7 @@ impl Simulation {
         if verdict.is_ready() {
             assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
             let since = moved_at.expect("ready without a slot").elapsed();
-            assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
+            assert!(since < ReadinessSettings::default().max_lag, "ready, and nothing was applied for {since:?}");
         }
         let several = self.servers.len() > 1;
         let lost =

@@ -17,7 +17,7 @@ use crate::ingest::State;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::ingest::stream::receive_from;
-use crate::spool::Figures;
+use crate::spool::SpoolFigures;
 
 /// The source of the first slots.
 pub(super) enum Begin {
@@ -42,8 +42,8 @@ pub(super) struct Sources {
 pub(super) struct Start {
     pub(super) begin: Begin,
     pub(super) healer: Option<Healer>,
-    /// Figures of this life's spool.
-    pub(super) spool: Arc<Figures>,
+    /// SpoolFigures of this life's spool.
+    pub(super) spool: Arc<SpoolFigures>,
     /// Dropped with the task that writes the spool.
     pub(super) written: Arc<()>,
 }

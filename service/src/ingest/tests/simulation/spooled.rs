@@ -23,8 +23,8 @@ use super::{Simulation, Until, in_virtual_time};
 use crate::base::chain::Base;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, SpoolConfig, Spooler, Spooling};
-use crate::readiness::Limits;
-use crate::spool::{self, Figures};
+use crate::readiness::ReadinessSettings;
+use crate::spool::{self, SpoolFigures};
 
 /// Number of chains that `make test` tries.
 const SEEDS: u64 = 100;
@@ -39,7 +39,7 @@ pub(super) struct Spool {
 /// One life of the spool.
 struct Life {
     spooling: Spooling,
-    figures: Arc<Figures>,
+    figures: Arc<SpoolFigures>,
     /// Dropped with the task that writes.
     written: Arc<()>,
 }
@@ -56,7 +56,7 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Begins a life of the spool, after the block `base` or with the stream's next slot. `written` is held until the
     /// task that writes is gone.
-    pub(super) fn keep(&self, base: Option<Base>, figures: &Arc<Figures>, written: &Arc<()>) -> Spooling {
+    pub(super) fn keep(&self, base: Option<Base>, figures: &Arc<SpoolFigures>, written: &Arc<()>) -> Spooling {
         let held = Arc::clone(written);
         let on_task = |spooler: Spooler, received: mpsc::Receiver<Message>| {
             Ok(tokio::spawn(async move {
@@ -91,7 +91,7 @@ impl Simulation {
 
     /// Returns the keeper of a spool in `dir`.
     pub(super) fn keeper(&self, dir: PathBuf, bytes_max: u64) -> Keeper {
-        let config = SpoolConfig { dir, bytes_max, limits: Limits::default() };
+        let config = SpoolConfig { dir, bytes_max, limits: ReadinessSettings::default() };
         Keeper { servers: self.servers.clone(), names: self.names(), stream: self.receive.clone(), config }
     }
 

@@ -21,7 +21,7 @@ const REFUSALS_MAX: usize = 256;
 
 /// Archives that could not be used, by [`Found::newest`]. Of a file that grows there is one entry, of its newest state.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(HashMap<String, Refused>);
+pub(super) struct RefusedArchives(HashMap<String, Refused>);
 
 #[derive(Debug)]
 struct Refused {
@@ -47,7 +47,7 @@ pub(super) struct Wanted {
     resting: HashMap<String, Option<FileState>>,
 }
 
-impl Refusals {
+impl RefusedArchives {
     /// Notes that an archive cannot be used, and returns the reason with its slot. It is tried again later, because a
     /// download or a disk may have failed; a file that changes is tried again at once.
     pub(super) fn add(&mut self, found: &Found, failed: &anyhow::Error) -> String {
@@ -161,7 +161,7 @@ mod tests {
     fn the_newest_archives_come_first_and_the_one_that_was_begun_with_before_them() {
         let search = Search { found: [99, 40, 30, 20].map(full).into(), ..Search::default() };
         let slots = |wanted: &Wanted| wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>();
-        let mut refusals = Refusals::default();
+        let mut refusals = RefusedArchives::default();
         let ready = at(10, MapPhase::Ready);
         assert_eq!(slots(&refusals.wanted(30, &ready, Ok(u64::MAX))), [99, 40, 30]);
         let healing = at(10, MapPhase::Healing { to_slot: 30, next_key: [1; 32] });
@@ -180,7 +180,7 @@ mod tests {
         let alone = of(50, Archives::Incremental { base: 40, incremental: older });
         let search = Search { found: vec![both, alone, full(40)], ..Search::default() };
         let slots = |first, store| {
-            let wanted = Refusals::default().wanted(first, &at(store, MapPhase::Ready), Ok(store));
+            let wanted = RefusedArchives::default().wanted(first, &at(store, MapPhase::Ready), Ok(store));
             wanted.candidates(&search).iter().map(|found| found.slot).collect::<Vec<_>>()
         };
         assert_eq!(slots(30, 20), [40, 60]);
@@ -196,8 +196,8 @@ mod tests {
         let both = of(60, Archives::Both { full: full_of_it, incremental: newer });
         let search = |found| Search { found, ..Search::default() };
         let slots = |base_max| {
-            let wanted = Refusals::default().wanted(41, &at(41, MapPhase::Ready), base_max);
-            let why = Refusals::default().lack(&wanted, &search(vec![alone.clone()]));
+            let wanted = RefusedArchives::default().wanted(41, &at(41, MapPhase::Ready), base_max);
+            let why = RefusedArchives::default().lack(&wanted, &search(vec![alone.clone()]));
             let found = wanted.candidates(&search(vec![both.clone(), alone.clone()]));
             (found.iter().map(|found| found.slot).collect::<Vec<_>>(), why)
         };
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn of_too_many_refused_archives_the_one_that_may_be_tried_again_first_is_forgotten() {
-        let mut refusals = Refusals::default();
+        let mut refusals = RefusedArchives::default();
         for slot in 0..=REFUSALS_MAX as u64 {
             refusals.add(&full(slot), &anyhow::anyhow!("cut short"));
         }
@@ -227,7 +227,7 @@ mod tests {
             let state = FileState::of(&std::fs::metadata(&path).unwrap());
             Found { slot: 7, archives: Archives::Full(path.to_str().unwrap().to_owned()), state: Some(state) }
         };
-        let mut refusals = Refusals::default();
+        let mut refusals = RefusedArchives::default();
         for text in ["half", "three quarters"] {
             let found = write(text);
             assert!(refusals.wanted(5, &at(5, MapPhase::Ready), Ok(u64::MAX)).takes(&found), "{text}");

@@ -23,17 +23,17 @@ const SILENCE: Duration = Duration::from_secs(600);
 /// longer, in which another one's block would have decided; or the store is contradicted, and those that have not done so
 /// have brought nothing for [`SILENCE`].
 pub(crate) async fn needed(state: &State, gap_timeout: Duration) {
-    let mut lasting: Option<(Need, Instant)> = None;
+    let mut lasting: Option<(Reason, Instant)> = None;
     loop {
-        let need = Need::of(state);
+        let need = Reason::of(state);
         lasting = need.map(|need| {
             let before = lasting.and_then(|(before, since)| Some((before.with(need)?, since)));
             before.unwrap_or_else(|| (need, Instant::now()))
         });
         let patience = |need| match need {
-            Need::Missing => PATIENCE,
-            Need::Contradicted => PATIENCE + gap_timeout,
-            Need::Silence { .. } => SILENCE,
+            Reason::Missing => PATIENCE,
+            Reason::Contradicted => PATIENCE + gap_timeout,
+            Reason::Silence { .. } => SILENCE,
         };
         if lasting.is_some_and(|(need, since)| since.elapsed() >= patience(need)) {
             return;
@@ -44,7 +44,7 @@ pub(crate) async fn needed(state: &State, gap_timeout: Duration) {
 
 /// Reason to heal, if it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
+enum Reason {
     /// The stream lacks slots, and contradicts nothing.
     Missing,
     /// Every provider contradicts the store.
@@ -53,7 +53,7 @@ enum Need {
     Silence { slot: Option<u64> },
 }
 
-impl Need {
+impl Reason {
     /// Returns this reason if it lasts with `later`. Providers may contradict the store and lack its slots by turns, which is a
     /// contradiction.
     fn with(self, later: Self) -> Option<Self> {

@@ -40,7 +40,7 @@ const LINE_EVERY: Duration = Duration::from_secs(60);
 
 /// The late updates of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Late {
+pub(super) struct LateUpdates {
     /// Slots that were complete on this connection, ascending.
     slots: VecDeque<Versions>,
     /// Updates that go out with the next slot, each with its own slot.
@@ -74,7 +74,7 @@ impl Versions {
     }
 }
 
-impl Late {
+impl LateUpdates {
     /// Whether this slot was complete on this connection, and is the newest such slot, or another stream has brought it
     /// meanwhile.
     pub(super) fn has_newest(&self, slot: u64) -> bool {
@@ -176,13 +176,13 @@ impl Late {
 
 /// The lines about the late updates of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct LateLines {
     told: u64,
     /// Time of the newest line.
     at: Option<Instant>,
 }
 
-impl Lines {
+impl LateLines {
     /// Names the provider, if its stream has brought more late updates, once in [`LINE_EVERY`]. `updates` is the number
     /// of all of them.
     pub(super) fn tell(&mut self, updates: u64, provider: Option<usize>, providers: &Providers) {

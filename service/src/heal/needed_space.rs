@@ -13,7 +13,7 @@ use crate::ingest::healing::Differences;
 
 /// Consequences of the number of differences, known before the first one is applied.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct NeededSpace {
     /// Whether the feed's log can keep the differences.
     pub(super) fits_feed: bool,
     has_feed: bool,
@@ -21,7 +21,7 @@ pub(super) struct Room {
     view_bytes: u64,
 }
 
-impl Room {
+impl NeededSpace {
     /// Checks that the disk has room for the differences: for the pages of the view before them that lookups read until
     /// the end, which is at most the store once more, and for the feed's log if it keeps them.
     ///

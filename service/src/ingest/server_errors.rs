@@ -5,9 +5,8 @@
 use tonic::{Code, Status};
 use yellowstone_grpc_client::GeyserGrpcClientError;
 
-use super::connect::Ended;
-use super::provider::Compression;
-use super::upstream::{Access, chain};
+use super::ended::Ended;
+use super::upstream::{Access, Compression};
 use crate::base::chain::{Gap, SLOT_END};
 
 /// How servers say that they no longer have the slot that a replay begins with: the code, a part of the text, and whether
@@ -117,6 +116,21 @@ pub(super) fn status_ended(status: &Status, terms: &Terms) -> Ended {
             Ended::Retry(explained(format!("{said}{causes}"), terms.access.https))
         }
     })
+}
+
+/// Returns the error with its causes, each text once. The transport's own text is only "transport error", three times
+/// over.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !text.ends_with(&words) {
+            text = format!("{text}: {words}");
+        }
+        next = cause.source();
+    }
+    text
 }
 
 /// Returns the text of a failed connection with the way out, where the text shows that the URL's scheme is wrong.

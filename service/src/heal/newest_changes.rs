@@ -21,14 +21,14 @@ use crate::feed::{FRAME_CHANGES_MAX, History};
 
 /// The changes of a store's newest slot.
 #[derive(Debug)]
-pub(crate) struct Newest {
+pub(crate) struct NewestChanges {
     /// The largest base of an incremental archive that can heal the store alone.
     pub(crate) base_max: u64,
     /// Changes of the newest slot that a heal with an incremental archive reverts.
     pub(crate) undo: Undo,
 }
 
-impl Newest {
+impl NewestChanges {
     /// Reads the changes of the newest slot of a store at `store` from the log in `feed`. `loaded_slot` is the slot to
     /// which the store was loaded, if that is known.
     ///
@@ -71,7 +71,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let keep_all = 1 << 30;
         let newest = |store: &ChainCheckpoint| {
-            let read = Newest::read(temp.path(), store, Some(10));
+            let read = NewestChanges::read(temp.path(), store, Some(10));
             read.map(|newest| (newest.base_max, newest.undo.keys())).map_err(|error| error.to_string())
         };
         assert_eq!(newest(&at(5, 10)), Ok((10, 0)), "a load names it all");

@@ -30,7 +30,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The file, and the contradiction in it.
 #[derive(Debug)]
-pub(super) struct Doubt {
+pub(super) struct ContradictionFile {
     path: PathBuf,
     /// The accused provider of the contradiction in the file; `None` without a file.
     noted: Option<Option<usize>>,
@@ -49,7 +49,7 @@ struct Noted {
     reason: String,
 }
 
-impl Doubt {
+impl ContradictionFile {
     /// Opens the file in the directory of a store at `checkpoint`. Tells the readiness in `state` of the contradiction that an
     /// earlier process has noted for that block or one before it. A file that cannot be read counts as one.
     pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, state: &State) -> Self {
@@ -141,37 +141,37 @@ mod tests {
         let at = |slot, hash| ChainCheckpoint { slot: Some(slot), blockhash: [hash; 32], ..ChainCheckpoint::default() };
         let open = |checkpoint| {
             let state = state_at(checkpoint);
-            let doubt = Doubt::begin(temp.path(), &checkpoint, &state);
-            (doubt, state.readiness.contradiction().map(|of| (of.gap.detail.clone(), of.accused)), state)
+            let contradiction_file = ContradictionFile::begin(temp.path(), &checkpoint, &state);
+            (contradiction_file, state.readiness.contradiction().map(|of| (of.gap.detail.clone(), of.accused)), state)
         };
         let told = |detail: &str| Some((detail.to_owned(), Some(1)));
-        let (mut doubt, none, state) = open(at(11, 1));
+        let (mut contradiction_file, none, state) = open(at(11, 1));
         assert_eq!(none, None);
         contradict(&state, "another parent");
-        doubt.remember(&state, &at(11, 1));
+        contradiction_file.remember(&state, &at(11, 1));
         for same_chain in [at(11, 1), at(12, 7), at(10, 1)] {
             assert_eq!(open(same_chain).1, told("another parent"));
         }
         for other in [at(11, 2), ChainCheckpoint::default()] {
             assert_eq!(open(other).1, None, "{other:?}");
         }
-        doubt.remember(&state, &at(12, 7));
+        contradiction_file.remember(&state, &at(12, 7));
         assert_eq!(open(at(11, 1)).1, told("another parent"), "it is not written again for each slot");
         state.readiness.contradiction_is_over();
-        doubt.remember(&state, &at(13, 1));
+        contradiction_file.remember(&state, &at(13, 1));
         assert_eq!(open(at(13, 1)).1, None);
         std::fs::write(temp.path().join(CONTRADICTION), "slot = 11").unwrap();
-        let (mut doubt, found, state) = open(at(11, 1));
+        let (mut contradiction_file, found, state) = open(at(11, 1));
         assert!(found.is_some(), "nobody knows what it said");
         state.readiness.contradiction_is_over();
-        doubt.remember(&state, &at(11, 1));
+        contradiction_file.remember(&state, &at(11, 1));
         assert_eq!(open(at(11, 1)).1, None);
         contradict(&state, "a file that somebody removes");
-        doubt.remember(&state, &at(11, 1));
+        contradiction_file.remember(&state, &at(11, 1));
         std::fs::remove_file(temp.path().join(CONTRADICTION)).unwrap();
         state.readiness.contradiction_is_over();
-        doubt.remember(&state, &at(11, 1));
-        assert_eq!(doubt.retry_at, None, "there is nothing to remove");
+        contradiction_file.remember(&state, &at(11, 1));
+        assert_eq!(contradiction_file.retry_at, None, "there is nothing to remove");
     }
 
     #[tokio::test(start_paused = true)]
@@ -179,14 +179,14 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (dir, checkpoint) = (temp.path().join("missing"), ChainCheckpoint { slot: Some(11), ..Default::default() });
         let state = state_at(checkpoint);
-        let mut doubt = Doubt::begin(&dir, &checkpoint, &state);
+        let mut contradiction_file = ContradictionFile::begin(&dir, &checkpoint, &state);
         contradict(&state, "another parent");
-        doubt.remember(&state, &checkpoint);
+        contradiction_file.remember(&state, &checkpoint);
         std::fs::create_dir(&dir).unwrap();
-        doubt.remember(&state, &checkpoint);
+        contradiction_file.remember(&state, &checkpoint);
         assert!(!dir.join(CONTRADICTION).exists(), "not with each message");
         tokio::time::advance(RETRY_AFTER).await;
-        doubt.remember(&state, &checkpoint);
+        contradiction_file.remember(&state, &checkpoint);
         assert!(dir.join(CONTRADICTION).exists());
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backoff::Waits;
-use super::connect::Ended;
+use super::ended::Ended;
 use super::providers::Providers;
 
 /// How long a provider has to lag without catching up before another one takes over.
@@ -91,7 +91,7 @@ impl Link {
 
 /// All providers of one receiver, in the order of preference.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(super) struct ProviderChoice {
     /// Number of this receiver among those that follow a provider each; it leaves the others' providers alone.
     lane: usize,
     links: Vec<Link>,
@@ -101,7 +101,7 @@ pub(super) struct Roster {
     left_for_lag: Option<Instant>,
 }
 
-impl Roster {
+impl ProviderChoice {
     /// Creates the records of `len` providers, at least one, for the receiver with the number `lane`. Lane 0 begins with
     /// the provider `first`, and lane 1 with the one after it. The jitter of the waits depends on `seed`.
     pub(super) fn new(len: usize, first: usize, lane: usize, seed: u64) -> Self {
@@ -234,8 +234,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn three() -> (Roster, Providers) {
-        (Roster::new(3, 0, 0, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
+    fn three() -> (ProviderChoice, Providers) {
+        (ProviderChoice::new(3, 0, 0, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
     }
 
     fn silent() -> Ended {

@@ -14,7 +14,7 @@ use crate::readiness::Awaited;
 
 /// The wait of an assembler's first whole slot for its parent.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct ParentWait {
     /// The time of the waits on earlier connections, or before another slot was the first.
     before: Duration,
     /// When the present wait would have begun without a pause, and when it was looked at last.
@@ -22,7 +22,7 @@ pub(super) struct Waiting {
     gap_timeout: Duration,
 }
 
-impl Waiting {
+impl ParentWait {
     /// Creates the wait at the start, when no slot waits. A parent counts as missing after `gap_timeout`.
     pub(super) fn new(gap_timeout: Duration) -> Self {
         Self { before: Duration::ZERO, present: None, gap_timeout }

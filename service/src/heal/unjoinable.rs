@@ -39,7 +39,7 @@ impl Growth {
 
     /// Looks at the newest kept slot. Returns whether it has been the newest one for too long, although the spool takes
     /// more.
-    pub(super) fn has_ended(&mut self, spool: &spool::Figures) -> bool {
+    pub(super) fn has_ended(&mut self, spool: &spool::SpoolFigures) -> bool {
         // ORDERING: Relaxed: statistics.
         let (slots, last_slot) = (spool.slots.load(Ordering::Relaxed), spool.last_slot.load(Ordering::Relaxed));
         if std::mem::replace(&mut self.last_slot, last_slot) != last_slot {
@@ -63,7 +63,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn kept_slots_that_nobody_continues_have_ended_unless_the_spool_takes_no_more() {
-        let spool = spool::Figures::default();
+        let spool = spool::SpoolFigures::default();
         let mut growth = Growth::begin();
         tokio::time::advance(GROWTH_WAIT).await;
         assert!(!growth.has_ended(&spool), "no slot is kept");

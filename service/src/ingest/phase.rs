@@ -25,7 +25,7 @@ use crate::readiness::Age;
 
 /// The standing of ingest-apply, published through `state`.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct StreamPhase {
     state: State,
     /// Whether a whole slot was applied since the start, the last gap and the last commit that had to wait.
     live: bool,
@@ -65,7 +65,7 @@ impl Role {
     }
 }
 
-impl Standing {
+impl StreamPhase {
     /// Creates the standing at the start: catching up, before the first connection.
     pub(super) fn new(state: State) -> Self {
         Self::of(Role::Apply, state)
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(state.clone());
+        let mut standing = StreamPhase::new(state.clone());
         standing.begin();
         assert!(!standing.reconnected(0));
         standing.committed(8, 0);
@@ -283,7 +283,7 @@ mod tests {
         let providers = ["a", "b"].map(str::to_owned);
         let state =
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
-        let mut standing = Standing::new(state.clone());
+        let mut standing = StreamPhase::new(state.clone());
         standing.begin();
         standing.reconnected(0);
         let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
@@ -311,7 +311,7 @@ mod tests {
         let providers = ["a", "b", "c"].map(str::to_owned);
         let state =
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
-        let (mut standing, mut lane) = (Standing::new(state.clone()), Standing::of_lane(state.clone()));
+        let (mut standing, mut lane) = (StreamPhase::new(state.clone()), StreamPhase::of_lane(state.clone()));
         let is_contradicted = || state.readiness.contradiction().is_some();
         standing.applied(7, Some(0));
         state.resume.set_slot(7);
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn a_commit_that_waits_is_told_and_the_next_slot_ends_it() {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(state.clone());
+        let mut standing = StreamPhase::new(state.clone());
         standing.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
         assert_eq!(state.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
         standing.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));

@@ -45,7 +45,7 @@ const TOKENS_MIN: u64 = 32;
 const TOKENS_SHARE: u64 = 10;
 
 /// The check of one connection's messages.
-pub(super) struct Intake<'a> {
+pub(super) struct MessageCheck<'a> {
     selection: Selection,
     commitment: Commitment,
     /// Index of the provider that the connection is to.
@@ -54,7 +54,7 @@ pub(super) struct Intake<'a> {
     tokens: Tokens,
 }
 
-impl<'a> Intake<'a> {
+impl<'a> MessageCheck<'a> {
     /// Begins with a new connection to the provider with the index `at`.
     pub(super) fn new(selection: Selection, commitment: Commitment, at: usize, state: &'a State) -> Self {
         state.overlay.forget_named();
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_child_is_no_further_above_its_parent_than_the_clock_allows_or_another_provider_says() {
         let state = state();
-        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        let take = |slot, parent| MessageCheck::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
         assert!(take(6000, 1000).is_ok() && take(900_000, 899_999).is_ok() && take(990, 3).is_ok());
         for slot in [6001, 1 << 39] {
             let gap = take(slot, 1000).unwrap_err();
@@ -229,7 +229,7 @@ mod tests {
         }
         assert!(take(1005, 3).is_ok(), "the assembler calls it a fork");
         let state = self::state();
-        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        let take = |slot, parent| MessageCheck::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
         state.readiness.slot_applied(Age::Known(std::time::Duration::from_secs(3600)));
         assert!(take(1000 + 5_000 + 12_000, 1000).is_ok() && take(1000 + 5_000 + 12_001 + 100, 1000).is_err());
         assert!(take(1 << 39, 1000).is_err(), "its own claim is no evidence");
@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn a_ladder_of_leaps_leads_no_further_than_one_and_an_honest_chain_may_skip_most_of_its_slots() {
         let state = self::state();
-        let take = |slot, parent, at| Intake::new(ALL, Commitment::Confirmed, at, &state).take(meta(slot, parent));
+        let take =
+            |slot, parent, at| MessageCheck::new(ALL, Commitment::Confirmed, at, &state).take(meta(slot, parent));
         // The block comes again after a break.
         assert!(take(5900, 1000, 0).is_ok() && take(5900, 1000, 0).is_ok());
         let gap = take(10_800, 5900, 0).unwrap_err();
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn the_first_slot_of_a_store_or_a_spool_without_a_base_is_no_further_above_its_parent_either() {
         let state = State::at(ChainCheckpoint::default()).with_providers(["a", "b"].map(str::to_owned));
-        let take = |slot, parent| Intake::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
+        let take = |slot, parent| MessageCheck::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
         assert!(take(1000, 999).is_ok() && take(6000, 1000).is_ok());
         let gap = take(1 << 39, 1000).unwrap_err();
         assert_eq!((gap.first_slot, gap.last_slot), (0, 0));
@@ -269,7 +270,7 @@ mod tests {
     fn a_false_slot_is_in_the_words_of_its_gap_alone_and_is_never_final() {
         let state = state();
         state.overlay.begin(Base { slot: 1000, blockhash: [1; 32] });
-        let mut intake = Intake::new(ALL, Commitment::Confirmed, 0, &state);
+        let mut intake = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
         for (slot, is_far) in [(u64::MAX, true), (1 << 40, true), (1005, false)] {
             let account = SubscribeUpdateAccount { slot, ..Default::default() };
             let gap = intake.take(update(UpdateOneof::Account(account))).unwrap_err();
@@ -292,14 +293,14 @@ mod tests {
         let state = state();
         let whole = [vec![9; 32], vec![1, 0]].concat();
         for (empty, with_data, is_refused) in [(31, 0, false), (32, 0, true), (1000, 112, false), (1000, 111, true)] {
-            let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+            let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
             let data = std::iter::repeat_n(Vec::new(), empty).chain(std::iter::repeat_n(whole.clone(), with_data));
             data.for_each(|data| assert!(intake.take(token(data)).is_ok()));
             let ended = intake.take(meta(1001, 1000));
             assert_eq!(ended.is_err(), is_refused, "{empty} {with_data}");
             assert!(ended.err().is_none_or(|gap| gap.detail.contains("leaves out the data of accounts")));
         }
-        let mut intake = Intake::new(ALL, Commitment::Confirmed, 0, &state);
+        let mut intake = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
         (0..1000).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
         assert!(intake.take(meta(1001, 1000)).is_ok(), "an extraction that asks for no data");
     }
@@ -314,14 +315,14 @@ mod tests {
             (mint(), None),
             (vec![9; 34], None),
         ] {
-            let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+            let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
             (0..1000).for_each(|_| assert!(intake.take(token(data.clone())).is_ok()));
             let ended = intake.take(meta(1001, 1000)).err().map(|gap| gap.detail);
             assert_eq!(ended.is_some(), words.is_some(), "{data:?}: {ended:?}");
             assert!(ended.zip(words).is_none_or(|(detail, words)| detail.contains(words)), "{data:?}");
         }
         let follow = Selection { follow: Follow::Wallets, ..TOKENS };
-        let mut intake = Intake::new(follow, Commitment::Confirmed, 0, &state);
+        let mut intake = MessageCheck::new(follow, Commitment::Confirmed, 0, &state);
         (0..1000).for_each(|_| assert!(intake.take(token(vec![9; 32])).is_ok()));
         assert!(intake.take(meta(1001, 1000)).is_ok(), "one slice is all that is asked for");
     }
@@ -330,7 +331,7 @@ mod tests {
     fn updates_with_data_do_not_hide_later_ones_without() {
         let state = state();
         let whole = [vec![9; 32], vec![1, 0]].concat();
-        let mut intake = Intake::new(TOKENS, Commitment::Confirmed, 0, &state);
+        let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
         (0..10_000).for_each(|_| assert!(intake.take(token(whole.clone())).is_ok()));
         assert!(intake.take(meta(1001, 1000)).is_ok());
         for slot in 1002..1004 {
