@@ -8,7 +8,6 @@
 //! its slots for a minute. Everything that is done is on disk: a start after a crash continues with the load and with
 //! the spool.
 
-use std::net;
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -26,21 +25,23 @@ use solana::ChainCheckpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use crate::base::chain::{Base, Gap, Phase};
 use crate::base::failed::Failed;
 use crate::base::stop::SHUTDOWN_TIMEOUT;
 use crate::config::Config;
-use crate::ingest;
+use crate::ingest::State;
 use crate::ingest::extract::Extract;
+use crate::ingest::provider;
 use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::spooling::{SpoolConfig, Spooling};
 use crate::overlay::Overlay;
 use crate::pages::dashboard::{Identity, Sampler};
 use crate::pages::handles::Handles;
 use crate::pages::http::{self, Hosts, HttpState};
+use crate::readiness::Readiness;
 use crate::spool;
 use crate::store::{self, StoreSettings};
 use crate::systemd;
@@ -51,13 +52,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Time for the sampling thread to end.
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// Figures of this phase, which the pages of the later one show as well.
-#[derive(Clone, Debug, Default)]
+/// State of this phase, which the pages of the later one show as well.
+#[derive(Clone, Debug)]
 pub(crate) struct Shown {
     /// The load of the store from an archive.
     pub load: Seen,
     /// The spool of the stream's slots.
     pub spool: Arc<spool::SpoolFigures>,
+    /// The ingest before there is a store. Its figures and providers are those of the later one.
+    pub ingest: State,
 }
 
 /// Checks the directory of a store that is still to be loaded, its archives and the room on its disk, as far as that can be
@@ -99,10 +102,22 @@ pub(crate) async fn load(
     http: TcpListener,
     asked: impl Future<Output = &'static str>,
 ) -> Result<Option<Spooling>, Failed> {
+    let pages = Pages::open(config, shown, http)?;
+    let loaded = load_shown(config, stream, shown, &pages, asked).await;
+    pages.close().await;
+    loaded
+}
+
+/// Loads as [`load`] does, and shows the progress on these pages.
+async fn load_shown(
+    config: &Config,
+    stream: ReceiveConfig,
+    shown: &Shown,
+    pages: &Pages,
+    asked: impl Future<Output = &'static str>,
+) -> Result<Option<Spooling>, Failed> {
     let (stop, mut asked, mut looks) = (Stop::without_handlers(), pin!(asked), interval(LOOK_EVERY));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let http = http.into_std().context("cannot share the socket of HTTP")?;
-    let pages = Pages::open(config, None, shown, &http)?;
     // The load takes the directory again. Until then others learn that it is taken.
     let held = engines::hold(&config.store.dir)?;
     let mut opening = pin!(archive_slot(config, shown.load.clone()));
@@ -119,15 +134,13 @@ pub(crate) async fn load(
             _ = looks.tick() => pages.show(&waiting(shown).unwrap_or_else(|| "opening the archive".to_owned())),
         }
     };
-    pages.close().await;
     drop(held);
     let Some(slot) = opened.transpose()? else { return Ok(None) };
     make_way(&spool::dir_of(&config.store.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
     let spooling = follow(config, Some(base), stream.clone(), shown)?;
     let loading = start_load(config, shown.load.clone(), stop.clone())?;
-    let load = Load { config, slot, stream, shown, http };
-    load.watch(spooling, loading, stop, asked).await
+    Load { config, slot, stream, shown, pages }.watch(spooling, loading, stop, asked, looks).await
 }
 
 /// A load that is under way.
@@ -137,7 +150,7 @@ struct Load<'a> {
     slot: u64,
     stream: ReceiveConfig,
     shown: &'a Shown,
-    http: net::TcpListener,
+    pages: &'a Pages,
 }
 
 impl Load<'_> {
@@ -148,11 +161,9 @@ impl Load<'_> {
         mut loading: oneshot::Receiver<Result<bool>>,
         stop: Stop,
         mut asked: Pin<&mut impl Future<Output = &'static str>>,
+        mut looks: Interval,
     ) -> Result<Option<Spooling>, Failed> {
-        let Self { config, slot, shown, http, .. } = &self;
-        let mut looks = interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pages = Pages::open(config, Some(&spooling), shown, http)?;
+        let Self { config, slot, shown, pages, .. } = &self;
         let (begun, mut lacking, mut deadline) = (Instant::now(), None::<Gap>, None);
         let loaded = loop {
             tokio::select! {
@@ -170,8 +181,6 @@ impl Load<'_> {
                             deadline = Some(Instant::now() + SHUTDOWN_TIMEOUT);
                         } else {
                             spooling = self.begin_anew(spooling, &gap).await?;
-                            pages.close().await;
-                            pages = Pages::open(config, Some(&spooling), shown, http)?;
                         }
                         lacking = Some(gap);
                     }
@@ -182,7 +191,6 @@ impl Load<'_> {
                 }
             }
         };
-        pages.close().await;
         match lacking {
             // A store that is whole stands before a gap as any other store does.
             Some(gap) if !config.store.heals() && !matches!(loaded, Ok(true)) => Err(self.lacks(&gap)),
@@ -250,8 +258,7 @@ fn make_way(dir: &Path, slot: u64) -> Result<()> {
 /// Follows the stream into the spool, which begins after `base`, or with the stream's next slot.
 pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
     let (dir, bytes_max) = (spool::dir_of(&config.store.dir), config.store.spool_max_bytes.as_u64());
-    let settings = SpoolConfig { dir, bytes_max, limits: config.readiness };
-    Spooling::start(settings, base, stream, Arc::clone(&shown.spool))
+    Spooling::start(SpoolConfig { dir, bytes_max }, base, stream, Arc::clone(&shown.spool), &shown.ingest)
 }
 
 /// Starts the thread `load`. It is no task of the runtime, because a runtime's end waits for such tasks.
@@ -286,7 +293,7 @@ fn waiting(shown: &Shown) -> Option<String> {
 
 /// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
 fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
-    let Shown { load, spool } = shown;
+    let Shown { load, spool, .. } = shown;
     let read = shown.read(begun);
     let mut text = format!(
         "archive of slot={slot}: read {read}, versions={} pairs={}; {}",
@@ -303,7 +310,7 @@ fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, l
             "; the stream lacks the slots from {first_slot} to {last_slot}, which heal_from brings later"
         ));
     }
-    let trouble = spool.stopped().or_else(|| spooling.state().readiness.verdict().not_ready);
+    let trouble = spool.stopped().or_else(|| Readiness::of(spooling.state()).verdict().not_ready);
     if let Some(trouble) = trouble {
         text.push_str(&format!("; stream: {trouble}"));
     }
@@ -311,6 +318,14 @@ fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, l
 }
 
 impl Shown {
+    /// Returns the state at the start of a service: nothing is loaded, kept or followed.
+    pub(crate) fn at_start(config: &Config) -> Self {
+        let checkpoint = ChainCheckpoint::default();
+        let names = config.stream.providers().into_iter().map(|provider| provider::shown(&provider.url));
+        let ingest = State::new(checkpoint, Overlay::new(&checkpoint, false, false), config.readiness);
+        Self { load: Seen::default(), spool: Arc::default(), ingest: ingest.with_providers(names) }
+    }
+
     /// Describes how much of the archive is read since `begun`, at which rate, and the time that is left.
     pub(crate) fn read(&self, begun: Instant) -> String {
         let (read_bytes, size) = (self.load.read_bytes(), ByteSize::b);
@@ -340,25 +355,17 @@ fn pace(read_bytes: u64, all_bytes: u64, begun: Instant) -> String {
 
 /// The pages of HTTP during the load.
 struct Pages {
-    state: ingest::State,
+    state: State,
     sampler: Sampler,
     close: oneshot::Sender<()>,
     served: JoinHandle<()>,
 }
 
 impl Pages {
-    /// Opens the pages on a copy of this socket. There is no spool before the archive's slot is known.
-    fn open(config: &Config, spooling: Option<&Spooling>, shown: &Shown, http: &net::TcpListener) -> Result<Self> {
-        let listener = http.try_clone().and_then(TcpListener::from_std).context("cannot share the socket of HTTP")?;
-        let checkpoint = ChainCheckpoint::default();
-        let overlay = Overlay::new(&checkpoint, false, false);
-        let mut state = ingest::State::new(checkpoint, overlay, config.readiness);
-        // The receiver of the spool counts and judges for these pages.
-        if let Some(spooling) = spooling {
-            state.figures = Arc::clone(&spooling.state().figures);
-            state.providers = Arc::clone(&spooling.state().providers);
-        }
-        state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
+    /// Opens the pages on this socket.
+    fn open(config: &Config, shown: &Shown, listener: TcpListener) -> Result<Self> {
+        let state = shown.ingest.clone();
+        state.progress.set_phase(Phase::Loading("beginning".to_owned()));
         let label = config.engine.options().label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
         let latency = Latency::new(label);
@@ -378,7 +385,7 @@ impl Pages {
     }
 
     fn show(&self, progress: &str) {
-        self.state.readiness.set_phase(Phase::Loading(progress.to_owned()));
+        self.state.progress.set_phase(Phase::Loading(progress.to_owned()));
         systemd::loading(&format!("not ready: loading: {progress}"));
     }
 

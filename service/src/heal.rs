@@ -1,5 +1,5 @@
 //! Brings the store to the slot of a snapshot archive by the differences alone, because slots are missing that no
-//! server has, or because the store stands at a block that its providers contradict.
+//! server has, or because its providers contradict the store's block.
 //!
 //! Owns: when a store has to be healed, the choice of an archive, and the order of spool, comparison, differences and
 //! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the
@@ -52,7 +52,7 @@ use solana::ChainCheckpoint;
 use solana::archive::is_url;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::block_in_place;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::base::chain::{Base, Phase};
@@ -70,9 +70,11 @@ use archives::{Archives, Found, Search, Sources};
 use comparison::{Comparison, both_named, joined, progress};
 use needed_space::NeededSpace;
 pub(crate) use newest_changes::NewestChanges;
-pub(crate) use reason::{PATIENCE, needed};
+#[cfg(test)]
+pub(crate) use reason::PATIENCE;
+pub(crate) use reason::needed;
 use search::Failing;
-use unjoinable::{Growth, far_before};
+use unjoinable::{SpoolWatch, far_before};
 
 /// Name of the directory within the store's in which archives are sorted.
 const HEAL_DIR: &str = "heal";
@@ -110,19 +112,9 @@ enum Step {
     /// No archive can be used now.
     Waits,
     Compared(Box<Compared>),
-    /// The archive's block is another one than that of the kept slots.
-    OtherChain,
-    /// The spool takes no more slots, and every archive that can be used is newer than its last one.
-    Spent,
-    /// The kept slots are far ahead of this other provider's newest one, so that no archive may ever reach them.
-    FarAhead(usize),
-}
-
-/// Reason why no archive can be used now.
-enum Lack {
-    /// Every archive that could be used is ahead of the stream. This is the lowest of their slots.
-    Ahead(u64),
-    None,
+    /// No archive will ever join the kept slots, for this reason: the newest slots of the provider with this index are kept
+    /// instead.
+    Drops(&'static str, usize),
 }
 
 /// Differences that were found, the state of the store before them, and its state after them.
@@ -163,70 +155,37 @@ impl Healer {
         state: &State,
         mut stopped: watch::Receiver<bool>,
     ) -> Result<Option<Replay>, Stopped> {
-        let tell = |text: String| state.readiness.set_phase(Phase::Healing(text));
-        let mut broken_since: Option<Instant> = None;
-        let mut growth = Growth::begin();
-        let contradiction = state.readiness.contradiction();
+        let show = |text: String| state.progress.set_phase(Phase::Healing(text));
+        let mut watch = SpoolWatch::begin();
+        let contradiction = state.progress.contradiction();
         info!(
             slot = state.published.slot(),
             contradiction = contradiction.as_ref().map(|of| of.gap.detail.as_str()),
             "healing begins: the store goes to the slot of a snapshot archive"
         );
         loop {
-            // A spool with a gap of its own ends there, so no archive that comes now can join it.
-            let is_broken = spooling.as_ref().is_some_and(|spool| spool.state().readiness.verdict().gap.is_some());
-            broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
-            let is_lasting = broken_since.is_some_and(|since| since.elapsed() >= PATIENCE);
-            if let Some(broken) = spooling.take_if(|_| is_lasting) {
-                warn!("the kept slots have a gap of their own: they are dropped, and the newest slots are kept");
-                broken.discard().await;
-            }
-            if let Some(stale) = spooling.take_if(|_| growth.has_ended(&self.shown.spool)) {
-                warn!("nobody brings the slots after the kept ones: they are dropped, and the newest slots are kept");
-                growth = Growth::begin();
-                stale.discard().await;
-            }
             let begun = spooling.take().map_or_else(|| self.begin_spool(stream), Ok);
             match begun {
-                Ok(spool) => match self.step(&spool, state, &tell, &mut stopped).await? {
+                Ok(spool) => match self.step(&spool, &mut watch, state, &show, &mut stopped).await? {
                     Step::Compared(heal) => {
-                        if self.apply(heal, messages, state, &tell).await? {
+                        if self.apply(heal, messages, state, &show).await? {
                             self.provider = followed(&spool);
                             return Ok(self.replay(spool, state).await);
                         }
                         spooling = Some(spool);
                     }
-                    Step::OtherChain if stream.providers.len() > 1 => {
-                        self.provider = (followed(&spool) + 1) % stream.providers.len();
-                        warn!(
-                            provider = state.providers.name(self.provider),
-                            "the archive and the kept slots are of two chains: the slots of the next provider are kept, and \
-                             only an archive that agrees with them is used"
-                        );
+                    Step::Drops(why, provider) => {
+                        self.provider = provider;
+                        let provider = state.providers.name(provider);
+                        warn!(provider, "{why}: they are dropped, and the provider's newest slots are kept");
+                        watch = SpoolWatch::begin();
                         spool.discard().await;
                     }
-                    Step::FarAhead(other) => {
-                        self.provider = other;
-                        warn!(
-                            provider = state.providers.name(other),
-                            "the kept slots are far ahead of another provider's newest one, and no archive reaches them: the \
-                             slots of that provider are kept, and only an archive that agrees with them is used"
-                        );
-                        spool.discard().await;
-                    }
-                    // The spool lacks the slot of each archive, so nothing shows whether an archive is of the stream's
-                    // chain.
-                    Step::Spent => {
-                        warn!(
-                            "the kept slots end before every archive: they are dropped, and the newest slots are kept"
-                        );
-                        spool.discard().await;
-                    }
-                    Step::OtherChain | Step::Waits => spooling = Some(spool),
+                    Step::Waits => spooling = Some(spool),
                 },
                 Err(failed) => {
                     error!(error = format!("{failed:#}"), "the stream cannot be kept on disk");
-                    tell(format!("the stream cannot be kept on disk: {failed:#}"));
+                    show(format!("the stream cannot be kept on disk: {failed:#}"));
                 }
             }
             pause(SEARCH_EVERY, &mut stopped).await?;
@@ -253,61 +212,63 @@ impl Healer {
     async fn step(
         &mut self,
         spooling: &Spooling,
+        watch: &mut SpoolWatch,
         state: &State,
-        tell: &impl Fn(String),
+        show: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Step, Stopped> {
+        if let Some(why) = watch.has_ended(spooling.state().progress.gap().is_some(), &self.shown.spool) {
+            return Ok(Step::Drops(why, self.provider));
+        }
         let spool = Arc::clone(&self.shown.spool);
-        let tell = &|text: String| {
-            mirror(spooling.state(), state);
+        let show = &|text: String| {
             let kept = spool.stopped().map(|why| format!("; the stream is no longer kept: {why}"));
-            let trouble = spooling.state().readiness.trouble().map(|why| format!("; stream: {why}"));
-            let contradiction = state.readiness.contradiction();
+            let trouble = state.providers.trouble().map(|why| format!("; stream: {why}"));
+            let contradiction = state.progress.contradiction();
             let contradiction =
                 contradiction.map(|of| format!("; the store's chain is contradicted: {}", of.gap.detail));
-            tell([text].into_iter().chain([kept, trouble, contradiction].into_iter().flatten()).collect());
+            show([text].into_iter().chain([kept, trouble, contradiction].into_iter().flatten()).collect());
         };
         let first = match spooling.base() {
             Ok(Some(base)) => base.slot,
-            Ok(None) => {
-                tell("waiting for the next slot of the stream".to_owned());
-                return Ok(Step::Waits);
-            }
-            Err(failed) => {
-                tell(format!("{failed:#}"));
+            none => {
+                let waits = |_| "waiting for the next slot of the stream".to_owned();
+                show(none.map_or_else(|failed| format!("{failed:#}"), waits));
                 return Ok(Step::Waits);
             }
         };
-        let is_contradicted = state.readiness.contradiction().is_some();
+        let is_contradicted = state.progress.contradiction().is_some();
         let base_max = match is_contradicted {
             true => Err("a provider has contradicted the store's chain".to_owned()),
             false => self.newest(state).map(|newest| newest.base_max),
         };
         let wanted = self.refusals.wanted(first, &state.published.checkpoint(), base_max);
-        let search = self.search(&wanted, tell, stopped).await?;
+        let search = self.search(&wanted, show, stopped).await?;
         self.failing.note(&search, state.published.slot().unwrap_or(0), &state.healing);
         let (found, to) = match self.choose(&wanted, &search, spooling, state) {
             Ok(chosen) => chosen,
-            Err(Lack::Ahead(slot)) if spool.stopped().is_some() => {
+            Err(Some(slot)) if spool.stopped().is_some() => {
                 info!(slot, "the newest archive is newer than the kept slots, which have ended");
-                return Ok(Step::Spent);
+                return Ok(Step::Drops("the kept slots end before every archive", self.provider));
             }
-            Err(Lack::Ahead(slot)) => {
+            Err(Some(slot)) => {
                 let needed_slot = wanted.slot;
-                tell(format!("waiting for the stream to reach the archive's slot={slot} needed_slot={needed_slot}"));
+                show(format!("waiting for the stream to reach the archive's slot={slot} needed_slot={needed_slot}"));
                 return Ok(Step::Waits);
             }
-            Err(Lack::None) => {
-                tell(self.refusals.lack(&wanted, &search));
+            Err(None) => {
+                show(self.refusals.lack(&wanted, &search));
                 let store_slot = state.published.slot().unwrap_or(0);
                 let others = (0..).take(self.config.stream.geyser.len()).filter(|at| *at != followed(spooling));
                 let newest_slots = others.filter_map(|at| Some((at, state.providers.newest_slot(at)?)));
-                return Ok(far_before(first, store_slot, newest_slots).map_or(Step::Waits, Step::FarAhead));
+                let why = "the kept slots are far ahead of another provider's newest one, and no archive reaches them";
+                let other = far_before(first, store_slot, newest_slots);
+                return Ok(other.map_or(Step::Waits, |other| Step::Drops(why, other)));
             }
         };
         let from = **state.published.checkpoint();
         let compared = match self.taken_back(&found, state) {
-            Ok(newest) => self.compare(&found, to, newest, tell, stopped).await?,
+            Ok(newest) => self.compare(&found, to, newest, show, stopped).await?,
             Err(why) => Err(anyhow::Error::msg(why)),
         };
         let compared = compared.and_then(|(differences, blockhash)| {
@@ -318,34 +279,33 @@ impl Healer {
         });
         Ok(match compared {
             // An incremental archive alone is not enough for a store that is contradicted meanwhile.
-            Ok(_) if !is_contradicted && state.readiness.contradiction().is_some() => Step::Waits,
+            Ok(_) if !is_contradicted && state.progress.contradiction().is_some() => Step::Waits,
             Ok((to, room, differences)) => Step::Compared(Box::new(Compared { from, to, differences, room })),
-            Err(failed) => self.step_after(failed, &found, state),
+            Err(failed) => {
+                let (failed, is_other_chain) = match failed.downcast::<OtherChain>() {
+                    Ok(other_chain) => (other_chain.into(), true),
+                    Err(failed) => (failed, false),
+                };
+                self.refuse(&found, &failed, state);
+                let providers = self.config.stream.geyser.len();
+                if providers < 2 || !is_other_chain {
+                    return Ok(Step::Waits);
+                }
+                let why = "the archive and the kept slots are of two chains";
+                Step::Drops(why, (followed(spooling) + 1) % providers)
+            }
         })
     }
 
-    /// Returns the step that the failed comparison with an archive leads to.
-    fn step_after(&mut self, failed: anyhow::Error, found: &Found, state: &State) -> Step {
-        match failed.downcast::<OtherChain>() {
-            Ok(other_chain) => {
-                self.refuse(found, &other_chain.into(), state);
-                Step::OtherChain
-            }
-            Err(failed) => {
-                self.refuse(found, &failed, state);
-                Step::Waits
-            }
-        }
-    }
-
-    /// Chooses the best archive whose slot is among the kept ones, and returns it with its block as the stream has told it.
+    /// Chooses the best archive whose slot is among the kept ones, and returns it with the stream's block of that slot.
+    /// The error is the lowest slot of the archives that are ahead of the stream, if there are any.
     fn choose(
         &mut self,
         wanted: &Wanted,
         search: &Search,
         spooling: &Spooling,
         state: &State,
-    ) -> Result<(Found, Base), Lack> {
+    ) -> Result<(Found, Base), Option<u64>> {
         let mut ahead = None;
         for found in wanted.candidates(search) {
             match block_in_place(|| spooling.find(found.slot)) {
@@ -354,7 +314,7 @@ impl Healer {
                 Err(failed) => self.refuse(&found, &failed, state),
             }
         }
-        Err(ahead.map_or(Lack::None, Lack::Ahead))
+        Err(ahead)
     }
 
     /// Notes that an archive cannot be used.
@@ -366,7 +326,7 @@ impl Healer {
             error = format!("{failed:#}"),
             "the archive cannot be used: nothing was changed, and a newer one is waited for"
         );
-        state.readiness.set_phase(Phase::Healing(why));
+        state.progress.set_phase(Phase::Healing(why));
     }
 
     /// Returns the changes of the store that these archives take back; `None` if they have every account.
@@ -406,7 +366,7 @@ impl Healer {
         found: &Found,
         to: Base,
         newest: Option<Arc<NewestChanges>>,
-        tell: &impl Fn(String),
+        show: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Result<(Differences, [u8; 32])>, Stopped> {
         info!(slot = found.slot, archive = shown(found.newest()), "the store is compared with a snapshot archive");
@@ -437,7 +397,7 @@ impl Healer {
                     timeout(STOP_GRACE, has_ended).await.ok();
                     return Err(Stopped);
                 }
-                () = sleep(LOOK_EVERY) => tell(progress(found.slot, &self.shown, begun)),
+                () = sleep(LOOK_EVERY) => show(progress(found.slot, &self.shown, begun)),
             }
         }
     }
@@ -448,7 +408,7 @@ impl Healer {
         compared: Box<Compared>,
         messages: &mpsc::Sender<Message>,
         state: &State,
-        tell: &impl Fn(String),
+        show: &impl Fn(String),
     ) -> Result<bool, Stopped> {
         let Compared { from, to, differences, room } = *compared;
         let (left, words) = (differences.left(), room.words());
@@ -456,7 +416,7 @@ impl Healer {
         // ORDERING: Relaxed: statistics.
         state.healing.differences.store(left, Ordering::Relaxed);
         state.healing.applied.store(0, Ordering::Relaxed);
-        tell(format!("applying differences={left} to reach slot={}{words}", to.slot));
+        show(format!("applying differences={left} to reach slot={}{words}", to.slot));
         let (done, mut is_done) = oneshot::channel();
         let heal = Message::Heal(Box::new(Heal { differences, from, to, fits_feed: room.fits_feed, done }));
         messages.send(heal).await.map_err(|_| Stopped)?;
@@ -469,12 +429,12 @@ impl Healer {
                 },
                 () = sleep(LOOK_EVERY) => {
                     let applied = state.healing.applied.load(Ordering::Relaxed);
-                    tell(format!("applied={applied} of differences={left} to reach slot={}{words}", to.slot));
+                    show(format!("applied={applied} of differences={left} to reach slot={}{words}", to.slot));
                 }
             }
         }
         // No other message is under way that could have published a later phase.
-        state.readiness.set_phase(Phase::CatchingUp);
+        state.progress.set_phase(Phase::CatchingUp);
         count(&state.healing.healed, 1);
         info!(slot = to.slot, differences = left, "the store is healed: the slots after the archive's are next");
         remove(&heal_dir(&self.config.store.dir));
@@ -506,14 +466,6 @@ pub(crate) fn unlisted(config: &Config) -> Vec<String> {
 /// Index of the provider whose slots the spool keeps.
 fn followed(spooling: &Spooling) -> usize {
     *spooling.state().providers.followed().borrow()
-}
-
-/// Shows the stream as the spool's receiver sees it, because no other one is connected.
-fn mirror(spool: &State, shown: &State) {
-    shown.mirror(spool);
-    if let Some(newest) = spool.readiness.newest_slot() {
-        shown.readiness.set_newest_slot(newest);
-    }
 }
 
 /// Returns a location without the secrets of a URL.

@@ -35,6 +35,7 @@ pub use base::chain::Base;
 pub use base::pulse::Pulses;
 pub use config::Settings;
 pub use feed::{Change, FeedWriter, SubscriberLimits, Workers};
+pub use ingest::ReadinessSettings;
 pub use lookups::{LookupThreads, Lookups};
 pub use net::Access;
 pub use net::limit::ConnectionLimits;
@@ -42,13 +43,15 @@ pub use net::socket::SocketAccess;
 pub use overlay::Overlay;
 pub use pages::handles::Handles;
 pub use pages::metrics::catalogue;
-pub use readiness::ReadinessSettings;
 pub use shm::{ShmServer, ShmState};
 
-// Entry points of the fuzz targets, as `ingest::fuzzing` is.
+// Entry points of the fuzz targets, which only their build has, as `ingest::fuzzing` is.
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use feed::fuzzing::log as fuzz_feed;
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use processed::fuzzing::banks as fuzz_banks;
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use spool::fuzzing::file as fuzz_spool;

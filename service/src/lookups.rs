@@ -234,9 +234,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::ingest;
+    use crate::ingest::ReadinessSettings;
     use crate::overlay::Overlay;
     use crate::pages::handles::Handles;
-    use crate::readiness::ReadinessSettings;
 
     /// A pool on a store with key `[1; 32]` at slot 7, of an engine in this build.
     pub(crate) struct Pool {

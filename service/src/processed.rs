@@ -9,6 +9,8 @@
 //! second later.
 
 mod convert;
+#[cfg(any(test, fuzzing))]
+#[path = "processed/tests/fuzzing.rs"]
 pub(crate) mod fuzzing;
 mod receive;
 

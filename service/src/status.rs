@@ -19,7 +19,7 @@ pub struct Status {
     /// Label of the engine, as answers and metrics name it.
     pub engine: &'static str,
     pub published: Arc<Published>,
-    pub readiness: Arc<Readiness>,
+    pub readiness: Readiness,
     pub ingest: Arc<IngestFigures>,
     pub providers: Arc<Providers>,
 }
@@ -30,7 +30,7 @@ impl Status {
         Self {
             engine,
             published: Arc::clone(&state.published),
-            readiness: Arc::clone(&state.readiness),
+            readiness: Readiness::of(state),
             ingest: Arc::clone(&state.figures),
             providers: Arc::clone(&state.providers),
         }

@@ -208,19 +208,19 @@ mod tests {
     use super::*;
     use crate::base::chain::Gap;
     use crate::ingest;
-    use crate::readiness::Age;
+    use crate::ingest::progress::Age;
 
     #[test]
     fn every_state_has_its_line() {
         let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
         let of = Status::new("redb", &ingest::State::at(checkpoint));
-        let set = |phase| of.readiness.set_phase(phase);
+        let set = |phase| of.readiness.state.progress.set_phase(phase);
         assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups continue, at slot 7");
         of.ingest.subscriptions.store(1, Ordering::Relaxed);
-        of.readiness.set_newest_slot(9);
+        of.readiness.state.providers.set_newest_slot(0, 9);
         set(Phase::CatchingUp);
         assert_eq!(describe(&of), "not ready: catching up with the stream: replaying, slot 7 of 9");
-        of.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
+        of.readiness.state.progress.slot_applied(Age::Known(Duration::from_millis(20)));
         set(Phase::Live);
         assert_eq!(describe(&of), "live at slot 7, lag 20 ms");
         of.ingest.subscriptions.store(0, Ordering::Relaxed);
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(line.due(&of, start + LOOK_EVERY), None);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
         of.ingest.subscriptions.store(1, Ordering::Relaxed);
-        of.readiness.set_phase(Phase::CatchingUp);
+        of.readiness.state.progress.set_phase(Phase::CatchingUp);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
     }
 }

@@ -95,8 +95,8 @@ pub struct Gap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction {
     pub gap: Gap,
-    /// Index of the provider that had brought the newest slot, whose word stands against the other's. `None` if it is not
-    /// known: then it is the first one that goes on with the store's chain.
+    /// Index of the provider that had brought the newest slot, which the contradiction is of. `None` if it is not known:
+    /// then it is the first one that goes on with the store's chain.
     pub accused: Option<usize>,
 }
 

@@ -13,11 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::setting::{Given, settings};
 use crate::feed::FeedGiven;
-use crate::ingest::{CommitGiven, ReceiveGiven, StreamGiven};
+use crate::ingest::{CommitGiven, ReadinessGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
 use crate::net::limit::ConnectionGiven;
 use crate::net::{AccessGiven, GrpcGiven, HttpGiven, ShmGiven};
-use crate::readiness::ReadinessGiven;
 use crate::store::{EngineGiven, EngineUseGiven, StoreGiven};
 
 /// Makes, from the list of groups, the settings that are given, the configuration, and the way from one to the other.

@@ -11,6 +11,8 @@
 
 mod dump;
 mod filter;
+#[cfg(any(test, fuzzing))]
+#[path = "tests/fuzzing.rs"]
 pub(crate) mod fuzzing;
 mod history;
 mod lost;

@@ -119,7 +119,7 @@ impl RefusedArchives {
 }
 
 impl Wanted {
-    /// Whether an archive can be used as far as its name tells.
+    /// Whether an archive can be used by its name.
     pub(super) fn takes(&self, found: &Found) -> bool {
         let rests = self.resting.get(found.newest()).is_some_and(|state| *state == found.state);
         found.slot >= self.slot && self.is_wide_enough(found) && !rests

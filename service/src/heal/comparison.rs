@@ -123,15 +123,15 @@ fn check_vanished(vanished: u64, stored_pairs: u64) -> Result<()> {
 /// # Errors
 /// [`OtherChain`].
 pub(super) fn joined(stream: Base, archive: [u8; 32]) -> Result<Base> {
-    let (told, named) = (known(stream.blockhash), known(archive));
-    if let Some((stream_blockhash, archive)) = told.zip(named).filter(|(told, named)| told != named) {
+    let (sent, named) = (known(stream.blockhash), known(archive));
+    if let Some((stream_blockhash, archive)) = sent.zip(named).filter(|(sent, named)| sent != named) {
         return Err(OtherChain { slot: stream.slot, archive, stream: stream_blockhash }.into());
     }
-    Ok(Base { blockhash: told.or(named).unwrap_or_default(), ..stream })
+    Ok(Base { blockhash: sent.or(named).unwrap_or_default(), ..stream })
 }
 
-/// Checks that the stream and the archive both name a block of the archive's slot. A store that a provider contradicts goes
-/// nowhere at the word of one source.
+/// Checks that the stream and the archive both name a block of the archive's slot. One source alone
+/// does not change a store that a provider contradicts.
 ///
 /// # Errors
 /// One of them names none.

@@ -64,10 +64,10 @@ impl Reason {
     }
 
     fn of(state: &State) -> Option<Self> {
-        match state.readiness.phase() {
+        match state.progress.phase() {
             Phase::Gap(gap) => Some(if gap.contradicts { Self::Contradicted } else { Self::Missing }),
             Phase::CatchingUp | Phase::Live => {
-                state.readiness.contradiction().map(|_| Self::Silence { slot: state.published.slot() })
+                state.progress.contradiction().map(|_| Self::Silence { slot: state.published.slot() })
             }
             // A commit that waits is no silence.
             Phase::NoSpace(_) | Phase::CommitWaits(_) | Phase::Starting | Phase::Loading(_) | Phase::Healing(_) => None,
@@ -104,13 +104,13 @@ mod tests {
     async fn missing_slots_wait_for_a_takeover_and_a_contradiction_for_a_decision() {
         let state = State::at(at(7));
         assert_eq!(seconds(&state).await, None, "nothing is missing");
-        state.readiness.set_phase(Phase::Gap(gap(false)));
+        state.progress.set_phase(Phase::Gap(gap(false)));
         assert_eq!(seconds(&state).await, Some(5));
-        state.readiness.set_phase(Phase::Gap(gap(true)));
+        state.progress.set_phase(Phase::Gap(gap(true)));
         assert_eq!(seconds(&state).await, Some(25));
         let by_turns = async {
             for turn in 0..1000 {
-                state.readiness.set_phase(Phase::Gap(gap(turn % 2 == 0)));
+                state.progress.set_phase(Phase::Gap(gap(turn % 2 == 0)));
                 sleep(Duration::from_secs(3)).await;
             }
         };
@@ -119,19 +119,19 @@ mod tests {
             () = by_turns => None,
         };
         assert_eq!(healed, Some(25), "a contradiction, although the last provider lacks slots");
-        state.readiness.set_phase(Phase::CatchingUp);
+        state.progress.set_phase(Phase::CatchingUp);
         assert_eq!(seconds(&state).await, None, "a slow stream");
-        state.readiness.set_contradiction(&gap(true), None);
+        state.progress.contradict(&gap(true), None);
         assert_eq!(seconds(&state).await, Some(600), "the trusted providers bring nothing");
-        state.readiness.set_phase(Phase::NoSpace("full".to_owned()));
+        state.progress.set_phase(Phase::NoSpace("full".to_owned()));
         assert_eq!(seconds(&state).await, None, "an archive brings no room");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_goes_on_is_not_healed_whatever_a_provider_says() {
         let state = State::at(at(7));
-        state.readiness.set_phase(Phase::Live);
-        state.readiness.set_contradiction(&gap(true), Some(0));
+        state.progress.set_phase(Phase::Live);
+        state.progress.contradict(&gap(true), Some(0));
         let goes_on = async {
             for slot in 8..100 {
                 sleep(Duration::from_secs(400)).await;

@@ -67,7 +67,7 @@ impl Healer {
         let mut pause = FIRST_AFTER;
         loop {
             sleep(pause).await;
-            while matches!(state.readiness.phase(), Phase::Gap(_)) {
+            while matches!(state.progress.phase(), Phase::Gap(_)) {
                 sleep(LOOK_EVERY).await;
             }
             let searched = self.begin_search(|_| false).await;
@@ -82,7 +82,7 @@ impl Healer {
     pub(super) async fn search(
         &mut self,
         wanted: &Wanted,
-        tell: &impl Fn(String),
+        show: &impl Fn(String),
         stopped: &mut watch::Receiver<bool>,
     ) -> Result<Search, Stopped> {
         let wanted = wanted.clone();
@@ -94,7 +94,7 @@ impl Healer {
             tokio::select! {
                 searched = &mut asked => return Ok(self.end_search(searched)),
                 () = until(stopped) => return Err(Stopped),
-                () = sleep(LOOK_EVERY) => tell("waiting for the answer of a server in heal_from".to_owned()),
+                () = sleep(LOOK_EVERY) => show("waiting for the answer of a server in heal_from".to_owned()),
             }
         }
     }

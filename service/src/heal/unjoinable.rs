@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::{Duration, Instant};
 
-use crate::spool;
+use super::reason::PATIENCE;
+use crate::spool::SpoolFigures;
 
 /// Number of slots, an hour's, by which the slots of one chain's providers never differ. Slots that are further ahead than
 /// this may be of another chain, whose archives never come.
@@ -26,26 +27,34 @@ pub(super) fn far_before(
     newest_slots.into_iter().find(|(_, newest)| is_far(*newest)).map(|(at, _)| at)
 }
 
-/// The growth of a spool.
-pub(super) struct Growth {
+/// The kept slots of one spool over time.
+pub(super) struct SpoolWatch {
+    /// Time since which the spool has a gap of its own, if it has one.
+    broken_since: Option<Instant>,
     last_slot: u64,
-    since: Instant,
+    grown_at: Instant,
 }
 
-impl Growth {
+impl SpoolWatch {
     pub(super) fn begin() -> Self {
-        Self { last_slot: 0, since: Instant::now() }
+        Self { broken_since: None, last_slot: 0, grown_at: Instant::now() }
     }
 
-    /// Looks at the newest kept slot. Returns whether it has been the newest one for too long, although the spool takes
-    /// more.
-    pub(super) fn has_ended(&mut self, spool: &spool::SpoolFigures) -> bool {
+    /// Looks at the spool, which `is_broken` if it has a gap of its own. Returns the reason if no slot has come after the
+    /// newest one for too long, although the spool takes more.
+    pub(super) fn has_ended(&mut self, is_broken: bool, spool: &SpoolFigures) -> Option<&'static str> {
+        self.broken_since = is_broken.then(|| self.broken_since.unwrap_or_else(Instant::now));
         // ORDERING: Relaxed: statistics.
         let (slots, last_slot) = (spool.slots.load(Ordering::Relaxed), spool.last_slot.load(Ordering::Relaxed));
         if std::mem::replace(&mut self.last_slot, last_slot) != last_slot {
-            self.since = Instant::now();
+            self.grown_at = Instant::now();
         }
-        slots > 0 && spool.stopped().is_none() && self.since.elapsed() >= GROWTH_WAIT
+        if self.broken_since.is_some_and(|since| since.elapsed() >= PATIENCE) {
+            // The spool ends at its gap, so no archive that comes now can join it.
+            return Some("the kept slots have a gap of their own");
+        }
+        let is_open = slots > 0 && spool.stopped().is_none();
+        (is_open && self.grown_at.elapsed() >= GROWTH_WAIT).then_some("no provider sends the slots after the kept ones")
     }
 }
 
@@ -63,16 +72,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn kept_slots_that_nobody_continues_have_ended_unless_the_spool_takes_no_more() {
-        let spool = spool::SpoolFigures::default();
-        let mut growth = Growth::begin();
+        let spool = SpoolFigures::default();
+        let mut watch = SpoolWatch::begin();
         tokio::time::advance(GROWTH_WAIT).await;
-        assert!(!growth.has_ended(&spool), "no slot is kept");
+        assert_eq!(watch.has_ended(false, &spool), None, "no slot is kept");
         spool.slots.store(1, Ordering::Relaxed);
         spool.last_slot.store(7, Ordering::Relaxed);
-        assert!(!growth.has_ended(&spool), "a new one");
+        assert_eq!(watch.has_ended(false, &spool), None, "a new one");
         tokio::time::advance(GROWTH_WAIT).await;
-        assert!(growth.has_ended(&spool));
+        assert!(watch.has_ended(false, &spool).is_some());
         spool.stop("full".to_owned());
-        assert!(!growth.has_ended(&spool), "it takes no more");
+        assert_eq!(watch.has_ended(false, &spool), None, "it takes no more");
+        assert_eq!(watch.has_ended(true, &spool), None, "another provider may close the gap");
+        tokio::time::advance(PATIENCE).await;
+        assert!(watch.has_ended(true, &spool).is_some());
     }
 }

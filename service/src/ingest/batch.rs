@@ -4,7 +4,7 @@
 //! not: write to the engine, or keep a part of a slot. Runs on the ingest-apply thread.
 //!
 //! Keys are read when their slot is taken in, from the newest commit and from the batch itself. A batch therefore holds
-//! only changes, and its size tells the cost of a commit: of ten thousand events that change nothing it holds none.
+//! only changes, and its size shows the cost of a commit: of ten thousand events that change nothing it holds none.
 //!
 //! A batch ends where a slot ends, regardless of the limits, because readers see every commit. A lookup, a copy of the
 //! store or a restart then never finds a part of a slot. The price is memory for the largest slot, which

@@ -40,8 +40,8 @@ pub(crate) struct Connection<C: Client> {
     idle_timeout: Duration,
     /// Time without any message, counted as `idle` is.
     silent: Duration,
-    /// Whether this connection has brought any message about a slot.
-    heard: bool,
+    /// Whether this connection has sent any message about a slot.
+    sends_slots: bool,
     terms: Terms,
 }
 
@@ -77,12 +77,12 @@ impl<C: Client> Connection<C> {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (ticked_at, idle, silent) = (Instant::now(), Duration::ZERO, Duration::ZERO);
-        Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, silent, heard: false, terms })
+        Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, silent, sends_slots: false, terms })
     }
 
     /// Notes that the last message read was about a slot.
-    pub(crate) fn heard_of_a_slot(&mut self) {
-        self.heard = true;
+    pub(crate) fn sent_a_slot(&mut self) {
+        self.sends_slots = true;
     }
 
     /// Notes that the last message read was of use: a slot was handed out to be applied. A server is of no use if it sends
@@ -102,9 +102,9 @@ impl<C: Client> Connection<C> {
         if self.idle <= self.idle_timeout {
             return Ok(());
         }
-        let (idle_ms, heard) = (self.idle.as_millis(), self.heard);
-        let sent = if heard { "no slot that can be applied" } else { "no slot" };
-        Err(Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), heard })
+        let (idle_ms, sends_slots) = (self.idle.as_millis(), self.sends_slots);
+        let sent = if sends_slots { "no slot that can be applied" } else { "no slot" };
+        Err(Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), sends_slots })
     }
 
     /// Returns the end as one of silence where nothing came before it.
@@ -149,7 +149,7 @@ impl<C: Client> Connection<C> {
         let request = SubscribeRequest { ping: Some(SubscribeRequestPing { id: 1 }), ..Default::default() };
         let Err(error) = self.requests.send(request).await else { return Ok(()) };
         // The server has ended the stream. Its reason comes after all the updates that it sent before.
-        let last_word = async {
+        let last_status = async {
             while let Some(update) = self.updates.next().await {
                 if let Err(status) = update {
                     return Some(status);
@@ -157,8 +157,8 @@ impl<C: Client> Connection<C> {
             }
             None
         };
-        let last_word = timeout(TICK, last_word).await.ok().flatten();
-        Err(last_word.map_or_else(
+        let last_status = timeout(TICK, last_status).await.ok().flatten();
+        Err(last_status.map_or_else(
             || Ended::Retry(format!("cannot answer a ping: {error}")),
             |status| status_ended(&status, &self.terms),
         ))
@@ -177,7 +177,7 @@ async fn check_replay(client: &mut impl Client, terms: &mut Terms) -> Result<(),
             }
         }
         Ok(Ok(first)) => terms.is_kept = first.is_some(),
-        // A failure on the way to the server, which the subscription would only tell in fewer words.
+        // A failure on the way to the server, which the subscription would report in less detail.
         Ok(Err(GeyserGrpcClientError::TonicStatus(status))) if std::error::Error::source(&status).is_some() => {
             return Err(status_ended(&status, terms));
         }

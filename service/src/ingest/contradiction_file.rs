@@ -50,7 +50,7 @@ struct Noted {
 }
 
 impl ContradictionFile {
-    /// Opens the file in the directory of a store at `checkpoint`. Tells the readiness in `state` of the contradiction that an
+    /// Opens the file in the directory of a store at `checkpoint`. Publishes in `state` the contradiction that an
     /// earlier process has noted for that block or one before it. A file that cannot be read counts as one.
     pub(super) fn begin(dir: &Path, checkpoint: &ChainCheckpoint, state: &State) -> Self {
         let path = dir.join(CONTRADICTION);
@@ -70,7 +70,7 @@ impl ContradictionFile {
             let next_slot = checkpoint.slot.map_or(0, |slot| slot.saturating_add(1));
             let gap = Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true };
             accused = state.providers.named(&provider);
-            state.readiness.set_contradiction(&gap, accused);
+            state.progress.contradict(&gap, accused);
         }
         Self { path, noted: exists.then_some(accused), retry_at: None }
     }
@@ -78,7 +78,7 @@ impl ContradictionFile {
     /// Notes the contradiction of a store at `checkpoint`, if there is one, and flushes the file, once for each accused
     /// provider. Removes the file of one that is decided.
     pub(super) fn remember(&mut self, state: &State, checkpoint: &ChainCheckpoint) {
-        let contradiction = state.readiness.contradiction();
+        let contradiction = state.progress.contradiction();
         if self.noted == contradiction.as_ref().map(|of| of.accused)
             || self.retry_at.is_some_and(|at| Instant::now() < at)
         {
@@ -128,7 +128,7 @@ mod tests {
 
     fn contradict(state: &State, detail: &str) {
         let gap = Gap { first_slot: 12, last_slot: 12, detail: detail.to_owned(), contradicts: true };
-        state.readiness.set_contradiction(&gap, Some(1));
+        state.progress.contradict(&gap, Some(1));
     }
 
     fn state_at(checkpoint: ChainCheckpoint) -> State {
@@ -142,7 +142,7 @@ mod tests {
         let open = |checkpoint| {
             let state = state_at(checkpoint);
             let contradiction_file = ContradictionFile::begin(temp.path(), &checkpoint, &state);
-            (contradiction_file, state.readiness.contradiction().map(|of| (of.gap.detail.clone(), of.accused)), state)
+            (contradiction_file, state.progress.contradiction().map(|of| (of.gap.detail.clone(), of.accused)), state)
         };
         let told = |detail: &str| Some((detail.to_owned(), Some(1)));
         let (mut contradiction_file, none, state) = open(at(11, 1));
@@ -157,19 +157,19 @@ mod tests {
         }
         contradiction_file.remember(&state, &at(12, 7));
         assert_eq!(open(at(11, 1)).1, told("another parent"), "it is not written again for each slot");
-        state.readiness.contradiction_is_over();
+        state.progress.contradiction_is_over();
         contradiction_file.remember(&state, &at(13, 1));
         assert_eq!(open(at(13, 1)).1, None);
         std::fs::write(temp.path().join(CONTRADICTION), "slot = 11").unwrap();
         let (mut contradiction_file, found, state) = open(at(11, 1));
         assert!(found.is_some(), "nobody knows what it said");
-        state.readiness.contradiction_is_over();
+        state.progress.contradiction_is_over();
         contradiction_file.remember(&state, &at(11, 1));
         assert_eq!(open(at(11, 1)).1, None);
         contradict(&state, "a file that somebody removes");
         contradiction_file.remember(&state, &at(11, 1));
         std::fs::remove_file(temp.path().join(CONTRADICTION)).unwrap();
-        state.readiness.contradiction_is_over();
+        state.progress.contradiction_is_over();
         contradiction_file.remember(&state, &at(11, 1));
         assert_eq!(contradiction_file.retry_at, None, "there is nothing to remove");
     }

@@ -12,9 +12,9 @@ use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
 use super::follow::Selection;
+use super::progress::CHAIN_BEGAN_UNIX_MS;
 use super::subscribe::Commitment;
 use crate::base::chain::{Event, SLOT_END};
-use crate::readiness::CHAIN_BEGAN_UNIX_MS;
 
 /// How much a block's own time may be before the creation of its message. The cluster estimates the time of a block from
 /// its votes, in whole seconds, and the estimate drifts.

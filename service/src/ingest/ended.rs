@@ -20,9 +20,9 @@ pub(crate) enum Ended {
     Retry(String),
     /// The stream ended after a long time without any message: the server hangs, or cannot be reached any more.
     Silent(String),
-    /// The server answers and brings no slot that can be applied. `heard` says whether it sends messages about slots
+    /// The server answers and sends no slot that can be applied. `sends_slots`: whether it sends messages about slots
     /// all the same.
-    Idle { why: String, heard: bool },
+    Idle { why: String, sends_slots: bool },
     /// A refusal that only a changed setting or a changed server can mend.
     Refused(String),
     /// The server's slots come later than those of another provider.
@@ -40,7 +40,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// Returns why the stream brings nothing now. `None` where slots are missing, or where nothing is wrong with the
+    /// Returns why the stream sends nothing now. `None` where slots are missing, or where nothing is wrong with the
     /// server.
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
@@ -58,7 +58,7 @@ impl Ended {
             Self::Retry(why) => Self::Retry(mask(&why)),
             Self::Silent(why) => Self::Silent(mask(&why)),
             Self::Refused(why) => Self::Refused(mask(&why)),
-            Self::Idle { why, heard } => Self::Idle { why: mask(&why), heard },
+            Self::Idle { why, sends_slots } => Self::Idle { why: mask(&why), sends_slots },
             Self::Lags(why) => Self::Lags(mask(&why)),
             Self::Gap(gap) => Self::Gap(Gap { detail: mask(&gap.detail), ..gap }),
             Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => self,
@@ -72,7 +72,7 @@ impl Ended {
             Self::BeginsAt(_) | Self::Renewed => Some(Duration::ZERO),
             Self::Retry(why) | Self::Silent(why) | Self::Idle { why, .. } => {
                 // A server that sends only useless slots is retried as rarely as one that lacks a slot.
-                let useless = matches!(self, Self::Idle { heard: true, .. });
+                let useless = matches!(self, Self::Idle { sends_slots: true, .. });
                 let wait = if useless { waits.gap.next_wait() } else { waits.broken.next_wait() };
                 warn!(url, retry_ms = wait.as_millis() as u64, "stream ended: {why}");
                 Some(wait)
@@ -89,7 +89,7 @@ impl Ended {
             // ingest-apply logs the gap.
             Self::Gap(_) | Self::GivenUp => {
                 let wait = waits.gap.next_wait();
-                warn!(url, retry_ms = wait.as_millis() as u64, "the next connection is asked for the missing slots");
+                warn!(url, retry_ms = wait.as_millis() as u64, "reconnecting, to get the missing slots");
                 Some(wait)
             }
         }

@@ -44,18 +44,18 @@ pub struct HealFigures {
     pub newest_archive_slot: AtomicU64,
 }
 
-/// Work for ingest-apply: the differences, and the channel that tells their end.
+/// Work for ingest-apply: the differences, and the channel that reports their end.
 #[derive(Debug)]
 pub struct Heal {
     /// The differences, in ascending order of their keys.
     pub differences: Differences,
     /// The store that was compared. A store that has continued since needs another comparison.
     pub from: ChainCheckpoint,
-    /// Block of the archive. The blockhash is all zeros if the stream has not told it.
+    /// Block of the archive. The blockhash is all zeros if the stream does not name it.
     pub to: Base,
     /// Whether the feed's log can keep the differences. Otherwise it leaves them out.
     pub fits_feed: bool,
-    /// Told once the store stands at `to`; dropped if the store has continued, or the service stops.
+    /// Sent once the store is at `to`; dropped if the store has continued, or the service stops.
     pub done: oneshot::Sender<()>,
 }
 

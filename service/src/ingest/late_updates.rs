@@ -177,7 +177,7 @@ impl LateUpdates {
 /// The lines about the late updates of one stream.
 #[derive(Debug, Default)]
 pub(super) struct LateLines {
-    told: u64,
+    logged: u64,
     /// Time of the newest line.
     at: Option<Instant>,
 }
@@ -185,11 +185,11 @@ pub(super) struct LateLines {
 impl LateLines {
     /// Names the provider, if its stream has brought more late updates, once in [`LINE_EVERY`]. `updates` is the number
     /// of all of them.
-    pub(super) fn tell(&mut self, updates: u64, provider: Option<usize>, providers: &Providers) {
-        if updates == self.told || self.at.is_some_and(|at| at.elapsed() < LINE_EVERY) {
+    pub(super) fn log(&mut self, updates: u64, provider: Option<usize>, providers: &Providers) {
+        if updates == self.logged || self.at.is_some_and(|at| at.elapsed() < LINE_EVERY) {
             return;
         }
-        let more = updates - std::mem::replace(&mut self.told, updates);
+        let more = updates - std::mem::replace(&mut self.logged, updates);
         self.at = Some(Instant::now());
         let index = provider.unwrap_or(0);
         providers.remark(index, "it sends slots in part: updates come after block meta and confirmation");

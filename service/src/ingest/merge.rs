@@ -15,7 +15,6 @@
 //! update that comes after its slot is no difference: it goes out with the next slot that is passed on, of either lane.
 
 mod differing;
-mod lane;
 mod passed;
 
 use std::future::poll_fn;
@@ -27,12 +26,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::error;
 
 use self::differing::{Difference, Differing};
-pub(super) use self::lane::Lane;
 use self::passed::{Passed, Place};
 use super::State;
 use super::assemble::Input;
 use super::late_updates::LateUpdates;
 use super::receive::{Message, Wholes};
+use super::sequence::Sequence;
 use crate::base::chain::{Base, Gap, WholeSlot};
 
 /// How often the lanes' state is looked at while nothing arrives.
@@ -46,15 +45,15 @@ struct Closed;
 
 /// The merging of several lanes.
 pub(super) struct Merge {
-    lanes: Vec<Lane>,
+    lanes: Vec<Sequence>,
     passed: Passed,
     out: Wholes,
     /// The state of ingest-apply. Each lane has one of its own.
     state: State,
     /// The provider of the newest slot that was passed on, and the number of the connection that ingest-apply takes it
     /// for; `None` before the first slot, and after a gap.
-    told: Option<(usize, u64)>,
-    /// The newest gap of a lane and its provider, until it is over or ingest-apply is told.
+    sent_of: Option<(usize, u64)>,
+    /// The newest gap of a lane and its provider, until it is over or was sent.
     gap: Option<(usize, Gap)>,
     differing: Differing,
     /// The late updates of all lanes, until the next slot is passed on.
@@ -63,12 +62,12 @@ pub(super) struct Merge {
 
 impl Merge {
     /// Begins after the newest slot that ingest-apply, which has the state `state`, has taken over.
-    pub(super) fn new(mut lanes: Vec<Lane>, out: mpsc::Sender<Message>, state: State) -> Self {
+    pub(super) fn new(mut lanes: Vec<Sequence>, out: mpsc::Sender<Message>, state: State) -> Self {
         let base = applied(&state);
         lanes.iter_mut().for_each(|lane| lane.restart(base));
         let (differing, late) = (Differing::default(), LateUpdates::default());
         let out = Wholes::new(out);
-        Self { lanes, passed: Passed::after(base), out, state, told: None, gap: None, differing, late }
+        Self { lanes, passed: Passed::after(base), out, state, sent_of: None, gap: None, differing, late }
     }
 
     /// Takes the messages of the lanes' receivers until one of them or ingest-apply ends.
@@ -88,20 +87,21 @@ impl Merge {
                     self.take(lane, message).await
                 }
             };
-            if goes_on.is_err() || self.tell_gap().await.is_err() {
+            if goes_on.is_err() || self.send_gap().await.is_err() {
                 return;
             }
-            self.mirror();
         }
     }
 
     /// Looks at waits, at lines that are due, and at ingest-apply, which a message may not come for.
     fn look(&mut self) -> Result<(), Closed> {
         self.start_over_if_given_up();
-        self.differing.tell(&self.state.providers);
+        self.differing.log(&self.state.providers);
         for at in 0..self.lanes.len() {
-            if let Some(gap) = self.lanes[at].check_waiting() {
-                self.lack(at, gap);
+            // The time without a connection does not count.
+            let is_open = self.lanes[at].state().resume.is_open();
+            if let Some(gap) = is_open.then(|| self.lanes[at].check_wait()).flatten() {
+                self.lack(at, self.lanes[at].assembler.last(), gap);
             }
         }
         // A full queue needs no tick.
@@ -122,16 +122,16 @@ impl Merge {
         }
         let ends_slot = matches!(&message, Message::Batch(inputs)
             if !matches!(inputs.last(), Some(Input::Account { .. })));
-        let gap = self.lanes[at].take(message);
+        let taken = self.lanes[at].take(message);
         self.gather_late(at);
-        if let Some(gap) = gap {
-            self.lack(at, gap);
+        if let Err(gap) = taken {
+            self.lack(at, self.lanes[at].assembler.last(), gap);
         }
         let mut has_passed = self.hand_out().await?;
         // A slot that came before its parent may contradict it.
         for at in 0..self.lanes.len() {
-            if let Some(gap) = self.lanes[at].check_gap() {
-                self.lack(at, gap);
+            if let Some(gap) = self.lanes[at].assembler.check_gap() {
+                self.lack(at, self.lanes[at].assembler.last(), gap);
             }
             has_passed |= self.hand_out().await?;
         }
@@ -145,7 +145,7 @@ impl Merge {
     /// Keeps the late updates of a lane, except those that the slots passed on have overwritten.
     fn gather_late(&mut self, at: usize) {
         let provider = self.lanes[at].provider();
-        for (slot, event) in self.lanes[at].take_late() {
+        for (slot, event) in self.lanes[at].assembler.take_late() {
             match self.passed.lacks(slot, provider, &event.key) {
                 Some(true) if self.late.updates() < LATE_MAX => self.late.keep(slot, event),
                 Some(false) => {}
@@ -170,7 +170,10 @@ impl Merge {
 
     /// Returns the next whole slot of any lane, and the lane.
     fn next_whole(&mut self) -> Option<(usize, WholeSlot)> {
-        self.lanes.iter_mut().enumerate().find_map(|(at, lane)| Some((at, lane.next()?)))
+        let (at, slot) = self.lanes.iter_mut().enumerate().find_map(|(at, lane)| Some((at, lane.next()?)))?;
+        self.lanes[at].taken(&slot);
+        self.lanes[at].phase.committed(slot.slot, slot.created_unix_ms);
+        Some((at, slot))
     }
 
     /// Passes a lane's slot on, or compares it with the one that was. Returns whether it was passed on.
@@ -183,15 +186,13 @@ impl Merge {
                 return Ok(true);
             }
             // The copy of another provider confirms the slot.
-            Place::Known => self.state.readiness.chain_goes_on(slot.slot, provider),
+            Place::Known => self.state.progress.chain_goes_on(slot.slot, provider),
             Place::Differs { first, events_first } => self.report(provider, first, &slot, events_first),
             Place::Contradicts(detail) => {
                 // The contradiction of an applied slot lasts until the next one is applied.
                 let first_slot = self.passed.last().map_or(slot.slot, |last| last.slot + 1);
                 let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
-                if let Some(gap) = self.lanes[at].lack(self.passed.last(), gap) {
-                    self.lack(at, gap);
-                }
+                self.lack(at, self.passed.last(), gap);
             }
         }
         Ok(false)
@@ -201,16 +202,16 @@ impl Merge {
         self.follow(provider).await?;
         slot.late += self.late.put_before(&mut slot.events);
         self.passed.push(&slot, provider);
-        self.lanes.iter_mut().for_each(|lane| lane.passed(slot.slot, provider));
+        self.lanes.iter_mut().for_each(|lane| lane.phase.passed(provider));
         self.state.providers.was_first(provider);
         self.out.send(slot).await.map_err(|_| Closed)
     }
 
-    /// Tells ingest-apply whose messages are next, if it was another provider's before.
+    /// Names to ingest-apply the provider of the next messages, if it was another provider's before.
     async fn follow(&mut self, provider: usize) -> Result<(), Closed> {
-        if self.told.is_none_or(|(told, _)| told != provider) {
-            self.send(Message::Reconnected { provider }).await?;
-            self.told = Some((provider, self.state.resume.announce()));
+        if self.sent_of.is_none_or(|(of, _)| of != provider) {
+            self.send(Message::From { provider }).await?;
+            self.sent_of = Some((provider, self.state.resume.announce()));
         }
         Ok(())
     }
@@ -231,18 +232,21 @@ impl Merge {
         self.gap.take_if(|(_, gap)| gap.first_slot <= last.slot);
     }
 
-    /// Counts a block of which two providers tell different accounts, and reports it.
+    /// Counts a block of which two providers send different accounts, and reports it.
     fn report(&mut self, provider: usize, first: usize, slot: &WholeSlot, accounts_first: usize) {
         let providers = &self.state.providers;
         providers.differs(provider);
         let accounts = slot.own_events().len();
-        self.differing.note(provider, Difference { slot: slot.slot, accounts, first, accounts_first });
-        self.differing.tell(providers);
+        self.differing.note(Difference { slot: slot.slot, provider, accounts, first, accounts_first });
+        self.differing.log(providers);
     }
 
-    /// Notes that a lane lacks slots that were not passed on, or contradicts those that were. A lane that lacks others
-    /// continues after them.
-    fn lack(&mut self, at: usize, gap: Gap) {
+    /// Ends a lane's connection because of a gap, after which the lane begins at `base`. Notes that it lacks slots that were
+    /// not passed on, or contradicts those that were. A lane that lacks others continues after them.
+    fn lack(&mut self, at: usize, base: Option<Base>, gap: Gap) {
+        if !self.lanes[at].start_over(base, gap.clone()) {
+            return;
+        }
         if gap.contradicts || self.passed.last().is_none_or(|last| gap.first_slot > last.slot) {
             self.gap = Some((self.lanes[at].provider(), gap));
         } else {
@@ -250,11 +254,11 @@ impl Merge {
         }
     }
 
-    /// Tells ingest-apply of a gap once no lane can close it.
-    async fn tell_gap(&mut self) -> Result<(), Closed> {
+    /// Sends ingest-apply a gap once no lane can close it.
+    async fn send_gap(&mut self) -> Result<(), Closed> {
         let providers = &self.state.providers;
-        let is_lost = |(at, lane): (usize, &Lane)| {
-            lane.is_in_gap() || !lane.state().resume.is_open() && providers.cannot_bring(at)
+        let is_lost = |(at, lane): (usize, &Sequence)| {
+            lane.phase.is_in_gap() || !lane.state().resume.is_open() && providers.cannot_bring(at)
         };
         if self.gap.is_none() || !self.lanes.iter().enumerate().all(is_lost) {
             return Ok(());
@@ -262,38 +266,19 @@ impl Merge {
         let Some((provider, gap)) = self.gap.take() else { return Ok(()) };
         self.follow(provider).await?;
         // ingest-apply discards everything that it was sent before. The lanes have already started over.
-        self.told = None;
+        self.sent_of = None;
         self.send(Message::Gap(gap)).await
     }
 
     /// Restarts every lane if ingest-apply could not take a slot.
     fn start_over_if_given_up(&mut self) {
-        if !self.told.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
+        if !self.sent_of.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection)) {
             return;
         }
-        self.told = None;
+        self.sent_of = None;
         let base = self.passed.rewind(applied(&self.state));
         self.late.restarted(base.map(|base| base.slot));
         self.lanes.iter_mut().for_each(|lane| lane.give_up(base));
-    }
-
-    /// Shows the stream as the lanes see it.
-    fn mirror(&self) {
-        let (readiness, providers) = (&self.state.readiness, &self.state.providers);
-        let is_distrusted = |lane: &&Lane| providers.is_distrusted(lane.provider());
-        let trusted = || self.lanes.iter().filter(|lane| !is_distrusted(lane));
-        // Slots that join nothing count only if no lane has others.
-        let joined = trusted().filter_map(Lane::newest_joined_slot).max();
-        let newest = joined.or_else(|| trusted().filter_map(|lane| lane.state().readiness.newest_slot()).max());
-        readiness.set_newest_slot(newest.unwrap_or(0));
-        trusted().filter_map(|lane| lane.state().readiness.newest_slot()).for_each(|slot| readiness.name(slot));
-        let troubles: Vec<_> = self.lanes.iter().map(|lane| (lane, lane.state().readiness.trouble())).collect();
-        // A lane whose provider is distrusted brings nothing, and has no trouble of its own.
-        let is_all = troubles.iter().all(|(lane, trouble)| trouble.is_some() || is_distrusted(lane));
-        match troubles.iter().find_map(|(_, trouble)| trouble.as_ref()) {
-            Some(why) if is_all => readiness.set_trouble(why),
-            _ => readiness.clear_trouble(),
-        }
     }
 
     async fn send(&self, message: Message) -> Result<(), Closed> {

@@ -89,7 +89,7 @@ impl<'a> MessageCheck<'a> {
         let Input::BlockMeta { slot, parent_slot, .. } = *input else { return Ok(()) };
         // What is applied already may come again.
         let is_later = self.state.resume.slot().is_none_or(|applied| slot > applied);
-        let (above, reach) = (slot.saturating_sub(parent_slot), self.state.readiness.reach());
+        let (above, reach) = (slot.saturating_sub(parent_slot), self.state.reach());
         let is_near = || self.state.providers.note_block(self.at, slot, above.saturating_sub(1), reach);
         if !is_later || is_near() || self.state.providers.is_claimed_by_another(slot, self.at) {
             return Ok(());
@@ -178,7 +178,7 @@ mod tests {
     use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
     use crate::ingest::follow::Follow;
     use crate::ingest::fuzzing;
-    use crate::readiness::Age;
+    use crate::ingest::progress::Age;
 
     const ALL: Selection = Selection { extract: Extract::AccountOwner, follow: Follow::Exact };
     const TOKENS: Selection = Selection { extract: Extract::TokenOwner, follow: Follow::Exact };
@@ -230,7 +230,7 @@ mod tests {
         assert!(take(1005, 3).is_ok(), "the assembler calls it a fork");
         let state = self::state();
         let take = |slot, parent| MessageCheck::new(ALL, Commitment::Confirmed, 0, &state).take(meta(slot, parent));
-        state.readiness.slot_applied(Age::Known(std::time::Duration::from_secs(3600)));
+        state.progress.slot_applied(Age::Known(std::time::Duration::from_secs(3600)));
         assert!(take(1000 + 5_000 + 12_000, 1000).is_ok() && take(1000 + 5_000 + 12_001 + 100, 1000).is_err());
         assert!(take(1 << 39, 1000).is_err(), "its own claim is no evidence");
         state.providers.claim(1, (1 << 39) - reach(None));
@@ -270,20 +270,20 @@ mod tests {
     fn a_false_slot_is_in_the_words_of_its_gap_alone_and_is_never_final() {
         let state = state();
         state.overlay.begin(Base { slot: 1000, blockhash: [1; 32] });
-        let mut intake = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
+        let mut check = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
         for (slot, is_far) in [(u64::MAX, true), (1 << 40, true), (1005, false)] {
             let account = SubscribeUpdateAccount { slot, ..Default::default() };
-            let gap = intake.take(update(UpdateOneof::Account(account))).unwrap_err();
+            let gap = check.take(update(UpdateOneof::Account(account))).unwrap_err();
             let shown = if is_far { 1001 } else { slot };
             assert_eq!((gap.first_slot, gap.last_slot), (shown, shown));
             assert!(gap.detail.contains(&format!("slot={slot}")), "{}", gap.detail);
         }
         let status = SlotStatus::SlotFinalized as i32;
         let finalized = |slot| update(UpdateOneof::Slot(SubscribeUpdateSlot { slot, status, ..Default::default() }));
-        assert!(intake.take(finalized(1 << 62)).is_err() && intake.take(finalized(1 << 39)).is_ok());
+        assert!(check.take(finalized(1 << 62)).is_err() && check.take(finalized(1 << 39)).is_ok());
         state.overlay.settle();
         assert_eq!(state.overlay.slot(crate::base::chain::Commitment::Finalized), None);
-        assert!(intake.take(finalized(1000)).is_ok());
+        assert!(check.take(finalized(1000)).is_ok());
         state.overlay.settle();
         assert_eq!(state.overlay.slot(crate::base::chain::Commitment::Finalized), Some(1000));
     }
@@ -293,16 +293,16 @@ mod tests {
         let state = state();
         let whole = [vec![9; 32], vec![1, 0]].concat();
         for (empty, with_data, is_refused) in [(31, 0, false), (32, 0, true), (1000, 112, false), (1000, 111, true)] {
-            let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
+            let mut check = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
             let data = std::iter::repeat_n(Vec::new(), empty).chain(std::iter::repeat_n(whole.clone(), with_data));
-            data.for_each(|data| assert!(intake.take(token(data)).is_ok()));
-            let ended = intake.take(meta(1001, 1000));
+            data.for_each(|data| assert!(check.take(token(data)).is_ok()));
+            let ended = check.take(meta(1001, 1000));
             assert_eq!(ended.is_err(), is_refused, "{empty} {with_data}");
             assert!(ended.err().is_none_or(|gap| gap.detail.contains("leaves out the data of accounts")));
         }
-        let mut intake = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
-        (0..1000).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
-        assert!(intake.take(meta(1001, 1000)).is_ok(), "an extraction that asks for no data");
+        let mut check = MessageCheck::new(ALL, Commitment::Confirmed, 0, &state);
+        (0..1000).for_each(|_| assert!(check.take(token(Vec::new())).is_ok()));
+        assert!(check.take(meta(1001, 1000)).is_ok(), "an extraction that asks for no data");
     }
 
     #[test]
@@ -315,29 +315,29 @@ mod tests {
             (mint(), None),
             (vec![9; 34], None),
         ] {
-            let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
-            (0..1000).for_each(|_| assert!(intake.take(token(data.clone())).is_ok()));
-            let ended = intake.take(meta(1001, 1000)).err().map(|gap| gap.detail);
+            let mut check = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
+            (0..1000).for_each(|_| assert!(check.take(token(data.clone())).is_ok()));
+            let ended = check.take(meta(1001, 1000)).err().map(|gap| gap.detail);
             assert_eq!(ended.is_some(), words.is_some(), "{data:?}: {ended:?}");
             assert!(ended.zip(words).is_none_or(|(detail, words)| detail.contains(words)), "{data:?}");
         }
         let follow = Selection { follow: Follow::Wallets, ..TOKENS };
-        let mut intake = MessageCheck::new(follow, Commitment::Confirmed, 0, &state);
-        (0..1000).for_each(|_| assert!(intake.take(token(vec![9; 32])).is_ok()));
-        assert!(intake.take(meta(1001, 1000)).is_ok(), "one slice is all that is asked for");
+        let mut check = MessageCheck::new(follow, Commitment::Confirmed, 0, &state);
+        (0..1000).for_each(|_| assert!(check.take(token(vec![9; 32])).is_ok()));
+        assert!(check.take(meta(1001, 1000)).is_ok(), "one slice is all that is asked for");
     }
 
     #[test]
     fn updates_with_data_do_not_hide_later_ones_without() {
         let state = state();
         let whole = [vec![9; 32], vec![1, 0]].concat();
-        let mut intake = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
-        (0..10_000).for_each(|_| assert!(intake.take(token(whole.clone())).is_ok()));
-        assert!(intake.take(meta(1001, 1000)).is_ok());
+        let mut check = MessageCheck::new(TOKENS, Commitment::Confirmed, 0, &state);
+        (0..10_000).for_each(|_| assert!(check.take(token(whole.clone())).is_ok()));
+        assert!(check.take(meta(1001, 1000)).is_ok());
         for slot in 1002..1004 {
-            (0..16).for_each(|_| assert!(intake.take(token(Vec::new())).is_ok()));
+            (0..16).for_each(|_| assert!(check.take(token(Vec::new())).is_ok()));
             // Too few in one slot to judge by.
-            assert_eq!(intake.take(meta(slot, slot - 1)).is_err(), slot == 1003);
+            assert_eq!(check.take(meta(slot, slot - 1)).is_err(), slot == 1003);
         }
     }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::assemble::Assembler;
+use super::progress::Awaited;
 use crate::base::chain::Gap;
-use crate::readiness::Awaited;
 
 /// The wait of an assembler's first whole slot for its parent.
 #[derive(Debug)]

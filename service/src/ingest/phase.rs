@@ -1,7 +1,7 @@
-//! The standing of ingest-apply on the chain: catching up or live, in a gap, or held up by a commit.
+//! The phase of one stream's slots: catching up, live, or in a gap.
 //!
-//! Owns: the phase that readiness gets, the end of a gap, and whether the newest connection was given up. Must not:
-//! touch the engine or the assembler. Runs on the ingest-apply thread.
+//! Owns: the phase that the pages show, the end of a gap, and whether the newest connection was given up. Must not:
+//! touch the engine or the assembler. Runs where the slots are taken.
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
 //! applied slot, and the receiver connects again from there. The gap is over once its first slot, or a later one, is
@@ -9,25 +9,25 @@
 //! again.
 //!
 //! A provider that contradicts the applied chain is distrusted, and its connection is given up. That is no gap as long
-//! as another provider is trusted: the store stays where it is until the other one's slots arrive. Readiness gets
-//! the contradiction all the same, and shows it while the other one sends nothing.
+//! as another provider is trusted: the store stays where it is until the other one's slots arrive. The contradiction is noted
+//! all the same, and readiness shows it while the other one sends nothing.
 
 use std::time::Duration;
 
-use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::State;
 use super::assemble::DEFAULT_SLOTS_MAX;
+use super::progress::{Age, Awaited};
 use crate::base::chain::{Gap, Phase};
 use crate::base::figure::unix_ms;
-use crate::readiness::Age;
 
-/// The standing of ingest-apply, published through `state`.
+/// The phase of one stream's slots, published through `state`.
 #[derive(Debug)]
 pub(super) struct StreamPhase {
+    taker: Taker,
     state: State,
-    /// Whether a whole slot was applied since the start, the last gap and the last commit that had to wait.
+    /// Whether a whole slot was committed since the start, the last gap and the last commit that had to wait.
     live: bool,
     gap: Option<Gap>,
     /// Number of connections that the receiver has announced.
@@ -36,58 +36,47 @@ pub(super) struct StreamPhase {
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
-    /// Index of the provider of the newest applied slot; `None` before the first, and after a heal.
+    /// Index of the provider of the newest slot that was taken; `None` before the first, and after a heal.
     author: Option<usize>,
-    role: Role,
 }
 
-/// The part of the ingest that a standing is of.
+/// The part of the ingest that takes a stream's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// ingest-apply, which has the store.
-    Apply,
-    /// A spool. A contradiction that another provider may resolve is no gap in it.
+pub(super) enum Taker {
+    /// A map, whose slots confirm the chain before them.
+    Map,
+    /// A spool, which has a chain and a state of its own.
     Spool,
-    /// One of several lanes, which has no store of its own, so that its slots end no contradiction.
-    Lane,
+    /// The merging of several streams, which passes them on to one of the others. The state is that one's.
+    Merge,
 }
 
-impl Role {
+impl Taker {
     /// Follows the description of a gap.
     fn consequence(self) -> &'static str {
         match self {
-            Self::Apply => {
+            Self::Map => {
                 "the store stays at the slot before, and the stream is asked again until it goes on from there"
             }
             Self::Spool => "the kept slots end before it, and the stream is asked again until it goes on from there",
-            Self::Lane => "another provider is followed as well, and this one is asked again",
+            Self::Merge => "another provider is followed as well, and this one is asked again",
         }
     }
 }
 
 impl StreamPhase {
-    /// Creates the standing at the start: catching up, before the first connection.
-    pub(super) fn new(state: State) -> Self {
-        Self::of(Role::Apply, state)
+    /// Begins by catching up, before the first connection.
+    pub(super) fn new(taker: Taker, state: State) -> Self {
+        Self { taker, state, live: false, gap: None, connections: 0, given_up: false, provider: None, author: None }
     }
 
-    /// Creates the standing of a spool.
-    pub(super) fn of_spool(state: State) -> Self {
-        Self::of(Role::Spool, state)
-    }
-
-    /// Creates the standing of one of several lanes.
-    pub(super) fn of_lane(state: State) -> Self {
-        Self::of(Role::Lane, state)
-    }
-
-    fn of(role: Role, state: State) -> Self {
-        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None, author: None, role }
+    pub(super) fn taker(&self) -> Taker {
+        self.taker
     }
 
     /// Publishes the phase, before the first message.
     pub(super) fn begin(&self) {
-        self.tell();
+        self.publish();
     }
 
     /// Notes a new connection to the provider with this index. Returns whether the one before was to another provider.
@@ -107,12 +96,26 @@ impl StreamPhase {
         self.provider
     }
 
-    /// Notes that the newest applied slot is `slot` of this provider.
-    pub(super) fn applied(&mut self, slot: u64, provider: Option<usize>) {
-        self.author = provider;
-        // A lane's slot may be one that ingest-apply has of another provider.
-        if let Some(provider) = provider.filter(|_| self.role == Role::Apply) {
-            self.state.readiness.chain_goes_on(slot, provider);
+    /// Notes that this slot of the newest connection's provider was taken.
+    pub(super) fn taken(&mut self, slot: u64) {
+        if self.taker == Taker::Merge {
+            return;
+        }
+        self.author = self.provider;
+        if let Some(provider) = self.provider.filter(|_| self.taker == Taker::Map) {
+            self.state.progress.chain_goes_on(slot, provider);
+        }
+    }
+
+    /// Notes that the newest slot that the merging has passed on is of this provider.
+    pub(super) fn passed(&mut self, provider: usize) {
+        self.author = Some(provider);
+    }
+
+    /// Publishes the slot that waits for its parent, or that there is none.
+    pub(super) fn awaits(&self, awaited: Option<Awaited>) {
+        if self.taker != Taker::Merge {
+            self.state.progress.set_awaited(awaited);
         }
     }
 
@@ -139,55 +142,46 @@ impl StreamPhase {
         // A message may name any slot. With these bounds the gap is over once slots are applied that were known when the
         // gap was found. If the known slot is old, the gap only ends earlier. One block meta that nothing has confirmed
         // may be the newest known slot; so the gap begins no further ahead than slots may wait for a parent.
-        let (newest, applied) = (self.state.readiness.newest_slot(), self.state.resume.slot());
+        let (newest, applied) = (self.state.newest_slot(), self.state.resume.slot());
         let known = newest.max(applied).map_or(0, |slot| slot.saturating_add(1));
         let near = applied.map_or(0, |slot| slot.saturating_add(1 + DEFAULT_SLOTS_MAX as u64));
         gap.first_slot = gap.first_slot.min(known).min(near);
+        self.awaits(None);
         if gap.contradicts {
-            if self.role != Role::Spool {
-                // The newest slot may be committed later than this, which decides nothing.
-                let next_slot = self.state.resume.slot().map_or(0, |slot| slot.saturating_add(1));
-                let first_slot = gap.first_slot.max(next_slot);
-                self.state.readiness.set_contradiction(&Gap { first_slot, ..gap.clone() }, self.author);
-            }
+            // The newest slot may be committed later than this, which decides nothing.
+            let next_slot = applied.map_or(0, |slot| slot.saturating_add(1));
+            let first_slot = gap.first_slot.max(next_slot);
+            self.state.progress.contradict(&Gap { first_slot, ..gap.clone() }, self.author);
             if self.distrusts(&gap) {
                 return false;
             }
         }
-        let remedy = self.state.readiness.remedy(gap.contradicts);
+        let remedy = self.state.remedy(gap.contradicts);
         let what = if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" };
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
             "gap: {what}; {}{}{remedy}",
-            self.role.consequence(),
+            self.taker.consequence(),
             if remedy.is_empty() { "" } else { "; " }
         );
         self.live = false;
         self.gap = Some(gap);
-        self.tell();
+        self.publish();
         true
-    }
-
-    /// Publishes that a commit is retried, because it failed for lack of a resource that may become available.
-    pub(super) fn commit_waits(&self, failed: &Error) {
-        let why = failed.to_string();
-        self.state.readiness.set_phase(match failed.kind() {
-            ErrorKind::FreeSpace => Phase::NoSpace(why),
-            _ => Phase::CommitWaits(why),
-        });
     }
 
     /// Publishes a commit that ends with `slot`, which is newer than the commit before or has taken the place of its slot.
     /// `created_unix_ms` is the time at which the server made the slot's block meta, in ms since the Unix epoch; 0 counts
     /// as no lag.
     pub(super) fn committed(&mut self, slot: u64, created_unix_ms: u64) {
-        let readiness = &self.state.readiness;
-        readiness.slot_applied(match created_unix_ms {
-            0 => Age::Known(Duration::ZERO),
-            created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
-        });
+        if self.taker != Taker::Merge {
+            self.state.progress.slot_applied(match created_unix_ms {
+                0 => Age::Known(Duration::ZERO),
+                created_unix_ms => self.state.age(created_unix_ms, unix_ms()),
+            });
+        }
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
             info!(
                 first_slot = gap.first_slot,
@@ -197,7 +191,7 @@ impl StreamPhase {
             );
         }
         self.live = self.gap.is_none();
-        self.tell();
+        self.publish();
     }
 
     /// Publishes that the store was brought to the slot of an archive: the slots after it are next. Trusts every provider
@@ -207,8 +201,8 @@ impl StreamPhase {
         if self.state.providers.trust_all() {
             info!("the store is healed: every provider is trusted again");
         }
-        self.state.readiness.contradiction_is_over();
-        self.tell();
+        self.state.progress.contradiction_is_over();
+        self.publish();
     }
 
     /// Distrusts the provider of the newest connection. Returns false where it is the last one that is trusted.
@@ -226,8 +220,11 @@ impl StreamPhase {
         true
     }
 
-    fn tell(&self) {
-        self.state.readiness.set_phase(match &self.gap {
+    fn publish(&self) {
+        if self.taker == Taker::Merge {
+            return;
+        }
+        self.state.progress.set_phase(match &self.gap {
             Some(gap) => Phase::Gap(gap.clone()),
             None if self.live => Phase::Live,
             None => Phase::CatchingUp,
@@ -237,9 +234,20 @@ impl StreamPhase {
 
 #[cfg(test)]
 mod tests {
+    use engine_api::{Error, ErrorKind};
     use solana::ChainCheckpoint;
 
     use super::*;
+    use crate::readiness::{Readiness, Verdict};
+
+    fn verdict(state: &State) -> Verdict {
+        Readiness::of(state).verdict()
+    }
+
+    fn taken(phase: &mut StreamPhase, slot: u64, provider: usize) {
+        phase.reconnected(provider);
+        phase.taken(slot);
+    }
 
     fn gap(slot: u64) -> Gap {
         Gap { first_slot: slot, last_slot: slot, detail: String::new(), contradicts: false }
@@ -248,34 +256,30 @@ mod tests {
     #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = StreamPhase::new(state.clone());
-        standing.begin();
-        assert!(!standing.reconnected(0));
-        standing.committed(8, 0);
-        assert!(state.readiness.verdict().is_ready());
-        state.readiness.set_newest_slot(11);
-        standing.gap(gap(12));
+        let mut phase = StreamPhase::new(Taker::Map, state.clone());
+        phase.begin();
+        assert!(!phase.reconnected(0));
+        phase.committed(8, 0);
+        assert!(verdict(&state).is_ready());
+        state.providers.set_newest_slot(0, 11);
+        phase.gap(gap(12));
         assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
-        assert!(standing.has_given_up());
-        assert!(!standing.reconnected(0) && !standing.has_given_up());
-        standing.committed(11, 0);
-        assert_eq!(state.readiness.verdict().gap, Some(gap(12)), "the slots before it came again");
-        standing.committed(13, 0);
-        assert!(state.readiness.verdict().is_ready(), "slot 12 was skipped by the chain");
-        standing.gap(gap(1 << 39));
-        standing.committed(14, 0);
-        assert!(state.readiness.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
+        assert!(phase.has_given_up());
+        assert!(!phase.reconnected(0) && !phase.has_given_up());
+        phase.committed(11, 0);
+        assert_eq!(verdict(&state).gap, Some(gap(12)), "the slots before it came again");
+        phase.committed(13, 0);
+        assert!(verdict(&state).is_ready(), "slot 12 was skipped by the chain");
+        phase.gap(gap(1 << 39));
+        phase.committed(14, 0);
+        assert!(verdict(&state).is_ready(), "a slot that a message made up does not keep the gap open");
         state.resume.set_slot(14);
-        state.readiness.set_newest_slot(5000);
-        standing.gap(gap(4000));
-        standing.committed(314, 0);
-        assert!(state.readiness.verdict().gap.is_some(), "as many slots may wait for a parent");
-        standing.committed(315, 0);
-        assert_eq!(
-            state.readiness.verdict().gap,
-            None,
-            "nothing has confirmed the block that is said to be the newest"
-        );
+        state.providers.set_newest_slot(0, 5000);
+        phase.gap(gap(4000));
+        phase.committed(314, 0);
+        assert!(verdict(&state).gap.is_some(), "as many slots may wait for a parent");
+        phase.committed(315, 0);
+        assert_eq!(verdict(&state).gap, None, "nothing has confirmed the block that is said to be the newest");
     }
 
     #[test]
@@ -283,26 +287,24 @@ mod tests {
         let providers = ["a", "b"].map(str::to_owned);
         let state =
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
-        let mut standing = StreamPhase::new(state.clone());
-        standing.begin();
-        standing.reconnected(0);
+        let mut phase = StreamPhase::new(Taker::Map, state.clone());
+        phase.begin();
+        phase.reconnected(0);
         let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
-        assert!(!standing.gap(contradiction.clone()), "the other one is trusted");
-        assert_eq!(state.readiness.verdict().gap, None, "it has not failed yet");
-        state.readiness.set_trouble("cannot connect");
-        let verdict = state.readiness.verdict();
-        assert_eq!(verdict.gap, Some(contradiction));
-        assert!(
-            verdict.not_ready.is_some_and(|why| why.starts_with("the stream contradicts the applied chain: parent"))
-        );
-        standing.committed(7, 0);
-        assert!(state.readiness.verdict().is_ready(), "the slot before it");
-        standing.committed(8, 0);
+        assert!(!phase.gap(contradiction.clone()), "the other one is trusted");
+        assert_eq!(verdict(&state).gap, None, "it has not failed yet");
+        state.providers.set_trouble(0, "cannot connect");
+        let shown = verdict(&state);
+        assert_eq!(shown.gap, Some(contradiction));
+        assert!(shown.not_ready.is_some_and(|why| why.starts_with("the stream contradicts the applied chain: parent")));
+        phase.committed(7, 0);
+        assert!(verdict(&state).is_ready(), "the slot before it");
+        phase.committed(8, 0);
         state.published.publish(ChainCheckpoint { slot: Some(8), ..ChainCheckpoint::default() });
-        state.readiness.set_phase(Phase::CatchingUp);
-        assert_eq!(state.readiness.verdict().gap, None, "the other one has brought it");
+        state.progress.set_phase(Phase::CatchingUp);
+        assert_eq!(verdict(&state).gap, None, "the other one has brought it");
         assert!(state.providers.is_distrusted(0));
-        standing.healed();
+        phase.healed();
         assert!(!state.providers.is_distrusted(0), "it had contradicted a chain that the store has left");
     }
 
@@ -311,38 +313,39 @@ mod tests {
         let providers = ["a", "b", "c"].map(str::to_owned);
         let state =
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
-        let (mut standing, mut lane) = (StreamPhase::new(state.clone()), StreamPhase::of_lane(state.clone()));
-        let is_contradicted = || state.readiness.contradiction().is_some();
-        standing.applied(7, Some(0));
+        let (mut phase, mut lane) =
+            (StreamPhase::new(Taker::Map, state.clone()), StreamPhase::new(Taker::Merge, state.clone()));
+        let is_contradicted = || state.progress.contradiction().is_some();
+        taken(&mut phase, 7, 0);
         state.resume.set_slot(7);
-        standing.reconnected(1);
-        standing.gap(Gap { contradicts: true, ..gap(7) });
-        standing.committed(7, 0);
+        phase.reconnected(1);
+        phase.gap(Gap { contradicts: true, ..gap(7) });
+        phase.committed(7, 0);
         assert!(is_contradicted(), "slot 7 was committed late");
-        standing.applied(7, Some(2));
+        taken(&mut phase, 7, 2);
         assert!(is_contradicted(), "slot 7 says nothing about itself");
-        lane.applied(8, Some(2));
+        taken(&mut lane, 8, 2);
         assert!(is_contradicted(), "ingest-apply decides which slots it has");
-        standing.applied(8, Some(0));
-        standing.committed(8, 0);
+        taken(&mut phase, 8, 0);
+        phase.committed(8, 0);
         assert!(is_contradicted(), "the accused provider goes on with its own chain");
-        standing.reconnected(0);
-        standing.gap(Gap { contradicts: true, ..gap(8) });
-        standing.applied(9, Some(0));
+        phase.reconnected(0);
+        phase.gap(Gap { contradicts: true, ..gap(8) });
+        taken(&mut phase, 9, 0);
         assert!(is_contradicted(), "it has named two blocks, and returned to the first one");
-        standing.applied(10, Some(2));
+        taken(&mut phase, 10, 2);
         assert!(!is_contradicted(), "another one confirms that chain");
     }
 
     #[test]
     fn a_commit_that_waits_is_told_and_the_next_slot_ends_it() {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = StreamPhase::new(state.clone());
-        standing.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
-        assert_eq!(state.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
-        standing.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));
-        assert_eq!(state.readiness.phase(), Phase::NoSpace("full".to_owned()));
-        standing.committed(8, 0);
-        assert_eq!(state.readiness.phase(), Phase::Live);
+        let mut phase = StreamPhase::new(Taker::Map, state.clone());
+        state.progress.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
+        assert_eq!(state.progress.phase(), Phase::CommitWaits("no descriptors".to_owned()));
+        state.progress.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));
+        assert_eq!(state.progress.phase(), Phase::NoSpace("full".to_owned()));
+        phase.committed(8, 0);
+        assert_eq!(state.progress.phase(), Phase::Live);
     }
 }

@@ -51,7 +51,6 @@ async fn ask<U: Upstream>(index: usize, upstream: &U, state: &State, commitment:
             }
             None => {
                 providers.set_newest_slot(index, slot);
-                state.readiness.name(slot);
                 // The subscription alone shows whether a followed provider works.
                 if providers.is_failing(index) && !providers.is_followed(index) {
                     info!(provider, slot, "the provider answers again");
@@ -63,6 +62,7 @@ async fn ask<U: Upstream>(index: usize, upstream: &U, state: &State, commitment:
         Ok(Err(why)) => upstream.masked(&why),
         Err(_) => format!("no answer within {ANSWER_TIMEOUT:?}"),
     };
+    providers.forget_newest(index);
     if !providers.is_followed(index) && providers.failed(index, &why) {
         warn!(provider, "the provider could not take over: {why}");
     }
@@ -73,7 +73,7 @@ fn implausible(slot: u64, state: &State) -> Option<String> {
     if slot >= SLOT_END {
         return Some("which no chain has".to_owned());
     }
-    let (applied, reach) = (state.published.slot()?, state.readiness.applied_age().map(|age| reach(Some(age)))?);
+    let (applied, reach) = (state.published.slot()?, state.progress.applied_age().map(|age| reach(Some(age)))?);
     let is_beyond = slot > applied.saturating_add(reach);
     is_beyond.then(|| format!("which is more than reach={reach} slots above the applied slot={applied}"))
 }

@@ -32,15 +32,15 @@ const LAG_AGAIN: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) waits: Waits,
-    /// The slot that the store stood at when the newest connection was made.
+    /// The slot of the store when the newest connection was made.
     applied: Option<u64>,
-    /// Whether the newest connection brought a slot that can be applied.
+    /// Whether the newest connection sent a slot that can be applied.
     pub(super) progressed: bool,
-    /// Whether the newest connection ended because it brought no slot that can be applied.
+    /// Whether the newest connection ended because it sent no slot that can be applied.
     pub(super) idle: bool,
     /// The slot at which the server's slots begin, right after the applied one, if the server has said so.
     pub(super) begins_at: Option<u64>,
-    /// Number of connections that have failed since any provider last brought a slot that can be applied.
+    /// Number of connections that have failed since any provider last sent a slot that can be applied.
     failures: u32,
     /// End of the wait after the newest connection.
     retry_at: Instant,
@@ -239,72 +239,72 @@ mod tests {
     }
 
     fn silent() -> Ended {
-        Ended::Idle { why: "silent".to_owned(), heard: false }
+        Ended::Idle { why: "silent".to_owned(), sends_slots: false }
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_most_preferred_one_that_does_not_wait_takes_over() {
-        let (mut roster, providers) = three();
-        roster.ended(&silent(), SECOND * 10, &providers);
-        assert_eq!(roster.at(), 1);
+        let (mut choice, providers) = three();
+        choice.ended(&silent(), SECOND * 10, &providers);
+        assert_eq!(choice.at(), 1);
         advance(SECOND * 60).await;
-        assert_eq!(roster.at(), 1, "the first is not returned to while this one works");
-        roster.link().progressed = true;
-        roster.ended(&Ended::Refused("no".to_owned()), SECOND * 30, &providers);
-        assert_eq!(roster.at(), 0);
-        roster.ended(&silent(), SECOND * 20, &providers);
-        assert_eq!(roster.at(), 2);
-        let at = roster.ended(&silent(), SECOND * 25, &providers);
-        assert_eq!((roster.at(), at), (0, Instant::now() + SECOND * 20), "all wait, and its wait ends first");
+        assert_eq!(choice.at(), 1, "the first is not returned to while this one works");
+        choice.link().progressed = true;
+        choice.ended(&Ended::Refused("no".to_owned()), SECOND * 30, &providers);
+        assert_eq!(choice.at(), 0);
+        choice.ended(&silent(), SECOND * 20, &providers);
+        assert_eq!(choice.at(), 2);
+        let at = choice.ended(&silent(), SECOND * 25, &providers);
+        assert_eq!((choice.at(), at), (0, Instant::now() + SECOND * 20), "all wait, and its wait ends first");
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_that_fail_in_turn_do_not_hide_a_third() {
-        let (mut roster, providers) = three();
+        let (mut choice, providers) = three();
         let mut followed = Vec::new();
         for _ in 0..6 {
-            followed.push(roster.at());
+            followed.push(choice.at());
             // The silence that ends a connection lasts longer than any wait.
             advance(SECOND * 30).await;
-            roster.ended(&silent(), SECOND, &providers);
+            choice.ended(&silent(), SECOND, &providers);
         }
         assert_eq!(followed, [0, 1, 2, 0, 1, 2]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_breaks_at_work_is_asked_for_once_more() {
-        let (mut roster, providers) = three();
+        let (mut choice, providers) = three();
         let broke = Ended::Retry("broke".to_owned());
-        roster.link().progressed = true;
-        roster.ended(&broke, SECOND / 10, &providers);
-        assert_eq!(roster.at(), 0);
-        roster.ended(&broke, SECOND / 5, &providers);
-        assert_eq!(roster.at(), 1);
-        roster.ended(&Ended::BeginsAt(7), Duration::ZERO, &providers);
-        assert_eq!(roster.at(), 1);
+        choice.link().progressed = true;
+        choice.ended(&broke, SECOND / 10, &providers);
+        assert_eq!(choice.at(), 0);
+        choice.ended(&broke, SECOND / 5, &providers);
+        assert_eq!(choice.at(), 1);
+        choice.ended(&Ended::BeginsAt(7), Duration::ZERO, &providers);
+        assert_eq!(choice.at(), 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_ends_after_silence_is_not_asked_for_once_more() {
-        let (mut roster, providers) = three();
-        assert!(roster.has_others(&providers));
-        roster.link().progressed = true;
-        let at = roster.ended(&Ended::Silent("no keep-alive".to_owned()), SECOND / 10, &providers);
-        assert_eq!((roster.at(), at <= Instant::now()), (1, true), "the next one is asked at once");
+        let (mut choice, providers) = three();
+        assert!(choice.has_others(&providers));
+        choice.link().progressed = true;
+        let at = choice.ended(&Ended::Silent("no keep-alive".to_owned()), SECOND / 10, &providers);
+        assert_eq!((choice.at(), at <= Instant::now()), (1, true), "the next one is asked at once");
         providers.failed(2, "refused");
-        assert!(!roster.has_others(&providers), "one waits, and one has failed");
+        assert!(!choice.has_others(&providers), "one waits, and one has failed");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_distrusted_one_is_not_chosen() {
-        let (mut roster, providers) = three();
-        roster.link().progressed = true;
+        let (mut choice, providers) = three();
+        choice.link().progressed = true;
         assert!(providers.distrust(0));
-        roster.ended(&Ended::Retry("broke".to_owned()), Duration::ZERO, &providers);
-        assert_eq!(roster.at(), 1);
-        roster.ended(&silent(), SECOND, &providers);
-        roster.ended(&silent(), SECOND * 2, &providers);
-        assert_eq!((roster.at(), roster.waiting(&providers)), (1, vec![1, 2]));
+        choice.ended(&Ended::Retry("broke".to_owned()), Duration::ZERO, &providers);
+        assert_eq!(choice.at(), 1);
+        choice.ended(&silent(), SECOND, &providers);
+        choice.ended(&silent(), SECOND * 2, &providers);
+        assert_eq!((choice.at(), choice.waiting(&providers)), (1, vec![1, 2]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -320,12 +320,12 @@ mod tests {
         }
         assert!(lag.lasts(Some(402), 50));
         assert!(!lag.lasts(Some(50), 50) && !lag.lasts(Some(402), 50), "it was over for a moment");
-        let (mut roster, providers) = three();
+        let (mut choice, providers) = three();
         providers.set_newest_slot(1, 9);
-        assert_eq!(roster.newest_of_others(&providers), Some(9));
-        roster.ended(&Ended::Lags("late".to_owned()), SECOND, &providers);
+        assert_eq!(choice.newest_of_others(&providers), Some(9));
+        choice.ended(&Ended::Lags("late".to_owned()), SECOND, &providers);
         advance(SECOND * 2).await;
         providers.set_newest_slot(0, 1 << 30);
-        assert_eq!((roster.at(), roster.newest_of_others(&providers)), (1, None), "not again so soon");
+        assert_eq!((choice.at(), choice.newest_of_others(&providers)), (1, None), "not again so soon");
     }
 }

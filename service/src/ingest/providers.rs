@@ -1,9 +1,8 @@
 //! The stream's providers as everybody sees them: which one is followed, and the condition of each.
 //!
 //! Owns: their names, conditions and figures, and the rule that the last trusted provider stays trusted. Must not:
-//! choose the one to follow, which is the roster's task. Writers: the receiver's task, and ingest-apply for distrust; the
-//! task of a heal or a replay, while there is no receiver but the spool's.
-//! Readers: any thread. Figures are statistics, so their accesses are relaxed.
+//! choose the one to follow, which `provider_choice` does. Writers: the task of the one receiver that runs, which may be a
+//! spool's; the thread of its assembler; and ingest-apply for distrust. Readers: any thread. Figures are statistics, so their accesses are relaxed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,6 +22,9 @@ const ERROR_BYTES_MAX: usize = 300;
 /// would cost as much again for the rare failure of both.
 pub const LANES_MAX: usize = 2;
 
+/// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
+pub(crate) const TROUBLE_BYTES_MAX: usize = 400;
+
 /// The value of an atomic index that names no provider.
 const NOBODY: usize = usize::MAX;
 
@@ -34,6 +36,8 @@ const REGAINED_SLOTS: u64 = 4;
 #[derive(Debug)]
 pub struct Providers {
     all: Vec<Provider>,
+    /// One that is no longer configured, of which a spool may have slots.
+    unknown: Provider,
     lanes: [Lane; LANES_MAX],
     /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
@@ -48,17 +52,19 @@ struct Lane {
     at: AtomicUsize,
     /// Index of the provider of the lane's newest subscription, or [`NOBODY`].
     followed: AtomicUsize,
+    /// The reason why the lane's stream sends nothing at the moment.
+    trouble: ArcSwapOption<String>,
 }
 
 #[derive(Debug, Default)]
 struct Provider {
     name: String,
     distrusted: AtomicBool,
-    /// Whether the receiver that [`Providers::mirror`] shows distrusts it. Only reports ask.
-    mirrored_distrust: AtomicBool,
     failing: AtomicBool,
     /// The newest slot that the provider is known to have; 0 for none.
     newest_slot: AtomicU64,
+    /// Whether its newest connection's slots are near enough to those that were handed out to be of the same chain.
+    joins: AtomicBool,
     /// The newest slot that it has claimed in its last message or answer about one, plausible or not.
     claimed_slot: AtomicU64,
     /// Slots that its blocks have left out, less [`REGAINED_SLOTS`] for each block.
@@ -68,8 +74,6 @@ struct Provider {
     slots_first: AtomicU64,
     slots_differing: AtomicU64,
     errors: AtomicU64,
-    /// Number of errors of the provider that another receiver has counted and [`Providers::mirror`] has added here.
-    mirrored_errors: AtomicU64,
     last_error: ArcSwapOption<String>,
 }
 
@@ -132,13 +136,24 @@ impl Providers {
         if all.is_empty() {
             all.push(Provider::default());
         }
-        let lane = |at| Lane { at: AtomicUsize::new(at), followed: AtomicUsize::new(at) };
-        Self { all, lanes: [lane(0), lane(NOBODY)], followed: watch::channel(0).0, takeovers: AtomicU64::new(0) }
+        let lane =
+            |at| Lane { at: AtomicUsize::new(at), followed: AtomicUsize::new(at), trouble: ArcSwapOption::empty() };
+        Self {
+            all,
+            unknown: Provider::default(),
+            lanes: [lane(0), lane(NOBODY)],
+            followed: watch::channel(0).0,
+            takeovers: AtomicU64::new(0),
+        }
     }
 
     /// Returns the name of the provider with this index.
     pub fn name(&self, index: usize) -> &str {
-        self.all.get(index).map_or("", |provider| &provider.name)
+        &self.of(index).name
+    }
+
+    fn of(&self, index: usize) -> &Provider {
+        self.all.get(index).unwrap_or(&self.unknown)
     }
 
     /// Returns the indexes of all of them.
@@ -171,24 +186,76 @@ impl Providers {
     /// Whether the provider has contradicted the applied chain.
     pub fn is_distrusted(&self, index: usize) -> bool {
         // ORDERING: Relaxed: an older value costs one more attempt.
-        self.all.get(index).is_some_and(|provider| provider.distrusted.load(Ordering::Relaxed))
+        self.of(index).distrusted.load(Ordering::Relaxed)
     }
 
-    /// Whether any provider is distrusted.
-    pub(super) fn is_any_distrusted(&self) -> bool {
-        self.indexes().any(|index| self.is_distrusted(index))
+    /// Notes that another receiver begins, whose slots another one takes. No lane has turned to a provider, and all are
+    /// trusted: those that contradict the new taker's chain too are found again.
+    pub(super) fn begin_stream(&self) {
+        for (lane, of) in self.lanes.iter().enumerate() {
+            if lane > 0 {
+                self.turn(lane, None);
+            }
+            of.trouble.store(None);
+        }
+        for provider in &self.all {
+            provider.skipped_slots.store(0, Ordering::Relaxed);
+            provider.reached_slot.store(0, Ordering::Relaxed);
+        }
+        self.trust_all();
+    }
+
+    /// Sets the reason why the lane's stream sends nothing at the moment.
+    pub fn set_trouble(&self, lane: usize, why: &str) {
+        let end = why.floor_char_boundary(TROUBLE_BYTES_MAX);
+        self.lanes[lane].trouble.store(Some(why[..end].to_owned().into()));
+    }
+
+    /// Clears the trouble, because the stream sends slots.
+    pub(super) fn clear_trouble(&self, lane: usize) {
+        let trouble = &self.lanes[lane].trouble;
+        if trouble.load().is_some() {
+            trouble.store(None);
+        }
+    }
+
+    /// Returns the reason why the stream sends nothing at the moment; `None` while any lane is without trouble. A lane that
+    /// has no trusted provider sends nothing, and has no trouble of its own.
+    pub fn trouble(&self) -> Option<Arc<String>> {
+        let troubles = || self.lanes.iter().map(|lane| (lane, lane.trouble.load_full()));
+        let sends_nothing = |(lane, trouble): (&Lane, Option<Arc<String>>)| {
+            let at = lane.at.load(Ordering::Relaxed);
+            trouble.is_some() || at == NOBODY || self.is_distrusted(at)
+        };
+        troubles().all(sends_nothing).then(|| troubles().find_map(|(_, trouble)| trouble)).flatten()
+    }
+
+    /// Returns the newest slot of the trusted providers that are followed. Slots that join nothing count only if no other
+    /// ones are known.
+    pub(super) fn newest_followed(&self) -> Option<u64> {
+        let lanes = self.lanes.iter().map(|lane| lane.followed.load(Ordering::Relaxed));
+        let newest = lanes
+            .filter(|index| !self.is_distrusted(*index))
+            .filter_map(|index| Some((self.of(index).joins.load(Ordering::Relaxed), self.newest_slot(index)?)));
+        newest.max().map(|(_, newest)| newest)
+    }
+
+    /// Returns the newest slot, up to `slot_max`, of the trusted providers.
+    pub(super) fn newest_within(&self, slot_max: u64) -> Option<u64> {
+        let trusted = self.indexes().filter(|index| !self.is_distrusted(*index));
+        trusted.filter_map(|index| self.newest_slot(index)).filter(|newest| *newest <= slot_max).max()
     }
 
     /// Returns a report of each provider, in the order of preference.
     pub fn reports(&self) -> Vec<Report> {
-        let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_shown_distrusted(*index));
+        let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_distrusted(*index));
         let tip = tip.filter_map(|(index, _)| self.newest_slot(index)).max();
         let report = |(index, provider): (usize, &Provider)| Report {
             name: provider.name.clone(),
             condition: self.condition(index),
             lag_slots: self
                 .newest_slot(index)
-                .filter(|_| !self.is_shown_distrusted(index))
+                .filter(|_| !self.is_distrusted(index))
                 .map(|slot| tip.unwrap_or(slot).saturating_sub(slot)),
             slots_first: provider.slots_first.load(Ordering::Relaxed),
             slots_differing: provider.slots_differing.load(Ordering::Relaxed),
@@ -199,27 +266,40 @@ impl Providers {
     }
 
     pub(crate) fn newest_slot(&self, index: usize) -> Option<u64> {
-        let slot = self.all.get(index)?.newest_slot.load(Ordering::Relaxed);
+        let slot = self.of(index).newest_slot.load(Ordering::Relaxed);
         Some(slot).filter(|slot| *slot > 0)
     }
 
     /// Sets the newest slot that the provider is known to have; 0 for none.
-    pub(super) fn set_newest_slot(&self, index: usize, slot: u64) {
-        if let Some(provider) = self.all.get(index) {
-            provider.newest_slot.store(slot, Ordering::Relaxed);
-        }
+    pub(crate) fn set_newest_slot(&self, index: usize, slot: u64) {
+        self.store_newest(index, slot);
         self.claim(index, slot);
+    }
+
+    /// Forgets the provider's newest slot: a new connection may be of another chain, or the provider does not answer.
+    pub(super) fn forget_newest(&self, index: usize) {
+        self.store_newest(index, 0);
+    }
+
+    fn store_newest(&self, index: usize, slot: u64) {
+        self.of(index).newest_slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// Sets the newest slot of the provider's newest connection. `joins`: whether it is near those that were handed out.
+    pub(super) fn set_newest_sent(&self, index: usize, slot: u64, joins: bool) {
+        self.of(index).joins.store(joins, Ordering::Relaxed);
+        self.set_newest_slot(index, slot);
     }
 
     /// Notes a slot that the provider claims to have, and that may be implausible.
     pub(super) fn claim(&self, index: usize, slot: u64) {
-        self.all.get(index).into_iter().for_each(|provider| provider.claimed_slot.store(slot, Ordering::Relaxed));
+        self.of(index).claimed_slot.store(slot, Ordering::Relaxed);
     }
 
     /// Notes a block of the provider, which leaves out `skipped` slots before it. Returns false, and notes nothing, if its
     /// blocks would leave out `reach` slots or more. So many small leaps lead no further than a large one.
     pub(super) fn note_block(&self, index: usize, slot: u64, skipped: u64, reach: u64) -> bool {
-        let Some(provider) = self.all.get(index) else { return skipped < reach };
+        let provider = self.of(index);
         // ORDERING: Relaxed: only the connection to the provider asks.
         if slot <= provider.reached_slot.load(Ordering::Relaxed) {
             // A fork, or a block that comes again.
@@ -282,74 +362,39 @@ impl Providers {
 
     /// Counts a slot that this provider brought whole before the others.
     pub(super) fn was_first(&self, index: usize) {
-        self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_first, 1));
+        count(&self.of(index).slots_first, 1);
     }
 
     /// Counts a slot for which this provider sent other accounts than the one that was first.
     pub(super) fn differs(&self, index: usize) {
-        self.all.get(index).into_iter().for_each(|provider| count(&provider.slots_differing, 1));
+        count(&self.of(index).slots_differing, 1);
     }
 
     /// Notes an error of the provider. Returns whether the provider had answered before it.
     pub(super) fn failed(&self, index: usize, why: &str) -> bool {
         self.complained(index, why);
-        self.all.get(index).is_some_and(|provider| !provider.failing.swap(true, Ordering::Relaxed))
+        !self.of(index).failing.swap(true, Ordering::Relaxed)
     }
 
     /// Notes an error of the provider in something that the ingest does not need, such as processed slots.
     pub(crate) fn complained(&self, index: usize, why: &str) {
-        let Some(provider) = self.all.get(index) else { return };
-        count(&provider.errors, 1);
-        let end = why.floor_char_boundary(ERROR_BYTES_MAX);
-        provider.last_error.store(Some(Arc::new(why[..end].to_owned())));
+        count(&self.of(index).errors, 1);
+        self.remark(index, &why[..why.floor_char_boundary(ERROR_BYTES_MAX)]);
     }
 
     /// Notes a remark about the provider for the operator, in the place of its newest error.
     pub(super) fn remark(&self, index: usize, text: &str) {
-        if let Some(provider) = self.all.get(index) {
-            provider.last_error.store(Some(Arc::new(text.to_owned())));
-        }
+        self.of(index).last_error.store(Some(Arc::new(text.to_owned())));
     }
 
     /// Notes that the provider does its work.
     pub(super) fn works(&self, index: usize) {
-        if let Some(provider) = self.all.get(index) {
-            provider.failing.store(false, Ordering::Relaxed);
-        }
+        self.of(index).failing.store(false, Ordering::Relaxed);
     }
 
     /// Whether the provider's last answer was an error.
     pub(super) fn is_failing(&self, index: usize) -> bool {
-        self.all.get(index).is_some_and(|provider| provider.failing.load(Ordering::Relaxed))
-    }
-
-    /// Shows each provider as the receiver of a spool sees it, `of`, while no other one is connected. Distrust is shown
-    /// and not taken over, because a provider that contradicts the kept slots may agree with the store.
-    pub(crate) fn mirror(&self, of: &Self) {
-        for (lane, from) in of.lanes.iter().enumerate() {
-            match from.followed.load(Ordering::Relaxed) {
-                NOBODY => {}
-                index => self.follow(lane, index),
-            }
-        }
-        for (to, from) in self.all.iter().zip(&of.all) {
-            to.mirrored_distrust.store(from.distrusted.load(Ordering::Relaxed), Ordering::Relaxed);
-            to.failing.store(from.failing.load(Ordering::Relaxed), Ordering::Relaxed);
-            to.newest_slot.store(from.newest_slot.load(Ordering::Relaxed), Ordering::Relaxed);
-            let errors = from.errors.load(Ordering::Relaxed);
-            let before = to.mirrored_errors.swap(errors, Ordering::Relaxed);
-            // A new spool counts from 0 again.
-            let more = if errors < before { errors } else { errors - before };
-            if more > 0 {
-                to.errors.fetch_add(more, Ordering::Relaxed);
-                to.last_error.store(from.last_error.load_full());
-            }
-        }
-    }
-
-    /// Ends the showing of another receiver: whom that one distrusts is asked again.
-    pub(super) fn end_mirror(&self) {
-        self.all.iter().for_each(|provider| provider.mirrored_distrust.store(false, Ordering::Relaxed));
+        self.of(index).failing.load(Ordering::Relaxed)
     }
 
     /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
@@ -363,21 +408,15 @@ impl Providers {
         others
     }
 
-    /// Trusts every provider again, at the word of the operator. Returns whether any was distrusted.
+    /// Trusts every provider again, at the request of the operator or after a heal. Returns whether any was distrusted.
     pub(super) fn trust_all(&self) -> bool {
         // ORDERING: Relaxed: see `is_distrusted`.
         self.all.iter().filter(|provider| provider.distrusted.swap(false, Ordering::Relaxed)).count() > 0
     }
 
-    /// Whether reports show the provider as distrusted.
-    fn is_shown_distrusted(&self, index: usize) -> bool {
-        let is_mirrored = |provider: &Provider| provider.mirrored_distrust.load(Ordering::Relaxed);
-        self.is_distrusted(index) || self.all.get(index).is_some_and(is_mirrored)
-    }
-
     fn condition(&self, index: usize) -> Condition {
         match () {
-            () if self.is_shown_distrusted(index) => Condition::Distrusted,
+            () if self.is_distrusted(index) => Condition::Distrusted,
             () if self.is_failing(index) => Condition::Fails,
             () if self.is_followed(index) => Condition::Followed,
             () => Condition::StandsBy,
@@ -419,37 +458,20 @@ mod tests {
     }
 
     #[test]
-    fn while_a_spool_follows_the_stream_its_receiver_is_the_one_that_is_shown() {
-        let (shown, spool) = (three(), three());
-        shown.failed(0, "it lacks slots");
-        shown.failed(0, "it lacks slots still");
-        spool.follow(0, 0);
-        spool.set_newest_slot(0, 90);
-        spool.set_newest_slot(1, 100);
-        spool.failed(1, "refused");
-        shown.mirror(&spool);
-        shown.mirror(&spool);
-        let of = |index: usize| shown.reports().swap_remove(index);
-        assert_eq!((of(0).condition, of(0).lag_slots, of(0).errors), (Condition::Followed, Some(10), 2));
-        assert_eq!(
-            (of(1).condition, of(1).errors, of(1).last_error),
-            (Condition::Fails, 1, Some("refused".to_owned()))
-        );
-        spool.works(1);
-        spool.follow(0, 1);
-        spool.distrust(0);
-        spool.failed(0, "contradicts");
-        shown.mirror(&spool);
-        assert_eq!((of(0).condition, of(0).errors, of(1).condition), (Condition::Distrusted, 3, Condition::Followed));
-        assert_eq!((*shown.followed().borrow(), shown.is_distrusted(0)), (1, false), "only the spool distrusts it");
-        assert_eq!(of(1).lag_slots, Some(0), "its slot does not count");
-        spool.trust_all();
-        shown.mirror(&spool);
-        assert_eq!(of(0).condition, Condition::Fails);
-        spool.distrust(0);
-        shown.mirror(&spool);
-        shown.end_mirror();
-        assert_eq!(of(0).condition, Condition::Fails, "it is asked again");
+    fn the_stream_has_trouble_once_no_lane_of_it_sends_anything() {
+        let (providers, trouble) = (three(), |providers: &Providers| providers.trouble().map(|why| why.to_string()));
+        providers.set_trouble(0, "cannot connect");
+        assert_eq!(trouble(&providers).as_deref(), Some("cannot connect"), "there is one lane");
+        providers.turn(1, Some(1));
+        assert_eq!(trouble(&providers), None);
+        providers.distrust(1);
+        assert_eq!(trouble(&providers).as_deref(), Some("cannot connect"));
+        providers.clear_trouble(0);
+        assert_eq!(trouble(&providers), None);
+        providers.set_trouble(0, &"ä".repeat(100_000));
+        assert!(trouble(&providers).is_some_and(|why| why.len() <= TROUBLE_BYTES_MAX));
+        providers.begin_stream();
+        assert_eq!((trouble(&providers), providers.is_distrusted(1)), (None, false), "of an earlier receiver");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Reads {
         Self { depth, pool, sample, alone, keys, found, places: Vec::new(), stored: Vec::new() }
     }
 
-    /// Returns the values that the store holds for the keys of the first events, at least one event. `is_known` tells
+    /// Returns the values that the store holds for the keys of the first events, at least one event. `is_known` says
     /// the keys that need no lookup; their values are `None`. `reader` must see the newest commit.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to their assembler in batches.
 //!
-//! Owns: when to connect again, and from which slot; `roster` says to which provider. Must not: block the runtime, keep
+//! Owns: when to connect again, and from which slot; `provider_choice` says to which provider. Must not: block the runtime, keep
 //! updates beyond one batch, or log the token. Runs on a task of the tokio runtime. The thread of the assembler has the
 //! receiving end of the channel: ingest-apply, `spool`, or the merging of several receivers.
 //!
@@ -96,13 +96,14 @@ pub enum Message {
     Batch(Vec<Input>),
     /// The next slot of the chain, assembled already.
     Slot(Whole),
-    /// The messages after this one come from a new connection to the provider with this index: pass
-    /// [`Input::Reconnected`] to the assembler.
+    /// The batches after this message come from a new connection to the provider with this index.
     Reconnected { provider: usize },
     /// Half a second has passed on an open connection: check how long a slot has been waiting for its parent.
     Tick,
     /// The server cannot send these slots, or its stream lacks them.
     Gap(Gap),
+    /// The whole slots after this message are of the provider with this index.
+    From { provider: usize },
     /// The store is brought to the slot of an archive. No connection is open meanwhile.
     Heal(Box<Heal>),
     /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.
@@ -161,22 +162,22 @@ impl<U: Upstream> Receiver<'_, U> {
     /// Receives until the channel's receiving end is dropped. Each connection starts over from the newest slot that was
     /// taken over.
     pub(super) async fn run(&self) {
-        let mut roster =
+        let mut choice =
             ProviderChoice::new(self.upstreams.len(), self.config.first, self.lane, self.config.jitter_seed);
         let mut hangups = self.hangups();
         // A gap is one of the chain only once no other provider can be asked.
         let mut held_gap = None;
         loop {
             let applied = self.state.resume.slot();
-            let Some(at) = roster.begin(applied, &self.state.providers) else {
+            let Some(at) = choice.begin(applied, &self.state.providers) else {
                 sleep(NOBODY_LEFT).await;
                 self.trust_again(&mut hangups);
                 continue;
             };
             let before = self.state.resume.announced();
-            let Err(ended) = self.follow(applied, &mut roster, &mut hangups).await;
+            let Err(ended) = self.follow(applied, &mut choice, &mut hangups).await;
             let connection = self.state.resume.announced();
-            let link = roster.link();
+            let link = choice.link();
             link.progressed |= connection > before && self.state.resume.slots_of(connection) > 0;
             if link.progressed {
                 link.waits.broken.reset();
@@ -184,11 +185,11 @@ impl<U: Upstream> Receiver<'_, U> {
             }
             let ended = link.begin_at(ended).masked(|words| self.upstreams[at].masked(words));
             link.idle = matches!(ended, Ended::Idle { .. });
-            self.tell_trouble(at, &ended);
+            self.show_trouble(at, &ended);
             let wait = ended.log_and_wait(self.state.providers.name(at), &mut link.waits);
             let Some(wait) = wait else { return };
             self.trust_again(&mut hangups);
-            let retry_at = roster.ended(&ended, wait, &self.state.providers);
+            let retry_at = choice.ended(&ended, wait, &self.state.providers);
             if let Ended::Gap(gap) = ended {
                 held_gap = Some(gap);
             }
@@ -201,19 +202,19 @@ impl<U: Upstream> Receiver<'_, U> {
             tokio::select! {
                 biased;
                 () = sleep_until(retry_at) => {}
-                index = self.renewed(&roster) => roster.turn_to(index),
+                index = self.renewed(&choice) => choice.turn_to(index),
                 () = self.tx.closed() => return,
             }
         }
     }
 
     /// Publishes the reason for the end of a connection to the provider at `at`.
-    fn tell_trouble(&self, at: usize, ended: &Ended) {
-        let (readiness, providers) = (&self.state.readiness, &self.state.providers);
+    fn show_trouble(&self, at: usize, ended: &Ended) {
+        let providers = &self.state.providers;
         match ended.trouble() {
-            Some(why) => readiness.set_trouble(why),
+            Some(why) => providers.set_trouble(self.lane, why),
             // The earlier trouble is not the reason for this end.
-            None => readiness.clear_trouble(),
+            None => providers.clear_trouble(self.lane),
         }
         let error = match ended {
             Ended::Gap(gap) => Some(gap.detail.as_str()),
@@ -227,8 +228,8 @@ impl<U: Upstream> Receiver<'_, U> {
     }
 
     /// Waits until a provider that waits has other secrets than at its newest connection. Returns its index.
-    async fn renewed(&self, roster: &ProviderChoice) -> usize {
-        let waiting = roster.waiting(&self.state.providers).into_iter();
+    async fn renewed(&self, choice: &ProviderChoice) -> usize {
+        let waiting = choice.waiting(&self.state.providers).into_iter();
         let renewed = waiting.map(|index| {
             Box::pin(async move {
                 self.upstreams[index].renewed().await;
@@ -258,29 +259,29 @@ impl<U: Upstream> Receiver<'_, U> {
     async fn follow(
         &self,
         applied: Option<u64>,
-        roster: &mut ProviderChoice,
+        choice: &mut ProviderChoice,
         hangups: &mut u64,
     ) -> Result<std::convert::Infallible, Ended> {
-        let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
+        let (at, from_slot) = (choice.at(), choice.link().begins_at.or(applied));
         let upstream = &self.upstreams[at];
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
         let idle_timeout = self.config.idle_timeout;
         let opening = Connection::open(upstream, idle_timeout, subscription, applied);
-        let mut connection = if roster.has_others(&self.state.providers) {
+        let mut connection = if choice.has_others(&self.state.providers) {
             let unanswered = |_| Err(Ended::Retry(format!("the server does not answer within {OPENING_MAX:?}")));
             timeout(OPENING_MAX, opening).await.unwrap_or_else(unanswered)
         } else {
             opening.await
         }?;
         self.send(Message::Reconnected { provider: at }).await?;
-        let mut intake = MessageCheck::new(self.config.selection, self.config.commitment, at, &self.state);
+        let mut check = MessageCheck::new(self.config.selection, self.config.commitment, at, &self.state);
         let number = self.state.resume.announce();
         let _open = self.state.open();
         count(&self.state.figures.connects, 1);
         self.state.providers.follow(self.lane, at);
         info!(url = self.state.providers.name(at), from_slot, "subscribed");
-        if !roster.link().idle {
-            self.state.readiness.clear_trouble();
+        if !choice.link().idle {
+            self.state.providers.clear_trouble(self.lane);
         }
         let (mut slots, mut lag) = (0, Lag::default());
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
@@ -293,16 +294,16 @@ impl<U: Upstream> Receiver<'_, U> {
             };
             let is_tick = matches!(next, Next::Tick);
             if let Next::Update(update) = next {
-                if !self.take(update, &mut intake, &mut batch).await? {
+                if !self.take(update, &mut check, &mut batch).await? {
                     continue;
                 }
-                connection.heard_of_a_slot();
+                connection.sent_a_slot();
             }
             let before = std::mem::replace(&mut slots, self.state.resume.slots_of(number));
             if slots > before {
-                roster.link().progressed = true;
+                choice.link().progressed = true;
                 connection.progressed();
-                self.state.readiness.clear_trouble();
+                self.state.providers.clear_trouble(self.lane);
                 self.state.providers.works(at);
             }
             if self.state.resume.is_given_up(number) {
@@ -313,7 +314,7 @@ impl<U: Upstream> Receiver<'_, U> {
                     connection.waits();
                 }
                 connection.check_idle().map_err(|ended| self.is_gap(ended))?;
-                self.check_lag(roster, applied, &mut lag)?;
+                self.check_lag(choice, applied, &mut lag)?;
                 self.send(Message::Tick).await?;
                 self.state.resume.tick_sent();
                 self.trust_again(hangups);
@@ -325,11 +326,11 @@ impl<U: Upstream> Receiver<'_, U> {
     async fn take(
         &self,
         update: SubscribeUpdate,
-        intake: &mut MessageCheck<'_>,
+        check: &mut MessageCheck<'_>,
         batch: &mut Vec<Input>,
     ) -> Result<bool, Ended> {
         count(&self.state.figures.updates_received, 1);
-        let (input, is_boundary) = match intake.take(update).map_err(Ended::Gap)? {
+        let (input, is_boundary) = match check.take(update).map_err(Ended::Gap)? {
             Converted::Nothing => return Ok(false),
             Converted::Account(input) => (input, false),
             Converted::Boundary(input) => (input, true),
@@ -345,13 +346,12 @@ impl<U: Upstream> Receiver<'_, U> {
 
     /// Ends the connection where the provider lags too long after another one that could take over. `applied` is the slot
     /// at which the connection began.
-    fn check_lag(&self, roster: &ProviderChoice, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
+    fn check_lag(&self, choice: &ProviderChoice, applied: Option<u64>, lag: &mut Lag) -> Result<(), Ended> {
         let limit_slots = self.config.takeover_lag_slots;
-        // Not the newest slot that any provider has: that may be another one's.
-        let own = self.state.readiness.mentioned_slot().or(applied);
+        let own = self.state.providers.newest_slot(choice.at()).or(applied);
         // If the newest tick is not taken in yet, the lag is that of ingest-apply, and another provider would not help.
         let is_known = self.state.resume.is_taken_in();
-        let newest = roster.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);
+        let newest = choice.newest_of_others(&self.state.providers).zip(own).filter(|_| is_known);
         let lag_slots = newest.map(|(other, own)| other.saturating_sub(own));
         if !lag.lasts(lag_slots, limit_slots) {
             return Ok(());

@@ -1,6 +1,6 @@
-//! The meaning of the end of a request or a stream, in the words of servers, proxies and libraries, and the way out of it.
+//! The meaning of the end of a request or a stream, as servers, proxies and libraries report it, and the way out of it.
 //!
-//! Owns: the table of these words. Must not: do I/O, or trust a number in them. Runs on a receiver's task.
+//! Owns: the table of their texts. Must not: do I/O, or trust a number in them. Runs on a receiver's task.
 
 use tonic::{Code, Status};
 use yellowstone_grpc_client::GeyserGrpcClientError;
@@ -152,8 +152,8 @@ pub(super) fn explained(why: String, https: bool) -> String {
 fn not_yet(said: &str, terms: &Terms) -> Ended {
     let applied = terms.applied.unwrap_or(0);
     Ended::Retry(format!(
-        "the server cannot send slots again from slot={applied} on: {said}; if that lasts, its newest slot is before \
-         that one: look whether it is a server of the store's chain"
+        "the server cannot send slots again from slot={applied} on: {said}; if this lasts, its newest slot is before that one: \
+         check that the server is of the store's chain"
     ))
 }
 

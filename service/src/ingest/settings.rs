@@ -15,8 +15,7 @@ use super::provider;
 use super::providers::LANES_MAX;
 use super::reads;
 use super::subscribe::Commitment;
-use super::upstream::Compression;
-use crate::base::setting::{HOUR, WAIT_MIN, settings};
+use crate::base::setting::{DAY, Given as _, HOUR, WAIT_MIN, settings};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::net::secrets;
 
@@ -42,6 +41,12 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Another provider takes over from one that lags by more slots than this and does not catch up. These are twenty seconds:
 /// the other one still has the slots between. With fewer, a pause of the network would cost a takeover.
 pub(crate) const TAKEOVER_LAG_SLOTS: u64 = 50;
+/// Lag in slots at which the service is not ready, however old the newest applied slot is: a minute of slots. A `max_lag` of more
+/// than a minute allows as many slots as it lasts.
+const LAG_SLOTS: u64 = 150;
+
+/// Nominal duration of a slot.
+const SLOT_TIME: Duration = Duration::from_millis(400);
 
 /// Default of `gap_timeout` with one server.
 const GAP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,9 +62,8 @@ settings! {
         /// take over from it
         ///
         /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
-        /// contradicts the chain. In the file a server may be a table of its own, geyser, with url, x_token_file,
-        /// x_token_header, ca, cert, key and compression. The settings below that name secrets or certificates are those
-        /// of the first.
+        /// contradicts the chain. In the file a server can also be a table [[geyser]] with url, x_token_file, x_token_header,
+        /// ca, cert, key and compression. The settings below that name secrets or certificates apply to the first server.
         #[arg(value_name = "URL")]
         #[serde(deserialize_with = "geyser::read", serialize_with = "geyser::write")]
         geyser: Vec<Geyser> = bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
@@ -226,8 +230,7 @@ settings! {
     /// How long the stream may be silent or lack a slot, and which servers are followed.
     #[derive(Copy)]
     pub struct ReceiveSettings from ReceiveGiven {
-        /// How long a slot waits for its parent before the parent counts as missing, which is a gap; for a server that sends
-        /// slots late. A connection without a slot that can be applied ends after half as long again, or 30s [default: 20s
+        /// A slot whose parent has not come after this long shows a gap; for a server that sends slots late. A connection without a slot that can be applied ends after half as long again, or 30s [default: 20s
         /// with several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
@@ -254,5 +257,30 @@ impl ReceiveGiven {
     pub fn for_servers(self, servers: usize) -> Self {
         let gap_timeout = self.gap_timeout.or((servers > 1).then_some(GAP_TIMEOUT_OF_SEVERAL));
         Self { gap_timeout, ..self }
+    }
+}
+
+settings! {
+    /// Limits beyond which the service is not ready.
+    #[derive(Copy)]
+    pub struct ReadinessSettings from ReadinessGiven {
+        /// Not ready once the newest applied slot is older than this, or is 150 slots behind the newest known one; for readers that
+        /// need fresher values, or prefer older ones to none. More than a minute allows more slots as well [default: 10s]
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[serde(with = "crate::base::setting::duration")]
+        max_lag: Duration = Duration::from_secs(10), within Duration::from_millis(1)..=DAY;
+    }
+}
+
+impl ReadinessSettings {
+    /// Returns the lag in slots at which the service is not ready.
+    pub(crate) fn lag_slots(self) -> u64 {
+        LAG_SLOTS.max((self.max_lag.as_millis() / SLOT_TIME.as_millis()) as u64)
+    }
+}
+
+impl Default for ReadinessSettings {
+    fn default() -> Self {
+        ReadinessGiven::default().in_effect().expect("the defaults are within their bounds")
     }
 }

@@ -30,7 +30,6 @@ use super::stream::receive_from;
 use super::upstream::Upstream;
 use crate::base::chain::{Base, Gap};
 use crate::overlay::Overlay;
-use crate::readiness;
 use crate::spool::{Reader, SpoolFigures, Writer};
 
 /// Settings of the spool. Those of the slots that it takes are the stream's.
@@ -40,8 +39,6 @@ pub struct SpoolConfig {
     pub dir: PathBuf,
     /// Maximum size of the spool.
     pub bytes_max: u64,
-    /// ReadinessSettings of readiness, which a [`State`] needs.
-    pub limits: readiness::ReadinessSettings,
 }
 
 /// A spool that follows the stream.
@@ -56,7 +53,7 @@ pub struct Spooling {
 
 impl Spooling {
     /// Opens the spool, or begins one after the block `base`, and follows the stream into it. Without a base the spool
-    /// begins with the first whole slot of the stream.
+    /// begins with the first whole slot of the stream. The pages of `ingest` show the stream's receiver.
     ///
     /// # Errors
     /// Errors of opening the spool; no thread can be started.
@@ -65,23 +62,23 @@ impl Spooling {
         base: Option<Base>,
         stream: ReceiveConfig,
         figures: Arc<SpoolFigures>,
+        ingest: &State,
     ) -> Result<Self> {
-        let names = stream.providers.iter().map(|provider| provider.shown().to_owned()).collect();
-        Self::start_from(stream.providers.clone(), names, config, base, stream, figures, on_thread)
+        Self::start_from(stream.providers.clone(), config, base, stream, figures, ingest, on_thread)
     }
 
-    /// Starts as [`Self::start`] does, from any upstreams with these names. `run` has the slots assembled and written;
-    /// the simulation does that on its own runtime.
+    /// Starts as [`Self::start`] does, from any upstreams, which are those of `ingest`. `run` has the slots taken and
+    /// written; the simulation does that on its own runtime.
     pub(super) fn start_from<U: Upstream + 'static>(
         upstreams: Vec<U>,
-        names: Vec<String>,
         config: SpoolConfig,
         base: Option<Base>,
         stream: ReceiveConfig,
         figures: Arc<SpoolFigures>,
+        ingest: &State,
         run: impl FnOnce(Spooler, mpsc::Receiver<Message>) -> Result<JoinHandle<()>>,
     ) -> Result<Self> {
-        let SpoolConfig { dir, bytes_max, limits } = config;
+        let SpoolConfig { dir, bytes_max } = config;
         figures.begin();
         let place = Place { dir: dir.clone(), meaning: stream.selection.to_string(), bytes_max };
         let writer = base.map(|base| place.open(base, &figures)).transpose()?;
@@ -92,7 +89,7 @@ impl Spooling {
             blockhash: last.blockhash,
             ..ChainCheckpoint::default()
         });
-        let state = State::new(checkpoint, Overlay::new(&checkpoint, false, false), limits).with_providers(names);
+        let state = ingest.at_checkpoint(checkpoint, Overlay::new(&checkpoint, false, false));
         let (stop, stopped) = watch::channel(false);
         let (messages, received) = mpsc::channel(queue_batches());
         let spooler = Spooler::new(place, writer, Arc::clone(&figures), state.clone(), stream.settings.gap_timeout);
@@ -109,9 +106,10 @@ impl Spooling {
     /// Returns the slots that the stream lacks right after the base, while the spool has none. A store that is loaded
     /// at the base could not continue with this spool.
     pub fn lacks(&self) -> Option<Gap> {
+        // Before a gap is shown, the slots before it are flushed.
+        let gap = self.state.progress.gap()?;
         // ORDERING: Relaxed: a statistic.
-        let has_slots = self.figures.has_slots.load(std::sync::atomic::Ordering::Relaxed);
-        if has_slots { None } else { self.state.readiness.verdict().gap }
+        (self.figures.slots.load(std::sync::atomic::Ordering::Relaxed) == 0).then_some(gap)
     }
 
     /// The block that the spool follows; `None` before the first slot.

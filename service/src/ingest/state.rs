@@ -1,22 +1,25 @@
 //! The state that receiver and ingest-apply share with each other and with those that read it.
 //!
-//! Owns: the ingest's figures, and the slot and the connections that ingest-apply tells the receiver. Must not: block;
+//! Owns: the ingest's figures, and the slot and the connections that ingest-apply shows the receiver. Must not: block;
 //! every write and read is wait-free. Figures are statistics, so their accesses are relaxed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use engine_api::Stats;
 use solana::ChainCheckpoint;
 
-use super::assemble::Assembler;
+use super::assemble::{Assembler, DEFAULT_SLOTS_MAX};
 use super::healing;
+use super::progress::{Age, CHAIN_BEGAN_UNIX_MS, Progress};
 use super::providers::Providers;
+use super::settings::ReadinessSettings;
 use crate::base::figure::count;
+use crate::base::plausible;
 use crate::base::published::Published;
 use crate::overlay::Overlay;
-use crate::readiness::{Readiness, ReadinessSettings};
 
 /// State that the ingest writes. Clones share it.
 #[derive(Clone, Debug)]
@@ -24,31 +27,35 @@ pub struct State {
     /// The newest commit, written by ingest-apply.
     pub published: Arc<Published>,
     /// The data with which lookups read at other commitments than the store's. Writers: ingest-apply; the receiver for
-    /// the finalized slots that it hears of.
+    /// the finalized slots that the stream names.
     pub overlay: Arc<Overlay>,
-    /// The events from which readiness is computed. Writers: ingest-apply and the receiver.
-    pub readiness: Arc<Readiness>,
+    /// How far the ingest has come, from which readiness is computed.
+    pub progress: Arc<Progress>,
     pub figures: Arc<IngestFigures>,
     /// Figures of healing from snapshot archives.
     pub healing: Arc<healing::HealFigures>,
     /// The providers of the stream. Writers: the receiver, and ingest-apply for distrust.
     pub providers: Arc<Providers>,
     pub(super) resume: Arc<Resume>,
+    pub(crate) limits: ReadinessSettings,
+    /// Whether archives heal the store; `None` where another ingest has the store.
+    heals: Option<bool>,
 }
 
 impl State {
     /// Returns the state at start: no known slot, not ready, and one provider without a name. The overlay decides the
     /// commitments that the service follows.
     pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: ReadinessSettings) -> Self {
-        let published = Arc::new(Published::new(checkpoint));
         Self {
-            readiness: Arc::new(Readiness::new(Arc::clone(&published), limits)),
-            published,
+            published: Arc::new(Published::new(checkpoint)),
             overlay: Arc::new(overlay),
+            progress: Arc::default(),
             figures: Arc::default(),
             healing: Arc::default(),
             providers: Arc::new(Providers::new([])),
             resume: Arc::new(Resume::new(checkpoint.slot)),
+            limits,
+            heals: None,
         }
     }
 
@@ -57,13 +64,66 @@ impl State {
         Self { providers: Arc::new(Providers::new(names)), ..self }
     }
 
-    /// Sets whether a gap that no server closes is healed from archives, before the readiness is shared.
+    /// Sets whether a gap that no server closes is healed from archives.
     pub fn with_heals(self, heals: bool) -> Self {
-        Self { readiness: Arc::new(self.readiness.anew().with_remedy(heals)), ..self }
+        Self { heals: Some(heals), ..self }
     }
-}
 
-impl State {
+    /// Returns the state of another taker of the same stream at `checkpoint`, such as a spool before its replay. Figures and
+    /// providers are shared: one receiver follows the stream at a time.
+    pub fn at_checkpoint(&self, checkpoint: ChainCheckpoint, overlay: Overlay) -> Self {
+        let (figures, healing, providers) =
+            (Arc::clone(&self.figures), Arc::clone(&self.healing), Arc::clone(&self.providers));
+        Self { figures, healing, providers, ..Self::new(checkpoint, overlay, self.limits) }
+    }
+
+    /// The newest known slot: that of a followed provider's newest connection, or a later one that any trusted provider has
+    /// and the store has not. `None` if there is neither.
+    ///
+    /// A slot of a connection counts once its parent was announced by number and blockhash. One that the age of the store
+    /// does not allow counts only for a followed provider.
+    pub fn newest_slot(&self) -> Option<u64> {
+        let applied = self.published.slot();
+        let within = applied.map_or(0, |applied| applied.saturating_add(self.reach()));
+        let of_any = self.providers.newest_within(within).filter(|newest| Some(*newest) > applied);
+        self.providers.newest_followed().max(of_any)
+    }
+
+    /// Returns the largest number of slots that can have passed since the newest applied one, by its age.
+    pub(crate) fn reach(&self) -> u64 {
+        plausible::reach(self.progress.applied_age())
+    }
+
+    /// Returns the age at `now_unix_ms` of a slot whose block meta was created at `created_unix_ms`, by another
+    /// machine's clock. The age is absurd if the creation is before the chain's first slot, or so far in the future
+    /// that it would hide a lag over the limit.
+    pub(crate) fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
+        let limit_ms = self.limits.max_lag.as_millis();
+        match now_unix_ms.checked_sub(created_unix_ms) {
+            _ if created_unix_ms < CHAIN_BEGAN_UNIX_MS => Age::Absurd(created_unix_ms),
+            None if u128::from(created_unix_ms - now_unix_ms) >= limit_ms => Age::Absurd(created_unix_ms),
+            age_ms => Age::Known(Duration::from_millis(age_ms.unwrap_or(0))),
+        }
+    }
+
+    /// The remedy of a gap that no server closes, or of a contradiction that no provider decides, in words; empty where there
+    /// is none to name.
+    pub(crate) fn remedy(&self, contradicts: bool) -> &'static str {
+        match (self.heals, contradicts) {
+            (None, _) => "",
+            (Some(true), false) => {
+                "if no server sends the missing slots, the service heals the store from the archives of heal_from"
+            }
+            (Some(false), false) => "if no server sends the missing slots, set heal_from or load a newer snapshot",
+            (Some(true), true) => {
+                "if no provider decides it, the service heals the store from a full archive of heal_from"
+            }
+            (Some(false), true) => {
+                "if no provider decides it, set heal_from, or find out which block is right and load a snapshot of its chain"
+            }
+        }
+    }
+
     /// Counts a subscription as open until the result is dropped.
     pub(super) fn open(&self) -> Open<'_> {
         count(&self.figures.subscriptions, 1);
@@ -83,34 +143,21 @@ impl State {
         std::iter::once(first).chain(of_lanes).find(|index| self.is_served_by(*index))
     }
 
-    /// Shows the stream and its providers as the receiver of a spool sees them, `of`, while no other one is connected.
-    pub(crate) fn mirror(&self, of: &Self) {
-        let (from, to) = (&of.figures, &self.figures);
-        // ORDERING: Relaxed: statistics.
-        to.subscriptions.store(from.subscriptions.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.readiness.mirror_trouble(&of.readiness);
-        self.providers.mirror(&of.providers);
-    }
-
-    /// Tells the receiver how far its newest connection has come: the `connection`-th one, to the provider with this
+    /// Shows the receiver how far its newest connection has come: the `connection`-th one, to the provider with this
     /// index. Writer: the thread of the assembler.
     pub(super) fn brought(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
         // ORDERING: Relaxed: see `Resume::slots_of`.
         self.resume.brought.store(packed(connection, assembler.handed_out()), Ordering::Relaxed);
         let newest = assembler.newest().unwrap_or(0);
-        self.readiness.set_newest_slot(newest);
-        provider.into_iter().for_each(|index| self.providers.set_newest_slot(index, newest));
+        let last = assembler.last().map_or(newest, |last| last.slot);
+        let joins = newest <= last.saturating_add(DEFAULT_SLOTS_MAX as u64);
+        provider.into_iter().for_each(|index| self.providers.set_newest_sent(index, newest, joins));
     }
 
-    /// Returns the state of one of several subscriptions that are kept at once. The slots that it hears of and
-    /// its place to resume are its own, all else is shared.
+    /// Returns the state of one of several subscriptions that are kept at once. Its place to resume is its own, all else is
+    /// shared.
     pub(super) fn of_lane(&self) -> Self {
-        Self {
-            readiness: Arc::new(self.readiness.anew()),
-            resume: Arc::new(Resume::of_lane(&self.resume)),
-            ..self.clone()
-        }
+        Self { resume: Arc::new(Resume::of_lane(&self.resume)), ..self.clone() }
     }
 }
 
@@ -174,7 +221,8 @@ impl Drop for Open<'_> {
 /// The value of an atomic slot that holds none; no chain ever reaches it.
 const NO_SLOT: u64 = u64::MAX;
 
-/// Word from ingest-apply to the receiver: where a new connection begins, and which connections are given up.
+/// The place at which a new connection begins, and the connections that are given up. ingest-apply shows both to the
+/// receiver.
 #[derive(Debug)]
 pub(super) struct Resume {
     /// The slot of [`Resume::slot`]; [`NO_SLOT`] before the first.
@@ -329,22 +377,21 @@ mod tests {
         assert!(assembler.next().is_some());
         state.brought(Some(0), 3, &assembler);
         assert_eq!([2, 3, 4].map(|connection| state.resume.slots_of(connection)), [0, 1, 0]);
-        assert_eq!((state.readiness.newest_slot(), state.providers.newest_slot(0)), (Some(11), Some(11)));
+        assert_eq!((state.newest_slot(), state.providers.newest_slot(0)), (Some(11), Some(11)));
     }
 
     #[test]
-    fn while_a_spool_follows_the_stream_its_receiver_has_the_word() {
-        let [shown, spool] = [(); 2].map(|()| State::at(ChainCheckpoint::default()));
-        let why = || shown.readiness.verdict().not_ready.unwrap_or_default();
-        shown.readiness.set_phase(Phase::CatchingUp);
-        shown.readiness.set_trouble("the server does not have the slots");
+    fn a_spool_shows_its_receiver_and_keeps_its_own_place_on_the_chain() {
+        let shown = State::at(ChainCheckpoint::default());
+        let at = ChainCheckpoint { slot: Some(9), ..ChainCheckpoint::default() };
+        let spool = shown.at_checkpoint(at, Overlay::new(&at, false, false));
         let open = spool.open();
-        shown.mirror(&spool);
-        assert_eq!((why().as_str(), shown.figures.is_connected()), ("catching up with the stream", true));
+        assert!(shown.figures.is_connected());
         drop(open);
-        spool.readiness.set_trouble("cannot connect");
-        shown.mirror(&spool);
-        assert_eq!(why(), "catching up with the stream; stream: cannot connect");
-        assert!(!shown.figures.is_connected());
+        spool.providers.set_trouble(0, "cannot connect");
+        spool.progress.set_phase(Phase::Live);
+        assert_eq!(shown.providers.trouble().as_deref().map(String::as_str), Some("cannot connect"));
+        assert_eq!((shown.figures.is_connected(), shown.progress.phase()), (false, Phase::Starting));
+        assert_eq!((shown.resume.slot(), spool.resume.slot(), spool.published.slot()), (None, Some(9), Some(9)));
     }
 }

@@ -3,16 +3,16 @@
 //! Owns: which receivers there are, and their common end. Must not: know a message. Runs as one task on the tokio
 //! runtime.
 
-use std::sync::atomic::Ordering;
-
 use futures::future::join_all;
 use tokio::sync::{mpsc, watch};
 
 use super::State;
-use super::merge::{Lane, Merge};
+use super::merge::Merge;
+use super::phase::Taker;
 use super::probe::probe;
 use super::providers::LANES_MAX;
 use super::receive::{Message, ReceiveConfig, Receiver, queue_batches};
+use super::sequence::Sequence;
 use super::upstream::Upstream;
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
@@ -30,12 +30,7 @@ pub(super) async fn receive_from<U: Upstream>(
     state: State,
     mut stop: watch::Receiver<bool>,
 ) {
-    // A heal shows the subscriptions of its own stream in this figure, which have ended with it.
-    // ORDERING: Relaxed: a figure for display.
-    state.figures.subscriptions.store(0, Ordering::Relaxed);
-    // The receivers of an earlier stream have turned to none of them any more.
-    (1..LANES_MAX).for_each(|lane| state.providers.turn(lane, None));
-    state.providers.end_mirror();
+    state.providers.begin_stream();
     let asks = probe(&upstreams, &state, config.commitment);
     let receives = async {
         if usize::from(config.settings.geyser_at_once).min(upstreams.len()) < 2 {
@@ -58,7 +53,7 @@ async fn receive_two<U: Upstream>(upstreams: &[U], config: &ReceiveConfig, tx: m
     let (mut lanes, mut received, mut receivers) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..LANES_MAX {
         let (tx, rx) = mpsc::channel(queue_batches());
-        let own = Lane::new(state, config.settings.gap_timeout);
+        let own = Sequence::new(Taker::Merge, state.of_lane(), None, config.settings.gap_timeout);
         receivers.push(Receiver { lane, upstreams, config, tx, state: own.state().clone() });
         received.push(rx);
         lanes.push(own);

@@ -266,6 +266,7 @@ impl Banks {
     }
 
     /// Number of banks held, dead ones included.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn banks(&self) -> usize {
         self.banks
     }

@@ -127,7 +127,7 @@ impl Receiver {
                 continue;
             };
             if let Some(slot) = self.take(update, &mut tokens, &mut batch).await? {
-                connection.heard_of_a_slot();
+                connection.sent_a_slot();
                 if slot > newest {
                     newest = slot;
                     *heard_slot = true;

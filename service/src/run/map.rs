@@ -24,8 +24,8 @@ use crate::config::Config;
 use crate::creation::Shown;
 use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, SubscriberLimits, Workers};
 use crate::ingest;
-use crate::ingest::apply::{Apply, ApplyConfig};
-use crate::ingest::provider;
+use crate::ingest::apply::Apply;
+use crate::ingest::map_writer::MapConfig;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, LookupThreads, Lookups};
 use crate::overlay::Overlay;
@@ -119,9 +119,7 @@ impl Map {
         let Store { engine, checkpoint } = store;
         let finalized = config.stream.commitment == Commitment::Finalized;
         let overlay = Overlay::new(&checkpoint, config.stream.processed, finalized);
-        let names = config.stream.providers().into_iter().map(|provider| provider::shown(&provider.url));
-        let state = ingest::State::new(checkpoint, overlay, config.readiness).with_providers(names);
-        let state = state.with_heals(config.store.heals());
+        let state = shown.ingest.at_checkpoint(checkpoint, overlay).with_heals(config.store.heals());
         let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
         handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
         handles.lookups.reads_together = !config.engine.engine.descriptor().get_many_waits_in_turn;
@@ -155,8 +153,9 @@ impl Map {
         let pulse = self.pulses.add_writer("ingest-apply", &config.store.dir.join(engines::DATA));
         let (engine, state) = (Arc::clone(&self.engine), self.state.clone());
         let durability = config.engine_use.durability.into();
-        let settings = ApplyConfig::new(&config.commit, &config.receive, config.engine.engine, durability);
-        let apply = Apply::new(engine, state, self.writer.take(), settings, pulse, stop)?;
+        let settings = MapConfig::new(&config.commit, config.engine.engine, durability);
+        let gap_timeout = config.receive.gap_timeout;
+        let apply = Apply::new(engine, state, self.writer.take(), settings, gap_timeout, pulse, stop)?;
         Ok(apply.with_memory(&config.store.dir))
     }
 

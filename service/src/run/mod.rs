@@ -97,7 +97,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     }
     let ports = edge.addresses.bind()?;
     let runtime = network_threads().context("cannot start the network threads")?;
-    let shown = Shown::default();
+    let shown = Shown::at_start(config);
     let mut stops = runtime.block_on(async { Stops::take_over(at_once) })?;
     let Some((ports, spooling)) = runtime.block_on(prepare(config, ports, &mut stops, &shown))? else {
         info!("stopped");

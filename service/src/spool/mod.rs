@@ -10,6 +10,8 @@
 //! only appended to. A crash can leave a part of a frame at its end. The next opening cuts the file after the last whole
 //! frame, and the stream is asked for the slots from there.
 
+#[cfg(any(test, fuzzing))]
+#[path = "tests/fuzzing.rs"]
 pub(crate) mod fuzzing;
 mod reader;
 mod record;
@@ -38,8 +40,6 @@ pub(crate) fn dir_of(store: &Path) -> PathBuf {
 pub struct SpoolFigures {
     /// Whether there is a spool.
     pub open: AtomicBool,
-    /// Whether a slot has come for it, which may not be written yet.
-    pub has_slots: AtomicBool,
     /// Length of the file's part that is on the device: a reader may read up to here.
     flushed_bytes: AtomicU64,
     /// Number of slots in that part.
@@ -79,7 +79,6 @@ impl SpoolFigures {
     pub fn begin(&self) {
         self.close();
         // ORDERING: Relaxed: nobody reads a spool that is not open.
-        self.has_slots.store(false, Ordering::Relaxed);
         self.slots.store(0, Ordering::Relaxed);
         self.flushed_bytes.store(0, Ordering::Relaxed);
     }
@@ -99,7 +98,6 @@ impl SpoolFigures {
     fn flushed(&self, bytes: u64, slots: u64, last_slot: u64) {
         // ORDERING: Relaxed: statistics.
         self.slots.store(slots, Ordering::Relaxed);
-        self.has_slots.fetch_or(slots > 0, Ordering::Relaxed);
         self.last_slot.store(last_slot, Ordering::Relaxed);
         self.open.store(true, Ordering::Relaxed);
         // ORDERING: Release: see `flushed_bytes`.

@@ -287,5 +287,5 @@ fn of_two_at_once_accounts_that_differ_under_one_blockhash_are_reported() {
         assert_eq!(service.metric("solkv_gap"), Some(0.0));
         one.set(Act::Serves);
     });
-    assert!(differing[0] == 0.0 && log.contains("two providers tell different accounts of one block"), "{log}");
+    assert!(differing[0] == 0.0 && log.contains("two providers send different accounts of one block"), "{log}");
 }

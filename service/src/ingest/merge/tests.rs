@@ -4,6 +4,8 @@ use solana::ChainCheckpoint;
 
 use super::*;
 use crate::base::chain::Event;
+use crate::ingest::phase::Taker;
+use crate::readiness::Readiness;
 
 const BASE: u64 = 10;
 
@@ -39,18 +41,20 @@ impl Two {
         let checkpoint = ChainCheckpoint { slot: Some(BASE), blockhash: hash(BASE), ..ChainCheckpoint::default() };
         let state = State::at(checkpoint).with_providers(["a", "b", "c"].map(str::to_owned));
         let (out, passed) = mpsc::channel(1000);
-        let lanes = (0..2).map(|_| Lane::new(&state, Duration::from_secs(60))).collect();
+        let gap_timeout = Duration::from_secs(60);
+        let lanes = (0..2).map(|_| Sequence::new(Taker::Merge, state.of_lane(), None, gap_timeout)).collect();
         Self { merge: Merge::new(lanes, out, state.clone()), state, passed }
     }
 
     async fn take(&mut self, lane: usize, message: Message) {
         assert!(self.merge.take(lane, message).await.is_ok());
-        assert!(self.merge.tell_gap().await.is_ok());
+        assert!(self.merge.send_gap().await.is_ok());
     }
 
     /// Has a lane's receiver connect to the provider with this index.
     async fn connect(&mut self, lane: usize, provider: usize) {
         self.state.providers.turn(lane, Some(provider));
+        self.state.providers.follow(lane, provider);
         std::mem::forget(self.merge.lanes[lane].state().open());
         self.take(lane, Message::Reconnected { provider }).await;
     }
@@ -73,7 +77,7 @@ impl Two {
         let mut told = Vec::new();
         while let Ok(message) = self.passed.try_recv() {
             match message {
-                Message::Reconnected { provider } => told.push(format!("provider={provider}")),
+                Message::From { provider } => told.push(format!("provider={provider}")),
                 Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
                 Message::Slot(whole) => told.push(format!("slot={}", whole.slot.slot)),
                 _ => {}
@@ -157,7 +161,7 @@ async fn the_wait_for_a_parent_goes_on_from_one_connection_of_a_lane_to_the_next
     two.connect(1, 1).await;
     let state = two.merge.lanes[0].state().clone();
     for round in 0..12 {
-        assert!(!two.merge.lanes[0].is_in_gap(), "{round}");
+        assert!(!two.merge.lanes[0].phase.is_in_gap(), "{round}");
         let open = state.open();
         // Another slot each time, as where a server ignores `from_slot`.
         two.take(0, Message::Reconnected { provider: 0 }).await;
@@ -173,7 +177,7 @@ async fn the_wait_for_a_parent_goes_on_from_one_connection_of_a_lane_to_the_next
         tokio::time::advance(Duration::from_secs(40)).await;
         assert!(two.merge.look().is_ok());
     }
-    assert!(two.merge.lanes[0].is_in_gap(), "60 s in all");
+    assert!(two.merge.lanes[0].phase.is_in_gap(), "60 s in all");
 }
 
 fn gap(slot: u64) -> Message {
@@ -237,7 +241,11 @@ async fn a_lane_that_was_away_goes_on_from_what_was_passed_on() {
     two.told();
     // The answer to an attempt from before.
     two.take(1, gap(12)).await;
-    assert_eq!((two.told(), two.merge.lanes[1].is_in_gap()), (vec![], false), "the other lane has brought the slot");
+    assert_eq!(
+        (two.told(), two.merge.lanes[1].phase.is_in_gap()),
+        (vec![], false),
+        "the other lane has brought the slot"
+    );
     two.disconnect(0);
     two.state.providers.failed(0, "killed");
     two.connect(1, 1).await;
@@ -352,28 +360,30 @@ async fn slots_of_one_provider_that_join_nothing_are_not_the_newest_ones() {
     two.connect(0, 0).await;
     two.connect(1, 1).await;
     two.slot(1, 11, 1).await;
-    let newest = |two: &Two, slots: [u64; 2]| {
-        two.merge.lanes.iter().zip(slots).for_each(|(lane, slot)| lane.state().readiness.set_newest_slot(slot));
-        two.merge.mirror();
-        two.state.readiness.newest_slot()
-    };
-    assert_eq!(newest(&two, [1_000_000, 12]), Some(12));
-    assert_eq!(newest(&two, [13, 12]), Some(13));
-    assert_eq!(newest(&two, [1_000_000, 1_000_000]), Some(1_000_000), "nobody has others");
+    two.slot(0, 12, 1).await;
+    // Block metas whose slots are never confirmed.
+    let metas =
+        |slots: std::ops::Range<u64>| Message::Batch(slots.map(|number| slot(number, 1).swap_remove(1)).collect());
+    two.take(0, metas(999_999..1_000_001)).await;
+    assert_eq!(two.state.newest_slot(), Some(11), "of the other one");
+    two.take(1, metas(999_999..1_000_001)).await;
+    assert_eq!(two.state.newest_slot(), Some(1_000_000), "no others are known");
+    two.connect(0, 0).await;
+    two.take(0, metas(13..15)).await;
+    assert_eq!(two.state.newest_slot(), Some(14));
 }
 
 #[tokio::test]
 async fn a_contradiction_is_shown_while_the_first_provider_is_away() {
     let mut two = Two::new();
-    two.state.readiness.set_phase(crate::base::chain::Phase::CatchingUp);
+    two.state.progress.set_phase(crate::base::chain::Phase::CatchingUp);
     two.connect(0, 0).await;
     two.connect(1, 1).await;
     two.take(0, Message::Batch(named(11, 99, 10))).await;
     two.take(1, Message::Batch(named(11, 11, 10))).await;
-    two.merge.lanes[0].state().readiness.set_trouble("cannot connect");
-    two.merge.mirror();
-    let verdict = two.state.readiness.verdict();
+    two.state.providers.set_trouble(0, "cannot connect");
+    let verdict = Readiness::of(&two.state).verdict();
     assert!(verdict.gap.is_some_and(|gap| gap.contradicts && gap.first_slot == 12), "{:?}", verdict.not_ready);
-    two.state.readiness.chain_goes_on(11, 1);
-    assert!(two.state.readiness.verdict().gap.is_some(), "slot 11 was applied before");
+    two.state.progress.chain_goes_on(11, 1);
+    assert!(Readiness::of(&two.state).verdict().gap.is_some(), "slot 11 was applied before");
 }

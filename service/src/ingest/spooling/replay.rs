@@ -14,16 +14,13 @@ use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
 use super::{Spooling, remove, remove_dir};
-use crate::base::chain::{Base, Gap, Phase, WholeSlot};
+use crate::base::chain::{Base, Phase, WholeSlot};
 use crate::ingest::State;
 use crate::ingest::receive::{Message, Wholes};
 use crate::spool::{Reader, SpoolFigures};
 
 /// How often the end of a replay looks whether ingest-apply has applied the last slot.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// How often the stream is shown as the spool's receiver sees it.
-const SHOW_EVERY: Duration = Duration::from_millis(500);
 
 /// A spool whose slots after the store's are given to ingest-apply.
 pub struct Replay {
@@ -76,33 +73,27 @@ impl Replay {
     pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
         let Self { spooling, reader } = self;
         info!(slot = reader.last().slot, "applying the slots that were kept");
-        tell_contradiction(&spooling, state);
+        pass_contradiction(&spooling, state);
         let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
-        let feeder =
-            Feeder { figures: Arc::clone(&figures), messages: Wholes::new(messages.clone()), state: state.clone() };
-        // Until the spool ends, its receiver is the only one.
-        let shows = async {
-            loop {
-                state.mirror(&spooling.state);
-                tokio::time::sleep(SHOW_EVERY).await;
-            }
+        let feeder = Feeder {
+            reader,
+            of: None,
+            figures: Arc::clone(&figures),
+            messages: Wholes::new(messages.clone()),
+            state: state.clone(),
         };
-        let sent = tokio::select! {
-            sent = feeder.clone().replay(Sent { reader, told: None }) => sent,
-            () = shows => None,
-        };
-        let Some(sent) = sent else { return };
+        let Some(feeder) = feeder.replay().await else { return };
         // The rest is what came until the spool's end.
         spooling.end().await;
-        let Some(sent) = feeder.replay(sent).await else { return };
-        let last = sent.reader.last().slot;
+        let Some(feeder) = feeder.replay().await else { return };
+        let last = feeder.reader.last().slot;
         while state.published.slot().is_none_or(|slot| slot < last) {
             if messages.is_closed() {
                 return;
             }
-            if sent.is_given_up(state) {
+            if feeder.is_given_up() {
                 // A gap that is no contradiction may be one of a limit, and a later start may get past it.
-                if !matches!(state.readiness.phase(), Phase::Gap(gap) if !gap.contradicts) {
+                if !matches!(state.progress.phase(), Phase::Gap(gap) if !gap.contradicts) {
                     warn!(
                         dir = %dir.display(),
                         "the spool contradicts the applied chain, and is removed; the stream is asked for its slots"
@@ -114,53 +105,42 @@ impl Replay {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         info!(slot = last, "the slots that were kept are applied");
-        drop(sent);
+        drop(feeder);
         remove_dir(&dir, &figures);
     }
 }
 
-/// Tells the store's readiness of a contradiction of the kept slots that only the spool knows.
-fn tell_contradiction(spooling: &Spooling, state: &State) {
-    let of = &spooling.state.providers;
-    if !of.is_any_distrusted() {
-        return;
+/// Has the store take over a contradiction of the kept slots that only the spool knows. One that is a gap is none: the stream
+/// will contradict the store as well.
+fn pass_contradiction(spooling: &Spooling, state: &State) {
+    let of_spool = &spooling.state.progress;
+    if let Some(contradiction) = of_spool.contradiction().filter(|_| of_spool.gap().is_none()) {
+        state.progress.contradict(&contradiction.gap, contradiction.accused);
     }
-    // ORDERING: Relaxed: a statistic.
-    let first_slot = spooling.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed) + 1;
-    let detail = "a provider contradicted the slots that were kept".to_owned();
-    let gap = Gap { first_slot, last_slot: first_slot, detail, contradicts: true };
-    state.readiness.set_contradiction(&gap, Some(*of.followed().borrow()));
 }
 
-/// How far a replay is.
-struct Sent {
+/// The sending end of a replay, and how far it is.
+struct Feeder {
     reader: Reader,
     /// The provider of the newest slot that was sent, and the number of the connection that ingest-apply takes it for;
     /// `None` before the first slot.
-    told: Option<(u32, u64)>,
-}
-
-impl Sent {
-    fn is_given_up(&self, state: &State) -> bool {
-        self.told.is_some_and(|(_, connection)| state.resume.is_given_up(connection))
-    }
-}
-
-/// The sending end of a replay.
-#[derive(Clone)]
-struct Feeder {
+    of: Option<(u32, u64)>,
     figures: Arc<SpoolFigures>,
     messages: Wholes,
     state: State,
 }
 
 impl Feeder {
+    fn is_given_up(&self) -> bool {
+        self.of.is_some_and(|(_, connection)| self.state.resume.is_given_up(connection))
+    }
+
     /// Sends the slots up to the flushed end of the spool, or until they are given up. `None` if ingest-apply has ended.
-    async fn replay(self, mut sent: Sent) -> Option<Sent> {
+    async fn replay(mut self) -> Option<Self> {
         let replaying = move || {
-            while !sent.is_given_up(&self.state) {
-                match sent.reader.next(self.figures.flushed_bytes()) {
-                    Ok(Some(slot)) => self.send(slot, &mut sent)?,
+            while !self.is_given_up() {
+                match self.reader.next(self.figures.flushed_bytes()) {
+                    Ok(Some(slot)) => self.send(slot)?,
                     Ok(None) => break,
                     Err(failed) => {
                         let failed = format!("{failed:#}");
@@ -172,23 +152,20 @@ impl Feeder {
                     }
                 }
             }
-            Some(sent)
+            Some(self)
         };
         spawn_blocking(replaying).await.ok().flatten()
     }
 
     /// Sends a slot, and before it the provider that it came from, unless the slot before came from the same one.
     /// `None` if ingest-apply has ended.
-    fn send(&self, slot: WholeSlot, sent: &mut Sent) -> Option<()> {
-        let source = sent.reader.source();
-        if sent.told.is_none_or(|(told, _)| told != source) {
+    fn send(&mut self, slot: WholeSlot) -> Option<()> {
+        let source = self.reader.source();
+        if self.of.is_none_or(|(of, _)| of != source) {
             let provider = self.state.providers.of_source(source);
-            self.messages.queue().blocking_send(Message::Reconnected { provider }).ok()?;
-            sent.told = Some((source, self.state.resume.announce()));
+            self.messages.queue().blocking_send(Message::From { provider }).ok()?;
+            self.of = Some((source, self.state.resume.announce()));
         }
-        // ORDERING: Relaxed: a statistic.
-        let newest = self.figures.last_slot.load(std::sync::atomic::Ordering::Relaxed);
-        self.state.readiness.set_newest_slot(newest);
         Handle::current().block_on(self.messages.send(slot)).ok()
     }
 }

@@ -1,4 +1,4 @@
-//! Assembles the slots of the stream and writes them to the spool.
+//! Takes the slots of the stream and writes them to the spool.
 //!
 //! Owns: the end of the spool. Must not: skip a gap. Runs on the thread `spool`.
 
@@ -12,11 +12,9 @@ use tracing::error;
 
 use crate::base::chain::{Base, Gap, WholeSlot};
 use crate::ingest::State;
-use crate::ingest::assemble::{Assembler, HeldLimits, Input};
-use crate::ingest::late_updates::LateLines;
-use crate::ingest::parent_wait::ParentWait;
-use crate::ingest::phase::StreamPhase;
-use crate::ingest::receive::{Message, Whole};
+use crate::ingest::phase::Taker;
+use crate::ingest::receive::Message;
+use crate::ingest::sequence::Sequence;
 use crate::spool::{Full, Origin, SpoolFigures, Writer, source_of};
 
 /// The state of the thread `spool`, which assembles and writes.
@@ -27,12 +25,8 @@ pub(in crate::ingest) struct Spooler {
     /// The provider of the present connection, as frames name it.
     source: u32,
     figures: Arc<SpoolFigures>,
-    assembler: Assembler,
-    standing: StreamPhase,
+    sequence: Sequence,
     state: State,
-    waiting: ParentWait,
-    /// The lines about updates that came after their slot.
-    late: LateLines,
 }
 
 impl Spooler {
@@ -50,11 +44,8 @@ impl Spooler {
             writer,
             source: 0,
             figures,
-            assembler: Assembler::new(last, HeldLimits::within(probe::memory_limit().bytes)),
-            standing: StreamPhase::of_spool(state.clone()),
+            sequence: Sequence::new(Taker::Spool, state.clone(), last, gap_timeout),
             state,
-            waiting: ParentWait::new(gap_timeout),
-            late: LateLines::default(),
         }
     }
 
@@ -71,7 +62,7 @@ impl Spooler {
 
     /// Publishes the phase, before the first message.
     pub(in crate::ingest) fn begin(&self) {
-        self.standing.begin();
+        self.sequence.phase.begin();
     }
 
     /// Takes in one message. Returns false once the spool takes no more slots.
@@ -95,90 +86,30 @@ impl Spooler {
     }
 
     fn take(&mut self, message: Message, nothing_waits: bool) -> Result<(), Full> {
-        match message {
-            Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
-            Message::Reconnected { provider } => {
-                self.waiting.pause();
-                self.source = source_of(self.state.providers.name(provider));
-                if self.standing.reconnected(provider) {
-                    // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
-                    self.assembler.restart(self.last());
-                }
-                // That of an earlier connection may be of another chain.
-                self.state.readiness.set_newest_slot(0);
-                self.assembler.push(Input::Reconnected).or_else(|gap| self.start_over(gap))?;
-            }
-            Message::Tick => {
-                self.check_waiting()?;
-                self.state.resume.tick_taken(&self.assembler);
-            }
-            Message::Gap(gap) => self.start_over(gap)?,
-            // The receiver and the merging send no heal.
-            Message::Heal(_) | Message::Beat => {}
-            Message::Slot(Whole { slot, .. }) => self.whole(&slot)?,
+        if let Message::Reconnected { provider } | Message::From { provider } = message {
+            self.source = source_of(self.state.providers.name(provider));
+        }
+        if let Some(gap) = self.slots(message)? {
+            self.flush()?;
+            self.sequence.start_over(self.last(), gap);
         }
         if nothing_waits { self.flush() } else { Ok(()) }
     }
 
-    fn input(&mut self, input: Input) -> Result<(), Full> {
-        if self.standing.has_given_up() {
-            return Ok(());
+    /// Keeps the slots that are whole and next after this message. Returns the gap that it leads to.
+    fn slots(&mut self, message: Message) -> Result<Option<Gap>, Full> {
+        if let Err(gap) = self.sequence.take(message) {
+            return Ok(Some(gap));
         }
-        if let Err(gap) = self.assembler.push(input) {
-            return self.start_over(gap);
+        while let Some(slot) = self.sequence.next() {
+            let source = self.source;
+            let writer = self.writer_for(&slot)?;
+            writer.set_source(source);
+            writer.append(&slot)?;
+            self.sequence.taken(&slot);
+            self.sequence.phase.committed(slot.slot, slot.created_unix_ms);
         }
-        if matches!(input, Input::Account { .. }) {
-            return Ok(());
-        }
-        while let Some(slot) = self.assembler.next() {
-            self.keep(&slot)?;
-        }
-        let (provider, assembler) = (self.standing.provider(), &self.assembler);
-        self.state.brought(provider, self.standing.connection(), assembler);
-        self.late.tell(assembler.dropped().late_updates, provider, &self.state.providers);
-        match self.assembler.check_gap() {
-            Some(gap) => self.start_over(gap),
-            None => self.check_waiting(),
-        }
-    }
-
-    /// Keeps the next slot of the chain, which was assembled elsewhere.
-    fn whole(&mut self, slot: &WholeSlot) -> Result<(), Full> {
-        if self.standing.has_given_up() {
-            return Ok(());
-        }
-        if let Some(gap) = self.assembler.gap_before(slot) {
-            return self.start_over(gap);
-        }
-        self.keep(slot)?;
-        self.assembler.restart(Some(slot.base()));
-        Ok(())
-    }
-
-    fn keep(&mut self, slot: &WholeSlot) -> Result<(), Full> {
-        let source = self.source;
-        let writer = self.writer_for(slot)?;
-        writer.set_source(source);
-        writer.append(slot)?;
-        // ORDERING: Relaxed: a statistic.
-        self.figures.has_slots.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.state.resume.set_slot(slot.slot);
-        self.waiting.over();
-        self.standing.committed(slot.slot, slot.created_unix_ms);
-        Ok(())
-    }
-
-    fn check_waiting(&mut self) -> Result<(), Full> {
-        let gap = self.waiting.check(&self.assembler);
-        gap.map_or(Ok(()), |gap| self.start_over(gap))
-    }
-
-    fn start_over(&mut self, gap: Gap) -> Result<(), Full> {
-        self.flush()?;
-        self.assembler.restart(self.last());
-        self.waiting.over();
-        self.standing.gap(gap);
-        Ok(())
+        Ok(self.sequence.check())
     }
 
     fn flush(&mut self) -> Result<(), Full> {

@@ -1,6 +1,6 @@
-//! Tests of the replay: whose word a contradiction is, and how long the spool stays.
+//! Tests of the replay: the provider that a contradiction counts against, and how long the spool stays.
 //!
-//! Owns: nothing. Threads: `spool` takes the place of ingest-apply, which has the same standing and assembler.
+//! Owns: nothing. Threads: `spool` takes the place of ingest-apply, which takes slots from the same side of the stream.
 
 use std::thread;
 
@@ -88,10 +88,10 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
     writer.flush().unwrap();
     let at = |slot| ChainCheckpoint { slot: Some(slot), blockhash: [slot as u8; 32], ..ChainCheckpoint::default() };
     let state = State::at(at(10));
-    state.readiness.set_trouble("the server does not have the slots");
-    // A provider has contradicted the kept slots.
-    let kept = State::at(at(12)).with_providers(PROVIDERS.map(str::to_owned));
-    kept.providers.distrust(1);
+    // A provider has contradicted the kept slots, and another one is followed.
+    let kept = state.at_checkpoint(at(12), Overlay::new(&at(12), false, false));
+    let gap = Gap { first_slot: 13, last_slot: 13, detail: "parent".to_owned(), contradicts: true };
+    kept.progress.contradict(&gap, Some(0));
     let replay = Replay::of(at_rest(&dir, figures, &kept), &at(10)).await.unwrap().unwrap();
     let (messages, mut received) = mpsc::channel(8);
     let replaying = tokio::spawn({
@@ -104,9 +104,8 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
         state.published.publish(at(committed));
         tokio::time::sleep(replay::LOOK_EVERY * 10).await;
         assert!(dir.exists() && !replaying.is_finished(), "removed at slot={committed}");
-        assert_eq!(state.readiness.trouble(), None, "the receiver from before the spool is gone");
     }
-    let accused = state.readiness.contradiction().map(|of| of.accused);
+    let accused = state.progress.contradiction().map(|of| of.accused);
     assert_eq!(accused, Some(Some(0)), "the store takes over what only the spool knows");
     state.published.publish(at(12));
     replaying.await.unwrap();

@@ -75,13 +75,19 @@ pub(super) struct Healer {
 
 impl Simulation {
     /// Begins a life of a store at `checkpoint` that may heal. `None` if no archives are configured.
-    pub(super) async fn heal_for(&mut self, checkpoint: &ChainCheckpoint, engine: &Arc<Measured>) -> Option<Start> {
+    pub(super) async fn heal_for(
+        &mut self,
+        checkpoint: &ChainCheckpoint,
+        engine: &Arc<Measured>,
+        state: &State,
+    ) -> Option<Start> {
         let heals = self.heals.as_ref()?;
         let spool_dir = heals.spool_dir();
         let keeper = self.keeper(spool_dir.clone(), heals.spool_bytes_max);
         let (figures, written) = (Arc::<SpoolFigures>::default(), Arc::<()>::default());
         let found = spool::look(&spool_dir).expect("the spool's file can be read");
-        let spooling = found.map(|found| (found.origin.base, keeper.keep(Some(found.origin.base), &figures, &written)));
+        let spooling =
+            found.map(|found| (found.origin.base, keeper.keep(Some(found.origin.base), &figures, &written, state)));
         let begin = match spooling {
             Some((base, spooling)) if checkpoint.slot >= Some(base.slot) && checkpoint.phase == MapPhase::Ready => {
                 Begin::Follow(Replay::of(spooling, checkpoint).await.expect("the store is on the spool's chain"))
@@ -136,19 +142,19 @@ impl Healer {
         messages: &mpsc::Sender<Message>,
         state: &State,
     ) -> Option<Option<Replay>> {
-        let mut spooling = spooling.unwrap_or_else(|| self.begin_spool());
+        let mut spooling = spooling.unwrap_or_else(|| self.begin_spool(state));
         let mut broken_since: Option<Instant> = None;
         loop {
             // A spool that lacks slots itself is started over.
-            let is_broken = spooling.state().readiness.verdict().gap.is_some();
+            let is_broken = spooling.state().progress.gap().is_some();
             broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
             if broken_since.take_if(|since| since.elapsed() >= PATIENCE).is_some() {
                 spooling.discard().await;
-                spooling = self.begin_spool();
+                spooling = self.begin_spool(state);
             }
             if self.is_spent(&spooling, state) {
                 spooling.discard().await;
-                spooling = self.begin_spool();
+                spooling = self.begin_spool(state);
             }
             if let Some(to) = self.choose(&spooling, state) {
                 let (done, is_done) = oneshot::channel();
@@ -162,17 +168,17 @@ impl Healer {
             }
             sleep(SEARCH_EVERY).await;
         }
-        state.readiness.set_phase(Phase::CatchingUp);
+        state.progress.set_phase(Phase::CatchingUp);
         let checkpoint = **state.published.checkpoint();
         Some(Replay::of(spooling, &checkpoint).await.expect("the archive is of a slot of the spool"))
     }
 
     /// Keeps the stream from its next slot on.
-    fn begin_spool(&self) -> Spooling {
+    fn begin_spool(&self, state: &State) -> Spooling {
         if spool::look(&self.spool_dir).expect("the spool's file can be read").is_some() {
             spool::remove(&self.spool_dir).expect("the spool can be removed");
         }
-        self.keeper.keep(None, &self.figures, &self.written)
+        self.keeper.keep(None, &self.figures, &self.written, state)
     }
 
     /// Chooses an archive that joins the spool and is not older than the store, and returns its block.
@@ -228,7 +234,7 @@ impl Healer {
     /// Returns the keys in the incremental archive of `slot` with the newest base that is old enough, and the changes that it
     /// takes back. `None` if only a full archive helps.
     fn incremental(&self, slot: u64, state: &State) -> Option<(NewestChanges, HashSet<Key>)> {
-        if !self.takes_incremental || state.readiness.contradiction().is_some() {
+        if !self.takes_incremental || state.progress.contradiction().is_some() {
             return None;
         }
         let store = state.published.checkpoint();

@@ -46,14 +46,15 @@ use crate::base::pulse::Pulse;
 use crate::base::setting::Given;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::ingest::State;
-use crate::ingest::apply::{Apply, ApplyConfig};
-use crate::ingest::batch;
+use crate::ingest::apply::Apply;
+use crate::ingest::batch::BatchLimits;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::{Follow, Selection};
+use crate::ingest::map_writer::MapConfig;
 use crate::ingest::receive::{Message, ReceiveConfig};
-use crate::ingest::settings::{CommitGiven, ReceiveGiven};
+use crate::ingest::settings::{CommitGiven, ReadinessSettings, ReceiveGiven};
 use crate::ingest::subscribe::Commitment;
-use crate::readiness::{ReadinessSettings, Verdict};
+use crate::readiness::{Readiness, Verdict};
 
 /// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
 /// and twice a second where none arrives.
@@ -70,10 +71,10 @@ fn defaults<G: Given + Default>() -> G::InEffect {
 }
 
 /// Returns the defaults of ingest-apply, except that a commit that has to wait is retried at once.
-fn apply_defaults(durability: Durability) -> ApplyConfig {
-    let (commit, receive) = (defaults::<CommitGiven>(), defaults::<ReceiveGiven>());
-    let config = ApplyConfig::new(&commit, &receive, engines::default_engine(), durability);
-    ApplyConfig { full_retry: Duration::ZERO, sample_seed: 0, ..config }
+fn apply_defaults(durability: Durability) -> MapConfig {
+    let commit = defaults::<CommitGiven>();
+    let config = MapConfig::new(&commit, engines::default_engine(), durability);
+    MapConfig { full_retry: Duration::ZERO, sample_seed: 0, ..config }
 }
 
 /// While a commit is under way, each lookup has to read the engine's checkpoint. A failed commit must therefore count
@@ -88,13 +89,15 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     let config = apply_defaults(Durability::Buffered);
     let (_stop, stopped) = watch::channel(false);
     let mut apply =
-        Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).expect("begun");
+        Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Duration::MAX, Pulse::default(), stopped)
+            .expect("begun");
+    let map = &mut apply.map;
     for fault in [Fault::FullAtCommit(1), Fault::WantAtCommit(1)] {
         *plan.lock().expect("a plan") = Some((0, fault));
-        apply.commit(apply.up_to(chain.base.slot)).expect_err("the plan says so");
+        map.commit(map.up_to(chain.base.slot)).expect_err("the plan says so");
         assert!(!state.published.is_committing(), "{fault:?}");
     }
-    let checkpoint = apply.commit(apply.up_to(chain.base.slot)).expect("no fault is left");
+    let checkpoint = map.commit(map.up_to(chain.base.slot)).expect("no fault is left");
     assert!(state.published.is_committing(), "a reader may see it, and it is not published");
     state.published.publish(checkpoint);
     assert!(!state.published.is_committing());
@@ -123,7 +126,7 @@ struct Simulation {
     store: Store,
     oracle: Oracle,
     receive: ReceiveConfig,
-    apply: ApplyConfig,
+    apply: MapConfig,
     /// Whether the last life ended between the feed's append and the end of a commit.
     cut: bool,
     /// Longest time without an applied slot in the last life, from its first slot to its last.
@@ -212,16 +215,15 @@ impl Simulation {
         if slow {
             store.slow_down();
         }
-        let apply = ApplyConfig {
-            batch: batch::BatchLimits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
+        let apply = MapConfig {
+            batch: BatchLimits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
             commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
-            gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
             depth: of(&[1, 2, 64, 1000], &mut reads) as usize,
             reads_in_turn: slow,
             sample_seed: seed,
             ..apply_defaults(durability)
         };
-        receive.settings.gap_timeout = apply.gap_timeout;
+        receive.settings.gap_timeout = Duration::from_secs(of(&[2, 20], &mut rng));
         // Numbers of their own, as above.
         if natures.len() > 1 && Rng::new(seed ^ 0x7A0).chance(0.4) {
             receive.settings.geyser_at_once = 2;
@@ -280,17 +282,25 @@ impl Simulation {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
-        let Start { begin, healer, spool, written } = self.start(&checkpoint, &engine).await;
+        let Start { begin, healer, spool, written } = self.start(&checkpoint, &engine, &state).await;
         self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
         let follows = Arc::new(AtomicBool::new(matches!(begin, Begin::Follow(None))));
         let sources = self.sources(messages, &state, stopped.clone(), Arc::clone(&follows));
         let receiver = tokio::spawn(sources.feed(begin, healer));
-        let mut apply =
-            Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
-                .expect("the engine has a checkpoint")
-                .with_memory(self.store.dir());
+        let gap_timeout = self.receive.settings.gap_timeout;
+        let mut apply = Apply::new(
+            Arc::clone(&engine),
+            state.clone(),
+            Some(writer),
+            self.apply,
+            gap_timeout,
+            Pulse::default(),
+            stopped,
+        )
+        .expect("the engine has a checkpoint")
+        .with_memory(self.store.dir());
         apply.begin();
         let (deadline, mut taken) = (until.deadline(), 0);
         let (mut newest, mut moved_at, mut gap_shown) = (self.oracle.newest(), None, None);
@@ -334,7 +344,7 @@ impl Simulation {
             self.tear_spool(flushed_bytes);
         }
         self.end(apply, killed, &engine, &feed, &state);
-        let verdict = state.readiness.verdict();
+        let verdict = Readiness::of(&state).verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)
     }
@@ -394,7 +404,7 @@ impl Simulation {
 
     /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
     fn check_readiness(&self, state: &State, started_at: u64, moved_at: Option<Instant>) {
-        let verdict = state.readiness.verdict();
+        let verdict = Readiness::of(state).verdict();
         let slot = self.oracle.slot();
         if verdict.is_ready() {
             assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
@@ -406,7 +416,7 @@ impl Simulation {
             self.servers.iter().find_map(|server| server.lost().filter(|lost| !several || lost.is_of_open(server)));
         let Some(lost) = lost.filter(|lost| slot < lost.slot) else { return };
         // Ticks come twice a second. Slots out of order may hide the loss for a few slots.
-        if Instant::now() > lost.since + self.apply.gap_timeout + Duration::from_secs(5) {
+        if Instant::now() > lost.since + self.receive.settings.gap_timeout + Duration::from_secs(5) {
             let Some(gap) = &verdict.gap else {
                 panic!("slot={} is missing and nobody says so: {verdict:?}", lost.slot);
             };
@@ -418,7 +428,7 @@ impl Simulation {
     /// first seen, and the followed server with its newest connection at that time.
     fn check_given_up(&self, state: &State, shown: &mut GapShown) {
         // Of two connections at once, the other one may have shown it.
-        if !matches!(state.readiness.phase(), Phase::Gap(_)) || self.receive.settings.geyser_at_once > 1 {
+        if !matches!(state.progress.phase(), Phase::Gap(_)) || self.receive.settings.geyser_at_once > 1 {
             *shown = None;
             return;
         }

@@ -50,10 +50,10 @@ pub(super) struct Start {
 
 impl Simulation {
     /// Begins a life of a store at `checkpoint`.
-    pub(super) async fn start(&mut self, checkpoint: &ChainCheckpoint, engine: &Arc<Measured>) -> Start {
-        match self.heal_for(checkpoint, engine).await {
+    pub(super) async fn start(&mut self, checkpoint: &ChainCheckpoint, engine: &Arc<Measured>, state: &State) -> Start {
+        match self.heal_for(checkpoint, engine, state).await {
             Some(start) => start,
-            None => self.replay_for(checkpoint).await,
+            None => self.replay_for(checkpoint, state).await,
         }
     }
 

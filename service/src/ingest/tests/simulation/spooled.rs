@@ -21,9 +21,9 @@ use super::server::Server;
 use super::sources::{Begin, Start};
 use super::{Simulation, Until, in_virtual_time};
 use crate::base::chain::Base;
+use crate::ingest::State;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::spooling::{Replay, SpoolConfig, Spooler, Spooling};
-use crate::readiness::ReadinessSettings;
 use crate::spool::{self, SpoolFigures};
 
 /// Number of chains that `make test` tries.
@@ -48,7 +48,6 @@ struct Life {
 #[derive(Clone)]
 pub(super) struct Keeper {
     servers: Vec<Server>,
-    names: Vec<String>,
     stream: ReceiveConfig,
     config: SpoolConfig,
 }
@@ -56,7 +55,13 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Begins a life of the spool, after the block `base` or with the stream's next slot. `written` is held until the
     /// task that writes is gone.
-    pub(super) fn keep(&self, base: Option<Base>, figures: &Arc<SpoolFigures>, written: &Arc<()>) -> Spooling {
+    pub(super) fn keep(
+        &self,
+        base: Option<Base>,
+        figures: &Arc<SpoolFigures>,
+        written: &Arc<()>,
+        state: &State,
+    ) -> Spooling {
         let held = Arc::clone(written);
         let on_task = |spooler: Spooler, received: mpsc::Receiver<Message>| {
             Ok(tokio::spawn(async move {
@@ -65,9 +70,8 @@ impl Keeper {
             }))
         };
         self.servers.iter().for_each(Server::forget);
-        let (servers, names, config) = (self.servers.clone(), self.names.clone(), self.config.clone());
-        let started =
-            Spooling::start_from(servers, names, config, base, self.stream.clone(), Arc::clone(figures), on_task);
+        let (servers, config, stream) = (self.servers.clone(), self.config.clone(), self.stream.clone());
+        let started = Spooling::start_from(servers, config, base, stream, Arc::clone(figures), state, on_task);
         started.expect("a spool that was killed opens again")
     }
 }
@@ -79,26 +83,27 @@ impl Simulation {
     }
 
     /// Begins a life of the spool, if there is one, and its replay into a store at `checkpoint`.
-    pub(super) async fn replay_for(&self, checkpoint: &ChainCheckpoint) -> Start {
+    pub(super) async fn replay_for(&self, checkpoint: &ChainCheckpoint, state: &State) -> Start {
         // A spool that was replayed is gone.
         let Some(spool) = self.spool.as_ref().filter(|spool| spool.dir.exists()) else {
             return Start { begin: Begin::Follow(None), healer: None, spool: Arc::default(), written: Arc::default() };
         };
-        let Life { spooling, figures, written } = self.follow_into(spool);
+        let Life { spooling, figures, written } = self.follow_into(spool, state);
         let replay = Replay::of(spooling, checkpoint).await.expect("the spool begins at the chain's base");
         Start { begin: Begin::Follow(replay), healer: None, spool: figures, written }
     }
 
     /// Returns the keeper of a spool in `dir`.
     pub(super) fn keeper(&self, dir: PathBuf, bytes_max: u64) -> Keeper {
-        let config = SpoolConfig { dir, bytes_max, limits: ReadinessSettings::default() };
-        Keeper { servers: self.servers.clone(), names: self.names(), stream: self.receive.clone(), config }
+        let config = SpoolConfig { dir, bytes_max };
+        Keeper { servers: self.servers.clone(), stream: self.receive.clone(), config }
     }
 
     /// Begins a life of the spool, which follows the stream from its last slot on.
-    fn follow_into(&self, spool: &Spool) -> Life {
+    fn follow_into(&self, spool: &Spool, state: &State) -> Life {
         let (figures, written) = (Arc::default(), Arc::default());
-        let spooling = self.keeper(spool.dir.clone(), spool.bytes_max).keep(Some(spool.base), &figures, &written);
+        let spooling =
+            self.keeper(spool.dir.clone(), spool.bytes_max).keep(Some(spool.base), &figures, &written, state);
         Life { spooling, figures, written }
     }
 }
@@ -162,7 +167,8 @@ fn start_through_the_spool(seed: u64) {
         let bytes_max = if rng.chance(0.3) { 200 + rng.below(3000) } else { 1 << 30 };
         let spool = Spool { dir: temp.path().join("spool"), base: Base { blockhash, ..base }, bytes_max };
         for _ in 0..1 + rng.below(4) {
-            let life = simulation.follow_into(&spool);
+            let state = State::at(ChainCheckpoint::default()).with_providers(simulation.names());
+            let life = simulation.follow_into(&spool, &state);
             sleep(Duration::from_millis(rng.below(9000))).await;
             life.kill(&spool, &mut rng).await;
             advance(Duration::from_millis(rng.below(1000))).await;

@@ -1,4 +1,4 @@
-//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server through the intake and
+//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server through the check of messages and
 //! the assembler.
 //!
 //! Owns: nothing. Must not: be called by the service. Any thread.
@@ -14,12 +14,12 @@ use super::assemble::{Assembler, HeldLimits, Input};
 use super::convert::Converted;
 use super::follow::Selection;
 use super::message_check::MessageCheck;
+use super::settings::ReadinessSettings;
 use super::subscribe::Commitment;
 use crate::base::chain::{Base, SLOT_END, WholeSlot};
 use crate::base::figure::unix_ms;
 use crate::base::plausible::reach;
 use crate::overlay::Overlay;
-use crate::readiness;
 
 /// HeldLimits of the assembler, small so that the fuzzer reaches both.
 const LIMITS: HeldLimits = HeldLimits { slots_max: 4, bytes_max: 16 << 10 };
@@ -35,11 +35,11 @@ pub fn stream(
 ) {
     let checkpoint = ChainCheckpoint { slot: base.map(|base| base.slot), ..ChainCheckpoint::default() };
     let overlay = Overlay::new(&checkpoint, false, commitment == Commitment::Finalized);
-    let state = State::new(checkpoint, overlay, readiness::ReadinessSettings::default());
-    let mut intake = MessageCheck::new(selection, commitment, 0, &state);
+    let state = State::new(checkpoint, overlay, ReadinessSettings::default());
+    let mut check = MessageCheck::new(selection, commitment, 0, &state);
     let mut assembler = Assembler::new(base, LIMITS);
     for update in updates {
-        let input = match update.map(|update| intake.take(update)) {
+        let input = match update.map(|update| check.take(update)) {
             Some(Ok(Converted::Nothing)) => continue,
             Some(Ok(Converted::Account(input) | Converted::Boundary(input))) => input,
             // A message that cannot be read ends its connection.
@@ -47,7 +47,7 @@ pub fn stream(
                 if let Some(Err(gap)) = failed {
                     assert!(gap.first_slot <= gap.last_slot && gap.last_slot < SLOT_END, "{gap:?}");
                 }
-                intake = MessageCheck::new(selection, commitment, 0, &state);
+                check = MessageCheck::new(selection, commitment, 0, &state);
                 Input::Reconnected
             }
         };
@@ -87,8 +87,7 @@ fn drain(assembler: &mut Assembler, state: &State) {
         state.resume.set_slot(slot);
         state.published.publish(ChainCheckpoint { slot: Some(slot), blockhash, ..ChainCheckpoint::default() });
         state.overlay.published(Some(slot));
-        state.readiness.slot_applied(state.readiness.age(created_unix_ms, unix_ms()));
-        state.readiness.verdict();
+        state.progress.slot_applied(state.age(created_unix_ms, unix_ms()));
         assert!(state.overlay.slot(crate::base::chain::Commitment::Finalized) <= Some(slot), "unrooted");
     }
 }

@@ -10,10 +10,10 @@ use solana::ChainCheckpoint;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Apply, STATS_EVERY};
+use super::{MapWriter, STATS_EVERY};
 use crate::base::figure::count;
 
-impl Apply {
+impl MapWriter {
     /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and
     /// publishes it.
     pub(super) fn commit_and_publish(&mut self, next: ChainCheckpoint) -> Result<()> {
@@ -26,7 +26,7 @@ impl Apply {
                     count(&self.state.figures.commits_without_space, no_space.into());
                     let what = if no_space { "no space" } else { "a commit has to wait" };
                     warn!(error = %failed, "{what}: lookups continue, and the batch is kept and retried");
-                    self.standing.commit_waits(&failed);
+                    self.state.progress.commit_waits(&failed);
                     std::thread::sleep(self.config.full_retry);
                 }
                 Err(failed) => return Err(failed),
@@ -94,7 +94,7 @@ impl Apply {
         }
     }
 
-    pub(super) fn refresh_stats(&mut self) {
+    pub(in crate::ingest) fn refresh_stats(&mut self) {
         self.last_stats = Some(Instant::now());
         if let Some(feed) = &mut self.feed {
             feed.expire();
