@@ -192,7 +192,7 @@ impl Load<'_> {
             }
         };
         match lacking {
-            // A store that is whole stands before a gap as any other store does.
+            // A store that is whole is before a gap as any other store may be.
             Some(gap) if !config.store.heals() && !matches!(loaded, Ok(true)) => Err(self.lacks(&gap)),
             _ => Ok(loaded.map_err(Failed::by_remedy)?.then_some(spooling)),
         }
@@ -291,7 +291,7 @@ fn waiting(shown: &Shown) -> Option<String> {
     Some(shown.load.waiting()?.to_string())
 }
 
-/// Describes how far load and spool are, and why archive or stream bring nothing if they do not.
+/// Describes how far load and spool are, and why archive or stream send nothing if they do not.
 fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
     let Shown { load, spool, .. } = shown;
     let read = shown.read(begun);

@@ -338,7 +338,7 @@ impl Healer {
     }
 
     /// Returns the changes of the store's newest slot, or the reason why they are not known. Reads the feed's log once, as
-    /// long as the store stands still.
+    /// long as the store does not change.
     fn newest(&mut self, state: &State) -> Result<Arc<NewestChanges>, String> {
         let store = **state.published.checkpoint();
         if let Some((_, newest)) = self.newest.as_ref().filter(|(of, _)| *of == store) {

@@ -5,7 +5,7 @@
 //!
 //! Nothing here is a latch that must be reset. The ingest's state has events with their times, and each question compares
 //! these with the clock. So readiness ends without an event if the stream is dead, silent or slow, the ingest lags, or
-//! a commit hangs. Only a whole slot applied within the limits brings it back.
+//! a commit hangs. Only a whole slot applied within the limits makes the service ready again.
 
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ pub(super) struct Wanted {
     pub(super) slot: u64,
     /// Slot of the archive that an interrupted heal has begun with; 0 if there is none.
     healed_to: u64,
-    /// Slot at which the store stands.
+    /// Slot of the store's checkpoint.
     store_slot: u64,
     /// The largest base of an incremental archive that can heal the store alone, or the reason why none can.
     base_max: Result<u64, String>,
@@ -135,7 +135,7 @@ impl Wanted {
 
     /// Returns the archives that can be used, the best one first. The rest of an interrupted heal belongs to the same slot
     /// as its beginning, if that archive is still there. Otherwise the one of which less is read is better, because the kept
-    /// slots bring everything after it: a full archive alone, for example, because its source may remove an incremental one
+    /// slots have everything after it: a full archive alone, for example, because its source may remove an incremental one
     /// meanwhile. Of two of a kind the newer one is better.
     pub(super) fn candidates(&self, search: &Search) -> Vec<Found> {
         let mut usable: Vec<Found> = search.found.iter().filter(|found| self.takes(found)).cloned().collect();

@@ -33,9 +33,9 @@ impl NewestChanges {
     /// which the store was loaded, if that is known.
     ///
     /// # Errors
-    /// The store stands at no slot; the log does not have all changes of its slot; errors of reading the log.
+    /// The store has no slot; the log does not have all changes of its slot; errors of reading the log.
     pub(crate) fn read(feed: &Path, store: &ChainCheckpoint, loaded_slot: Option<u64>) -> Result<Self> {
-        let slot = store.slot.context("the store stands at no slot")?;
+        let slot = store.slot.context("the store has no slot")?;
         let history = match History::open(feed, slot.saturating_sub(1), store) {
             Ok(history) => history,
             // The slot did not come from the stream. In any other store the log may have begun anew right after a wrong block:

@@ -21,7 +21,7 @@ const SILENCE: Duration = Duration::from_secs(600);
 
 /// Returns once slots have been missing for [`PATIENCE`]; or all providers have contradicted the store for `gap_timeout`
 /// longer, in which another one's block would have decided; or the store is contradicted, and those that have not done so
-/// have brought nothing for [`SILENCE`].
+/// have sent nothing for [`SILENCE`].
 pub(crate) async fn needed(state: &State, gap_timeout: Duration) {
     let mut lasting: Option<(Reason, Instant)> = None;
     loop {
@@ -49,7 +49,7 @@ enum Reason {
     Missing,
     /// Every provider contradicts the store.
     Contradicted,
-    /// The store is contradicted, and stands at this slot.
+    /// The store is contradicted, and is at this slot.
     Silence { slot: Option<u64> },
 }
 
@@ -122,7 +122,7 @@ mod tests {
         state.progress.set_phase(Phase::CatchingUp);
         assert_eq!(seconds(&state).await, None, "a slow stream");
         state.progress.contradict(&gap(true), None);
-        assert_eq!(seconds(&state).await, Some(600), "the trusted providers bring nothing");
+        assert_eq!(seconds(&state).await, Some(600), "the trusted providers send nothing");
         state.progress.set_phase(Phase::NoSpace("full".to_owned()));
         assert_eq!(seconds(&state).await, None, "an archive brings no room");
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Shortest and longest wait after a connection that broke.
 const BROKEN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 
-/// Shortest and longest wait after a connection that did not bring a slot. These waits start longer, because a server
+/// Shortest and longest wait after a connection that sent no new slot. These waits start longer, because a server
 /// reads its validator's memory for each replay.
 const GAP: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
@@ -17,7 +17,7 @@ const GAP: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 pub(crate) struct Waits {
     /// Waits after a connection that broke.
     pub(crate) broken: Backoff,
-    /// Waits after a connection that did not bring a slot.
+    /// Waits after a connection that sent no new slot.
     pub(crate) gap: Backoff,
 }
 

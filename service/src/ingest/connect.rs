@@ -55,7 +55,7 @@ pub(crate) enum Next {
 }
 
 impl<C: Client> Connection<C> {
-    /// Connects and subscribes. `applied` is the slot that the store stands at, and `request` asks to begin with it.
+    /// Connects and subscribes. `applied` is the store's slot, and `request` asks to begin with it.
     /// The server is asked first which slots it still has. A server whose slots begin right after that slot is asked
     /// for the next slot instead, and the assembler compares the parent of that slot with the applied block.
     pub(crate) async fn open(

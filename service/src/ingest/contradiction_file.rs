@@ -44,7 +44,7 @@ struct Noted {
     /// Slot of the contradicted block, whose blockhash follows.
     slot: u64,
     blockhash: String,
-    /// Name of the provider that had brought it; empty if it is not known.
+    /// Name of the provider that had sent it; empty if it is not known.
     provider: String,
     reason: String,
 }

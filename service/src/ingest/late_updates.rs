@@ -45,7 +45,7 @@ pub(super) struct LateUpdates {
     slots: VecDeque<Versions>,
     /// Updates that go out with the next slot, each with its own slot.
     updates: Vec<(u64, Event)>,
-    /// The slot of which another stream has brought all, while this connection was sending it.
+    /// The slot of which another stream has sent all, while this connection was sending it.
     passed: Option<u64>,
     hasher: RandomState,
 }
@@ -75,13 +75,13 @@ impl Versions {
 }
 
 impl LateUpdates {
-    /// Whether this slot was complete on this connection, and is the newest such slot, or another stream has brought it
+    /// Whether this slot was complete on this connection, and is the newest such slot, or another stream has sent it
     /// meanwhile.
     pub(super) fn has_newest(&self, slot: u64) -> bool {
         self.passed == Some(slot) || self.slots.back().is_some_and(|newest| newest.slot == slot)
     }
 
-    /// Notes that another stream has brought all of a slot, of which this connection has sent a part: the rest is not
+    /// Notes that another stream has sent all of a slot, of which this connection has sent a part: the rest is not
     /// taken.
     pub(super) fn pass(&mut self, slot: u64) {
         self.passed = Some(slot);
@@ -183,7 +183,7 @@ pub(super) struct LateLines {
 }
 
 impl LateLines {
-    /// Names the provider, if its stream has brought more late updates, once in [`LINE_EVERY`]. `updates` is the number
+    /// Names the provider, if its stream has sent more late updates, once in [`LINE_EVERY`]. `updates` is the number
     /// of all of them.
     pub(super) fn log(&mut self, updates: u64, provider: Option<usize>, providers: &Providers) {
         if updates == self.logged || self.at.is_some_and(|at| at.elapsed() < LINE_EVERY) {

@@ -216,7 +216,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Has the lanes that lack the newest slot, or cannot bring it, continue after it.
+    /// Has the lanes that lack the newest slot, or cannot send it, continue after it.
     fn catch_up(&mut self) {
         let Some(last) = self.passed.last() else { return };
         for at in 0..self.lanes.len() {

@@ -33,7 +33,7 @@ impl ParentWait {
         (self.before, self.present) = (Duration::ZERO, None);
     }
 
-    /// Notes that no slot waits at this moment, or that another connection may bring the parent. The wait ended when it was
+    /// Notes that no slot waits at this moment, or that another connection may send the parent. The wait ended when it was
     /// looked at last.
     pub(super) fn pause(&mut self) {
         if let Some((since, seen)) = self.present.take() {

@@ -5,7 +5,7 @@
 //!
 //! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
 //! applied slot, and the receiver connects again from there. The gap is over once its first slot, or a later one, is
-//! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
+//! applied. Until then the service is not ready, and each connection that does not send the slot reports the gap
 //! again.
 //!
 //! A provider that contradicts the applied chain is distrusted, and its connection is given up. That is no gap as long
@@ -119,7 +119,7 @@ impl StreamPhase {
         }
     }
 
-    /// Whether slots are missing, or contradict the chain and nobody else is trusted.
+    /// Whether slots are missing, or contradict the chain and no other provider is trusted.
     pub(super) fn is_in_gap(&self) -> bool {
         self.gap.is_some()
     }
@@ -302,7 +302,7 @@ mod tests {
         phase.committed(8, 0);
         state.published.publish(ChainCheckpoint { slot: Some(8), ..ChainCheckpoint::default() });
         state.progress.set_phase(Phase::CatchingUp);
-        assert_eq!(verdict(&state).gap, None, "the other one has brought it");
+        assert_eq!(verdict(&state).gap, None, "the other one has sent it");
         assert!(state.providers.is_distrusted(0));
         phase.healed();
         assert!(!state.providers.is_distrusted(0), "it had contradicted a chain that the store has left");

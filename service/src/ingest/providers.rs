@@ -114,7 +114,7 @@ pub struct Report {
     /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown, and of a
     /// distrusted one, which is not asked.
     pub lag_slots: Option<u64>,
-    /// Slots that it brought whole before the other provider that is followed at once.
+    /// Slots that it sent whole before the other provider that is followed at once.
     pub slots_first: u64,
     /// Slots for which it sent other accounts than the other provider, which was first.
     pub slots_differing: u64,
@@ -336,7 +336,7 @@ impl Providers {
         others.into_iter().any(|(_, other)| other.at.load(Ordering::Relaxed) == index)
     }
 
-    /// Whether the lane has no provider that could bring slots.
+    /// Whether the lane has no provider that could send slots.
     pub(super) fn cannot_bring(&self, lane: usize) -> bool {
         // ORDERING: Relaxed: see `turn`.
         let at = self.lanes[lane].at.load(Ordering::Relaxed);
@@ -360,7 +360,7 @@ impl Providers {
         self.lanes.iter().any(|lane| lane.followed.load(Ordering::Relaxed) == index)
     }
 
-    /// Counts a slot that this provider brought whole before the others.
+    /// Counts a slot that this provider sent whole before the others.
     pub(super) fn was_first(&self, index: usize) {
         count(&self.of(index).slots_first, 1);
     }
@@ -398,7 +398,7 @@ impl Providers {
     }
 
     /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
-    /// one is trusted: nobody else would be left to ask, and a block that contradicts the chain is never applied.
+    /// one is trusted: no other one would be left to ask, and a block that contradicts the chain is never applied.
     pub(super) fn distrust(&self, index: usize) -> bool {
         let others = (0..self.all.len()).any(|other| other != index && !self.is_distrusted(other));
         if let Some(provider) = self.all.get(index).filter(|_| others) {

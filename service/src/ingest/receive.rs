@@ -368,7 +368,7 @@ impl<U: Upstream> Receiver<'_, U> {
         self.tx.capacity() == self.tx.max_capacity() && self.state.resume.is_taken_in()
     }
 
-    /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the
+    /// Turns the end of an idle connection into a gap where it sent parts of slots and none whole: it lacks the
     /// first of them.
     fn is_gap(&self, ended: Ended) -> Ended {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, self.state.resume.incomplete()) else {

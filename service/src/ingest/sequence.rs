@@ -177,7 +177,7 @@ impl Sequence {
             return;
         }
         let (provider, dropped) = (self.phase.provider(), self.assembler.dropped());
-        self.state.brought(provider, self.phase.connection(), &self.assembler);
+        self.state.show_handed_out(provider, self.phase.connection(), &self.assembler);
         self.late.log(dropped.late_updates, provider, &self.state.providers);
         if self.phase.taker() == Taker::Map {
             let figures = &self.state.figures;

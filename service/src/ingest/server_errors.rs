@@ -30,7 +30,7 @@ const TOO_LARGE: &str = "message length too large";
 /// The question to a server, which decides the meaning of its refusal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Terms {
-    /// The slot that the store stands at; `None` before the first.
+    /// The store's slot; `None` before the first.
     pub(super) applied: Option<u64>,
     /// The first slot that was asked for again. `None` if no slot was, and once the server has sent a whole slot.
     pub(super) from_slot: Option<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Terms {
 }
 
 /// Returns the reason for the end, where the server's oldest slot `first_available` is newer than the slot `from_slot` that
-/// it was asked for. The store stands at `applied`.
+/// it was asked for. The store is at `applied`.
 pub(super) fn not_available(applied: u64, from_slot: u64, first_available: u64) -> Ended {
     if first_available == u64::MAX {
         return Ended::Retry("the server has just started and has no slots to send again yet".to_owned());

@@ -237,7 +237,7 @@ settings! {
         // Slots that wait are held in memory.
         gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
         /// Number of the servers that are followed at once: 1 or 2; 2 is for an operator for whom no takeover may cost time. Of
-        /// each slot, the server's that brings it first is applied [default: 1]
+        /// each slot, the server's that sends it first is applied [default: 1]
         #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
         geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
     }

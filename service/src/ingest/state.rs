@@ -145,9 +145,9 @@ impl State {
 
     /// Shows the receiver how far its newest connection has come: the `connection`-th one, to the provider with this
     /// index. Writer: the thread of the assembler.
-    pub(super) fn brought(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
+    pub(super) fn show_handed_out(&self, provider: Option<usize>, connection: u64, assembler: &Assembler) {
         // ORDERING: Relaxed: see `Resume::slots_of`.
-        self.resume.brought.store(packed(connection, assembler.handed_out()), Ordering::Relaxed);
+        self.resume.handed_out.store(packed(connection, assembler.handed_out()), Ordering::Relaxed);
         let newest = assembler.newest().unwrap_or(0);
         let last = assembler.last().map_or(newest, |last| last.slot);
         let joins = newest <= last.saturating_add(DEFAULT_SLOTS_MAX as u64);
@@ -234,7 +234,7 @@ pub(super) struct Resume {
     /// Whether the receiver has a subscription. Writer: the receiver.
     is_open: AtomicBool,
     /// Number of a connection, and of its slots that were handed out, as [`packed`].
-    brought: AtomicU64,
+    handed_out: AtomicU64,
     /// Number of ticks that were sent to the assembler's thread, and of those that it has taken in.
     ticks_sent: AtomicU64,
     ticks_taken: AtomicU64,
@@ -245,11 +245,11 @@ pub(super) struct Resume {
 }
 
 /// Number of bits for the slots of a connection.
-const BROUGHT_BITS: u32 = 32;
+const HANDED_OUT_BITS: u32 = 32;
 
 /// Returns the number of a connection and a number of slots as one number, so that both are read at once.
 fn packed(connection: u64, slots: u64) -> u64 {
-    connection << BROUGHT_BITS | slots.min((1 << BROUGHT_BITS) - 1)
+    connection << HANDED_OUT_BITS | slots.min((1 << HANDED_OUT_BITS) - 1)
 }
 
 impl Resume {
@@ -259,7 +259,7 @@ impl Resume {
             given_up: AtomicU64::new(0),
             announced: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
-            brought: AtomicU64::new(0),
+            handed_out: AtomicU64::new(0),
             ticks_sent: AtomicU64::new(0),
             ticks_taken: AtomicU64::new(0),
             incomplete: ArcSwapOption::empty(),
@@ -303,8 +303,8 @@ impl Resume {
     /// Number of slots of the `connection`-th connection that were handed out, as far as the assembler's thread has come.
     pub(super) fn slots_of(&self, connection: u64) -> u64 {
         // ORDERING: Relaxed: a later value is seen at the next look.
-        let brought = self.brought.load(Ordering::Relaxed);
-        if brought >> BROUGHT_BITS == connection { brought & ((1 << BROUGHT_BITS) - 1) } else { 0 }
+        let handed_out = self.handed_out.load(Ordering::Relaxed);
+        if handed_out >> HANDED_OUT_BITS == connection { handed_out & ((1 << HANDED_OUT_BITS) - 1) } else { 0 }
     }
 
     /// Counts a tick that was sent to the assembler's thread.
@@ -341,7 +341,7 @@ impl Resume {
     }
 
     /// Gives up the `connection`-th connection that the receiver has announced, and all earlier ones, because it does
-    /// not bring the missing slots and a new one may.
+    /// not send the missing slots and a new one may.
     pub(super) fn give_up(&self, connection: u64) {
         // ORDERING: Release: who sees it sees the phase that says why.
         self.given_up.fetch_max(connection, Ordering::Release);
@@ -369,13 +369,13 @@ mod tests {
         let meta = Input::BlockMeta { slot, blockhash: [11; 32], parent_slot, parent_blockhash, created_unix_ms: 0 };
         assert!(state.resume.is_taken_in());
         state.resume.tick_sent();
-        assert!(!state.resume.is_taken_in(), "the messages before the tick may bring a slot");
+        assert!(!state.resume.is_taken_in(), "the messages before the tick may have a slot");
         assembler.push(meta).unwrap();
         state.resume.tick_taken(&assembler);
         assert_eq!((state.resume.is_taken_in(), state.resume.incomplete()), (true, Some((11, "no confirmation"))));
         assembler.push(Input::Status { slot, confirmed: true, dead: false }).unwrap();
         assert!(assembler.next().is_some());
-        state.brought(Some(0), 3, &assembler);
+        state.show_handed_out(Some(0), 3, &assembler);
         assert_eq!([2, 3, 4].map(|connection| state.resume.slots_of(connection)), [0, 1, 0]);
         assert_eq!((state.newest_slot(), state.providers.newest_slot(0)), (Some(11), Some(11)));
     }

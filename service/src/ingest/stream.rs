@@ -48,7 +48,7 @@ pub(super) async fn receive_from<U: Upstream>(
     }
 }
 
-/// Follows two providers at once, and passes on each slot of the one that brings it first.
+/// Follows two providers at once, and passes on each slot of the one that sends it first.
 async fn receive_two<U: Upstream>(upstreams: &[U], config: &ReceiveConfig, tx: mpsc::Sender<Message>, state: &State) {
     let (mut lanes, mut received, mut receivers) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..LANES_MAX {

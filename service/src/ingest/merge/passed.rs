@@ -37,7 +37,7 @@ pub(super) struct Passed {
     slots: VecDeque<Slot>,
     /// The newest slot whose keys are forgotten.
     forgotten: Option<u64>,
-    /// It has a new seed in each process, so that nobody can make two contents with one hash.
+    /// It has a new seed in each process, so nothing outside can make two contents with one hash.
     hasher: RandomState,
 }
 

@@ -37,7 +37,7 @@ impl Replay {
     pub async fn of(spooling: Spooling, checkpoint: &ChainCheckpoint) -> Result<Option<Self>> {
         let dir = spooling.dir.clone();
         let applied = checkpoint.slot.with_context(|| {
-            format!("the store stands at no slot, so the spool cannot follow it: dir={}: remove it", dir.display())
+            format!("the store has no slot, so the spool cannot follow it: dir={}: remove it", dir.display())
         })?;
         let mut reader = Reader::open(&dir)?;
         let base = reader.last().slot;
