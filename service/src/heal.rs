@@ -266,6 +266,20 @@ impl Healer {
                 return Ok(other.map_or(Step::Waits, |other| Step::Drops(why, other)));
             }
         };
+        self.compared((found, to), is_contradicted, spooling, state, show, stopped).await
+    }
+
+    /// Compares the store with an archive whose slot is among the kept ones. `is_contradicted`: whether the store was
+    /// contradicted when the archive was chosen.
+    async fn compared(
+        &mut self,
+        (found, to): (Found, Base),
+        is_contradicted: bool,
+        spooling: &Spooling,
+        state: &State,
+        show: &impl Fn(String),
+        stopped: &mut watch::Receiver<bool>,
+    ) -> Result<Step, Stopped> {
         let from = **state.published.checkpoint();
         let compared = match self.taken_back(&found, state) {
             Ok(newest) => self.compare(&found, to, newest, show, stopped).await?,
