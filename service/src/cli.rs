@@ -151,7 +151,7 @@ fn check(config: &Config) -> Result<(), Failed> {
     }
     // Make all checks of a start, by the same code.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
-    let Checked { edge, providers } = Checked::of(config, Moment::Ahead)?;
+    let Checked { access, providers, .. } = Checked::of(config, Moment::Ahead)?;
     for of in &providers {
         let token = if of.token_file.is_some() { "given" } else { "none" };
         let name = if providers.len() == 1 { String::new() } else { format!(" of {}", provider::shown(&of.url)) };
@@ -160,7 +160,7 @@ fn check(config: &Config) -> Result<(), Failed> {
             say!("# warning: {caution}");
         }
     }
-    say!("# access: {}", edge.access);
+    say!("# access: {access}");
     if config.store.create
         && config.store.snapshot.iter().chain(&config.store.incremental).any(|path| is_url(&path.to_string_lossy()))
     {

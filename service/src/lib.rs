@@ -8,6 +8,7 @@
 //! below. Nobody outside depends on the shape of the rest.
 
 mod admin;
+mod ask;
 mod base;
 pub mod cli;
 mod config;
@@ -31,6 +32,7 @@ mod store;
 mod systemd;
 mod warmth;
 
+pub use ask::Ask;
 pub use base::chain::Base;
 pub use base::pulse::Pulses;
 pub use config::Settings;

@@ -26,14 +26,14 @@ use crate::base::slow::Transport;
 use crate::base::stop;
 pub(crate) use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
 use queue::{Batch, BatchQueue};
-use worker::{Request, Worker};
+use worker::{Get, Worker};
 
 /// Maximum number of gets that wait for a thread. A lookup that reads from a device takes 100 us, so a full queue is
 /// about 100 ms of work. A later request is better served by an immediate answer that the service is busy.
 pub(crate) const LOOKUP_QUEUE: usize = 1024;
 
 /// Maximum number of keys in `get_many` requests that are queued or running, over all connections: they hold about 20 MB.
-/// Here one connection may take all of them until another one asks; `rpc::places` grants it fewer.
+/// `ask::places` grants one connection a part of them.
 pub(crate) const GET_MANY_QUEUE_KEYS: usize = 320_000;
 
 /// Number of keys for which a smaller batch counts, because each batch takes memory of its own. So there are 1000 at most.
@@ -99,7 +99,7 @@ pub(crate) fn counted_keys(keys: usize) -> usize {
 /// Handle to the pool. Clones share the pool.
 #[derive(Clone)]
 pub struct Lookups {
-    requests: Sender<Request>,
+    gets: Sender<Get>,
     batches: Arc<BatchQueue>,
     figures: Arc<LookupFigures>,
     latency: Arc<Latency>,
@@ -107,19 +107,15 @@ pub struct Lookups {
 
 /// Threads of the pool. Dropping this tells them to end; [`LookupThreads::join`] also waits for them.
 pub struct LookupThreads {
-    stop: Stop,
+    /// Nothing is ever sent on this channel: dropping the sender tells the threads to end.
+    signal: Option<Sender<Infallible>>,
+    batches: Arc<BatchQueue>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Signal that ends the pool when dropped.
-struct Stop {
-    /// Nothing is ever sent on this channel: dropping the sender is the signal.
-    _signal: Sender<Infallible>,
-    batches: Arc<BatchQueue>,
-}
-
-impl Drop for Stop {
+impl Drop for LookupThreads {
     fn drop(&mut self) {
+        self.signal = None;
         self.batches.close();
     }
 }
@@ -135,21 +131,20 @@ impl Lookups {
         state: &LookupState,
         pulses: &Pulses,
     ) -> io::Result<(Self, LookupThreads)> {
-        let (requests, taken) = bounded(LOOKUP_QUEUE);
+        let (gets, taken) = bounded(LOOKUP_QUEUE);
         let (signal, stopped) = bounded(0);
         let batches = Arc::new(BatchQueue::new());
-        let stop = Stop { _signal: signal, batches: Arc::clone(&batches) };
-        let mut pool = LookupThreads { stop, threads: Vec::new() };
+        let mut pool = LookupThreads { signal: Some(signal), batches: Arc::clone(&batches), threads: Vec::new() };
         for n in 0..threads.max(1) {
             let (engine, state) = (Arc::clone(&engine), state.clone());
-            let (requests, batches, stopped) = (taken.clone(), Arc::clone(&batches), stopped.clone());
+            let (taken, batches, stopped) = (taken.clone(), Arc::clone(&batches), stopped.clone());
             let name = format!("lookup-{n}");
             let pulse = pulses.add(name.as_str());
-            let run = move || Worker::new(&engine, &state, &requests, &batches, &stopped, &pulse).run();
+            let run = move || Worker::new(&engine, &state, &taken, &batches, &stopped, &pulse).run();
             pool.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
         }
         let latency = Arc::clone(engine.latency());
-        Ok((Self { requests, batches, figures: Arc::clone(&state.figures), latency }, pool))
+        Ok((Self { gets, batches, figures: Arc::clone(&state.figures), latency }, pool))
     }
 
     /// Returns the current reading of the clock that `Origin::asked` uses.
@@ -168,7 +163,11 @@ impl Lookups {
     /// Any kind of `LookupError`.
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::Get { key, commitment, origin, reply })?;
+        let get = Get { key, commitment, origin, reply };
+        self.counted(self.gets.try_send(get).map_err(|error| match error {
+            TrySendError::Full(_) => LookupError::Busy,
+            TrySendError::Disconnected(_) => LookupError::Stopped,
+        }))?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -184,30 +183,25 @@ impl Lookups {
         origin: Origin,
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let (reply, answer) = oneshot::channel();
-        let refused = self.batches.push(Batch::new(keys, commitment, origin, reply));
-        count(&self.figures.refused, refused as u64);
+        self.counted(self.batches.push(Batch::new(keys, commitment, origin, reply)))?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. The probe is
-    /// not counted as a lookup.
+    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. No key is looked
+    /// up.
     ///
     /// # Errors
     /// Any kind of `LookupError` that opening the state can meet.
     pub async fn probe(&self) -> Result<(), LookupError> {
-        let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::Probe { reply })?;
-        answer.await.unwrap_or(Err(LookupError::Stopped))
+        self.get_many(Vec::new(), Commitment::Confirmed, Origin::default()).await.map(drop)
     }
 
-    fn enqueue(&self, request: Request) -> Result<(), LookupError> {
-        self.requests.try_send(request).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                count(&self.figures.refused, 1);
-                LookupError::Busy
-            }
-            TrySendError::Disconnected(_) => LookupError::Stopped,
-        })
+    /// Counts a request that found its queue full.
+    fn counted(&self, queued: Result<(), LookupError>) -> Result<(), LookupError> {
+        if let Err(LookupError::Busy) = queued {
+            count(&self.figures.refused, 1);
+        }
+        queued
     }
 }
 
@@ -217,9 +211,10 @@ impl LookupThreads {
     ///
     /// # Errors
     /// The names of the threads that have not ended.
-    pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
-        drop(self.stop);
-        stop::join_all(self.threads, deadline)
+    pub fn join(mut self, deadline: Instant) -> Result<(), stop::Stuck> {
+        let threads = std::mem::take(&mut self.threads);
+        drop(self);
+        stop::join_all(threads, deadline)
     }
 }
 

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::Guard;
-use engine_api::{Error, ErrorKind, Key, Reader, Value};
+use engine_api::{Error, ErrorKind, Key, Reader as _, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
@@ -148,12 +148,6 @@ struct Snapshot<'e> {
     published: Option<Arc<ChainCheckpoint>>,
 }
 
-impl Snapshot<'_> {
-    fn slot(&self) -> Option<u64> {
-        self.base.map(|base| base.slot)
-    }
-}
-
 impl<'e> Reading<'e> {
     /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
     pub(crate) fn new(engine: &'e Measured, state: &'e LookupState, source: &'static str) -> Self {
@@ -185,14 +179,9 @@ impl<'e> Reading<'e> {
 
     /// Returns the value of one key, and the slot that it reflects.
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
-        count(&self.figures.lookups, 1);
-        match commitment {
-            Commitment::Confirmed => self.confirmed(1, |reader| reader.get(key)),
-            Commitment::Processed | Commitment::Finalized => {
-                let found = self.beside(std::slice::from_ref(key), commitment)?;
-                Ok(Answer { value: found.value.into_iter().next().flatten(), slot: found.slot })
-            }
-        }
+        let mut value = None;
+        let slot = self.get_into(std::slice::from_ref(key), std::slice::from_mut(&mut value), commitment)?;
+        Ok(Answer { value, slot })
     }
 
     /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they reflect.
@@ -203,29 +192,13 @@ impl<'e> Reading<'e> {
         commitment: Commitment,
     ) -> Result<Option<u64>, LookupError> {
         count(&self.figures.lookups, keys.len() as u64);
-        match commitment {
-            Commitment::Confirmed => {
-                let read = |reader: &mut dyn Reader| match (keys, values) {
-                    ([key], [value]) => {
-                        *value = reader.get(key)?;
-                        Ok(())
-                    }
-                    (keys, values) => reader.get_many(keys, values),
-                };
-                Ok(self.confirmed(keys.len(), read)?.slot)
-            }
-            Commitment::Processed | Commitment::Finalized => {
-                let found = self.beside(keys, commitment)?;
-                values.copy_from_slice(&found.value);
-                Ok(found.slot)
-            }
+        let mut known = Vec::new();
+        let slot = self.begin(keys, &mut known, commitment)?;
+        self.read(keys, &known, values)?;
+        if commitment == Commitment::Confirmed {
+            self.waited = self.spent.read_ns > keys.len() as u64 * MEMORY_NS;
         }
-    }
-
-    /// Moves to the newest state without reading anything, to see whether that works.
-    pub(crate) fn probe(&mut self) -> Result<(), LookupError> {
-        let opened = self.refresh().map(drop);
-        opened.map_err(|error| self.failed(error))
+        Ok(slot)
     }
 
     /// Moves an idle reader to the newest commit, so that the engine can free the pages of the old snapshot. Opens one that
@@ -239,58 +212,42 @@ impl<'e> Reading<'e> {
         }
     }
 
-    fn confirmed<T>(
-        &mut self,
-        keys: usize,
-        look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
-    ) -> Result<Answer<T>, LookupError> {
-        let answer = self.refresh().and_then(|snapshot| {
-            let value = look_up(&mut snapshot.reader)?;
-            Ok((Answer { value, slot: snapshot.slot() }, snapshot.reader.last_ns()))
-        });
-        let (answer, read_ns) = answer.map_err(|error| self.failed(error))?;
-        self.spent = Spent { overlay_ns: 0, read_ns };
-        self.waited = read_ns > keys as u64 * MEMORY_NS;
-        Ok(answer)
-    }
-
-    /// Answers at a commitment that needs an overlay: values that the overlay knows come from it, the other ones from
-    /// the engine.
-    fn beside(&mut self, keys: &[Key], commitment: Commitment) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
-        let clock = self.engine.latency().clock();
-        let start = clock.raw();
-        let mut known = vec![Known::Nothing; keys.len()];
-        let slot = self.overlaid(keys, &mut known, commitment)?;
-        let missing = unknown(keys, &known);
-        let mut rest = vec![None; missing.len()];
-        self.spent = Spent { overlay_ns: clock.delta_as_nanos(start, clock.raw()), read_ns: 0 };
-        if let Some(snapshot) = &mut self.snapshot {
-            let read = match missing.as_slice() {
-                [] => Ok(()),
-                [key] => snapshot.reader.get(key).map(|value| rest[0] = value),
-                many => snapshot.reader.get_many(many, &mut rest),
-            };
-            let read_ns = if missing.is_empty() { 0 } else { snapshot.reader.last_ns() };
-            read.map_err(|error| self.failed(error))?;
-            self.spent.read_ns = read_ns;
-        }
-        let mut rest = rest.into_iter();
-        let value = known.into_iter().map(|known| known.value_or(|| rest.next().flatten())).collect();
-        Ok(Answer { value, slot })
-    }
-
-    /// Moves the snapshot and fills `known` with the values that the overlay of `commitment` has for `keys`. Returns
-    /// the answer's slot.
-    fn overlaid(
+    /// Fixes the state that is read next: the newest one at `commitment`. Returns its slot, and fills `known` with the
+    /// values that the overlay has for `keys`. At confirmed there is no overlay, and `known` stays empty.
+    fn begin(
         &mut self,
         keys: &[Key],
-        known: &mut [Known],
+        known: &mut Vec<Known>,
         commitment: Commitment,
     ) -> Result<Option<u64>, LookupError> {
-        match commitment {
-            Commitment::Processed => self.processed(keys, known),
-            Commitment::Confirmed | Commitment::Finalized => self.finalized(keys, known),
+        self.spent = Spent::default();
+        known.clear();
+        if commitment == Commitment::Confirmed {
+            return Ok(self.moved()?.map(|base| base.slot));
         }
+        let clock = self.engine.latency().clock();
+        let start = clock.raw();
+        known.resize(keys.len(), Known::Nothing);
+        let slot = match commitment {
+            Commitment::Processed => self.processed(keys, known)?,
+            Commitment::Confirmed | Commitment::Finalized => self.finalized(keys, known)?,
+        };
+        self.spent.overlay_ns = clock.delta_as_nanos(start, clock.raw());
+        Ok(slot)
+    }
+
+    /// Reads the values of `keys` from the state that [`Reading::begin`] has fixed: those that the overlay knows from it, the
+    /// other ones from the engine.
+    fn read(&mut self, keys: &[Key], known: &[Known], values: &mut [Option<Value>]) -> Result<(), LookupError> {
+        let Some(snapshot) = &mut self.snapshot else { return Err(LookupError::Stopped) };
+        let reader = &mut snapshot.reader;
+        let read =
+            if known.is_empty() { read(reader, keys, values) } else { read_unknown(reader, keys, known, values) };
+        let read_ns = reader.last_ns();
+        if read.map_err(|error| self.failed(error))? {
+            self.spent.read_ns += read_ns;
+        }
+        Ok(())
     }
 
     /// Fills `known` with the writes of the banks on top of the snapshot. Returns the slot of the newest of these
@@ -372,7 +329,30 @@ impl<'e> Reading<'e> {
     }
 }
 
-/// Returns those of `keys` that the overlay does not know.
-fn unknown(keys: &[Key], known: &[Known]) -> Vec<Key> {
-    keys.iter().zip(known).filter(|(_, known)| matches!(known, Known::Nothing)).map(|(key, _)| *key).collect()
+/// Reads all of `keys`. Returns whether the engine was asked.
+fn read(reader: &mut MeasuredReader<'_>, keys: &[Key], values: &mut [Option<Value>]) -> engine_api::Result<bool> {
+    match (keys, values) {
+        ([], _) => return Ok(false),
+        ([key], [value]) => *value = reader.get(key)?,
+        (keys, values) => reader.get_many(keys, values)?,
+    }
+    Ok(true)
+}
+
+/// Reads those of `keys` that the overlay does not know. Returns whether the engine was asked.
+fn read_unknown(
+    reader: &mut MeasuredReader<'_>,
+    keys: &[Key],
+    known: &[Known],
+    values: &mut [Option<Value>],
+) -> engine_api::Result<bool> {
+    let unknown = keys.iter().zip(known).filter(|(_, known)| matches!(known, Known::Nothing));
+    let missing: Vec<Key> = unknown.map(|(key, _)| *key).collect();
+    let mut rest = vec![None; missing.len()];
+    let asked = read(reader, &missing, &mut rest)?;
+    let mut rest = rest.into_iter();
+    for (value, known) in values.iter_mut().zip(known) {
+        *value = known.value_or(|| rest.next().flatten());
+    }
+    Ok(asked)
 }

@@ -19,7 +19,7 @@ use libfuzzer_sys::fuzz_target;
 use service::ingest;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use service::{
-    Access, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
+    Access, Ask, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
     ReadinessSettings, SocketAccess, SubscriberLimits, Workers,
 };
 use solana::ChainCheckpoint;
@@ -104,7 +104,7 @@ fn world() -> anyhow::Result<World> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
     let limits = SubscriberLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
-    let workers = Workers::start(engine, Arc::clone(&handles.views), limits.subscribers as usize)?;
+    let workers = Workers::start(engine, Arc::clone(&handles.views))?;
     let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
         let door = Door {
@@ -119,7 +119,8 @@ fn world() -> anyhow::Result<World> {
             },
         };
         let Handles { status, net, .. } = handles;
-        let services = Services { lookups, status, overlay: handles.lookups.overlay, feed, net };
+        let ask = Ask::new(lookups, handles.lookups.overlay, Arc::clone(&net));
+        let services = Services { ask, status, feed, net };
         tokio::spawn(rpc::serve(door, services, std::future::pending()));
         connect(socket).await
     })?;

@@ -31,10 +31,12 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tower::service_fn;
 
+use crate::ask::refusal::Refusal;
 use crate::base::figure::count;
 use crate::base::published::between_slots;
 use crate::base::views::Views;
-use crate::rpc::uds::{self, SocketAccess, SocketFile};
+use crate::net::socket::SocketAccess;
+use crate::net::uds::{SocketFile, UdsListener};
 use crate::status;
 
 /// Name of the socket in the store's directory.
@@ -190,12 +192,9 @@ async fn info(State(admin): State<Admin>) -> Response {
 }
 
 fn refusal(error: Error) -> Status {
-    let message = error.to_string();
     match error.kind() {
-        ErrorKind::FixInput => Status::failed_precondition(message),
-        ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Status::unavailable(message),
-        ErrorKind::DataDamaged => Status::data_loss(message),
-        ErrorKind::Internal => Status::internal(message),
+        ErrorKind::FixInput => Status::failed_precondition(error.to_string()),
+        _ => Refusal::from(error).into(),
     }
 }
 
@@ -226,7 +225,7 @@ pub(crate) async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Outp
 }
 
 fn bind(dir: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
-    let (listener, file) = uds::bind(&dir.join(SOCKET), &SocketAccess::OWNER)?;
+    let (listener, file) = UdsListener::bind(&dir.join(SOCKET), &SocketAccess::OWNER)?.into_parts();
     Ok((UnixListener::from_std(listener).context("cannot watch a unix socket")?, file))
 }
 

@@ -80,6 +80,18 @@ pub enum Commitment {
     Finalized,
 }
 
+impl Commitment {
+    /// Returns the commitment with this number in a request; none given means confirmed. `None` if no commitment has it.
+    pub(crate) fn from_wire(number: i32) -> Option<Self> {
+        use proto::v1::Commitment as Wire;
+        Some(match Wire::try_from(number).ok()? {
+            Wire::Processed => Self::Processed,
+            Wire::Unspecified | Wire::Confirmed => Self::Confirmed,
+            Wire::Finalized => Self::Finalized,
+        })
+    }
+}
+
 /// A range of missing slots, both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Gap {

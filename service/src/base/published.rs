@@ -93,9 +93,11 @@ pub(crate) fn is_between_slots(checkpoint: &ChainCheckpoint) -> bool {
     matches!(checkpoint.phase, MapPhase::Healing { .. })
 }
 
-/// The refusal of a view of a store that holds a part of a slot.
+/// Why there is no view of a store that holds a part of a slot.
+pub(crate) const BETWEEN_SLOTS: &str = "the store is being brought to the slot of a snapshot archive, and no view from \
+                                        before is left: try again once it is live (see /readyz)";
+
+/// The refusal of such a view.
 pub(crate) fn between_slots() -> engine_api::Error {
-    let message = "the store is being brought to the slot of a snapshot archive, and no view from before is left: try \
-                   again once it is live (see /readyz)";
-    engine_api::Error::new(engine_api::ErrorKind::Retry, message)
+    engine_api::Error::new(engine_api::ErrorKind::Retry, BETWEEN_SLOTS)
 }

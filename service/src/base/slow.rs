@@ -7,31 +7,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::chain::Commitment;
 use crate::base::figure::count;
+use crate::base::label::labels;
 
 /// A threshold that no request reaches.
 const NEVER_NS: u64 = u64::MAX;
 
-/// The transport of a request; the label `transport` of the metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
-    /// gRPC over TCP, with or without TLS.
-    #[default]
-    GrpcTcp,
-    /// gRPC over the Unix socket.
-    GrpcUds,
-    Shm,
-}
-
-impl Transport {
-    pub const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::Shm];
-
-    /// The label's value in metrics and log lines.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::GrpcTcp => "grpc-tcp",
-            Self::GrpcUds => "grpc-uds",
-            Self::Shm => "shm",
-        }
+labels! {
+    /// The transport of a request; the label `transport` of the metrics.
+    #[derive(Default)]
+    pub enum Transport {
+        /// gRPC over TCP, with or without TLS.
+        #[default]
+        GrpcTcp = "grpc-tcp",
+        /// gRPC over the Unix socket.
+        GrpcUds = "grpc-uds",
+        Shm = "shm",
     }
 }
 
@@ -84,7 +74,7 @@ pub struct Slow {
 #[derive(Debug)]
 pub struct SlowLog {
     threshold_ns: AtomicU64,
-    counts: [AtomicU64; 3],
+    counts: [AtomicU64; Transport::ALL.len()],
 }
 
 impl Default for SlowLog {

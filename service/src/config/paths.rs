@@ -1,6 +1,6 @@
 //! Paths of the Unix sockets: refused before the store is opened if a bind could never succeed.
 //!
-//! Owns: this rule. Must not: bind, create or remove files; `rpc::uds` does. Runs on `main`.
+//! Owns: this rule. Must not: bind, create or remove files; `net::uds` does. Runs on `main`.
 
 use std::fs;
 use std::io::ErrorKind as Io;

@@ -31,7 +31,7 @@ use engine_latency::Measured;
 use solana::ChainCheckpoint;
 
 use super::Filter;
-use super::pool::{NotDone, Pool};
+use super::pool::Pool;
 use crate::base::published::{between_slots, is_between_slots};
 use crate::base::stop;
 use crate::base::views::Views;
@@ -74,7 +74,7 @@ pub struct DumpRange {
 /// Reason why a range could not be copied.
 #[derive(Debug)]
 pub enum DumpError {
-    /// The service is shutting down, or the queue of ranges is full.
+    /// The service is shutting down.
     Stopped,
     /// The engine returned this error.
     Engine(engine_api::Error),
@@ -101,11 +101,7 @@ impl Dumps {
     /// I/O errors of starting a thread.
     pub fn start(engine: Arc<Measured>, views: Arc<Views>) -> io::Result<Self> {
         let source = Source { engine: Mutex::new(Some(engine)), views, stop: AtomicBool::new(false) };
-        Ok(Self {
-            // Each dump has at most one range under way, so the queue cannot be full.
-            pool: Pool::start("feed-dump", DUMP_THREADS, DUMPS_MAX)?,
-            source: Arc::new(source),
-        })
+        Ok(Self { pool: Pool::start("feed-dump", DUMP_THREADS)?, source: Arc::new(source) })
     }
 
     /// Copies the range after the key `after`, or the first range, from a view of the newest commit.
@@ -114,10 +110,7 @@ impl Dumps {
     /// [`DumpError::Stopped`] during shutdown; [`DumpError::Engine`] with an error of the engine.
     pub async fn range(&self, filter: Arc<Filter>, after: Option<Key>) -> Result<DumpRange, DumpError> {
         let source = Arc::clone(&self.source);
-        match self.pool.run(move || source.copy(&filter, after.as_ref())).await {
-            Ok(range) => range,
-            Err(NotDone::Busy | NotDone::Stopped) => Err(DumpError::Stopped),
-        }
+        self.pool.run(move || source.copy(&filter, after.as_ref())).await.unwrap_or(Err(DumpError::Stopped))
     }
 
     /// Ends the copies under way and the threads. Afterwards no thread holds the engine.

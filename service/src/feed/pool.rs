@@ -1,6 +1,7 @@
-//! A few named threads that work off one bounded queue of jobs, for the work that subscribers cause.
+//! A few named threads that work off one queue of jobs, for the work that subscribers cause.
 //!
-//! Owns: the queue and the threads. Must not: know the content of a job. Threads: jobs are handed over on the network
+//! Owns: the queue and the threads. Must not: know the content of a job, or bound the queue: a subscriber and a dump have one
+//! job each, and `ask::places` bounds their number. Threads: jobs are handed over on the network
 //! edge. They run on `NAME-N`, which takes them in the order in which they came.
 
 use std::io;
@@ -8,21 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Sender, TrySendError, bounded};
+use crossbeam_channel::{Sender, unbounded};
 use tokio::sync::oneshot;
 
 use crate::base::stop;
 
 type Job = Box<dyn FnOnce() + Send>;
-
-/// Reason why a job was not done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotDone {
-    /// The queue is full; nothing was done.
-    Busy,
-    /// The service is shutting down.
-    Stopped,
-}
 
 /// Handle to the threads. Clones share them.
 #[derive(Clone)]
@@ -37,12 +29,12 @@ struct Inner {
 }
 
 impl Pool {
-    /// Starts `threads` threads called `name-N`. Up to `queue` jobs may wait for a thread.
+    /// Starts `threads` threads called `name-N`.
     ///
     /// # Errors
     /// I/O errors of starting a thread; the threads already started end.
-    pub(super) fn start(name: &str, threads: usize, queue: usize) -> io::Result<Self> {
-        let (sender, jobs) = bounded::<Job>(queue);
+    pub(super) fn start(name: &str, threads: usize) -> io::Result<Self> {
+        let (sender, jobs) = unbounded::<Job>();
         let mut started = Vec::new();
         for n in 0..threads {
             let jobs = jobs.clone();
@@ -53,22 +45,12 @@ impl Pool {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Runs `job` on one of the threads and returns its result.
-    ///
-    /// # Errors
-    /// Any kind of [`NotDone`].
-    pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
+    /// Runs `job` on one of the threads and returns its result; `None` if the threads end.
+    pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (reply, done) = oneshot::channel();
         let job: Job = Box::new(move || drop(reply.send(job())));
-        {
-            let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
-            let queue = queue.as_ref().ok_or(NotDone::Stopped)?;
-            queue.try_send(job).map_err(|error| match error {
-                TrySendError::Full(_) => NotDone::Busy,
-                TrySendError::Disconnected(_) => NotDone::Stopped,
-            })?;
-        }
-        done.await.map_err(|_| NotDone::Stopped)
+        self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.send(job).ok()?;
+        done.await.ok()
     }
 
     /// Refuses further jobs, waits for the queued ones until `deadline`, and ends the threads.
@@ -89,8 +71,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn jobs_run_on_the_named_threads_and_a_full_queue_refuses() {
-        let pool = Pool::start("feed-test", 1, 1).unwrap();
+    async fn jobs_run_on_the_named_threads_in_their_order_until_these_end() {
+        let pool = Pool::start("feed-test", 1).unwrap();
         let name = || std::thread::current().name().map(str::to_owned);
         assert_eq!(pool.run(name).await.unwrap().as_deref(), Some("feed-test-0"));
         let (hold, held) = crossbeam_channel::bounded::<()>(0);
@@ -108,9 +90,8 @@ mod tests {
         begins.await.unwrap();
         let mut waiting = Box::pin(pool.run(|| 7));
         assert!(futures::poll!(&mut waiting).is_pending());
-        assert_eq!(pool.run(|| 8).await, Err(NotDone::Busy));
         drop(hold);
-        assert_eq!(waiting.await, Ok(7));
+        assert_eq!(waiting.await, Some(7));
         running.await.unwrap().unwrap();
         tokio::task::spawn_blocking({
             let pool = pool.clone();
@@ -118,6 +99,6 @@ mod tests {
         })
         .await
         .unwrap();
-        assert_eq!(pool.run(|| 9).await, Err(NotDone::Stopped));
+        assert_eq!(pool.run(|| 9).await, None);
     }
 }

@@ -1,21 +1,17 @@
 //! The subscribers of the feed, and how far each one has come.
 //!
-//! Owns: the list and its bound. Must not: delay a subscriber; the list is locked only to add, remove and show one.
+//! Owns: the list. Must not: bound it, which `ask::places` does, or delay a subscriber; the list is locked only to add, remove and show one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-use super::dump::DUMPS_MAX;
 use crate::base::figure::unix_ms;
 
 /// List of the current subscribers, with figures of all since the start.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Subscribers {
     list: Mutex<List>,
-    dump_places: Arc<Semaphore>,
     /// Number of subscribers cut off because they did not read, since the start.
     pub cut_off: AtomicU64,
 }
@@ -51,13 +47,6 @@ pub struct Subscriber {
     pub connected_unix_ms: u64,
 }
 
-/// The maximum number of subscribers is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManySubscribers {
-    /// Maximum number of subscribers, as configured.
-    pub max: usize,
-}
-
 /// A place in the list, freed when dropped.
 #[derive(Debug)]
 pub struct Registration<'f> {
@@ -66,44 +55,15 @@ pub struct Registration<'f> {
     entry: Arc<Entry>,
 }
 
-impl Default for Subscribers {
-    fn default() -> Self {
-        Self { list: Mutex::default(), dump_places: Arc::new(Semaphore::new(DUMPS_MAX)), cut_off: AtomicU64::new(0) }
-    }
-}
-
 impl Subscribers {
-    /// Takes one of [`DUMPS_MAX`] places for a dump, which is freed when the permit is dropped. `None` when all are
-    /// taken.
-    pub fn begin_dump(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.dump_places).try_acquire_owned().ok()
-    }
-
-    /// Number of dumps under way.
-    pub fn dumps(&self) -> usize {
-        DUMPS_MAX - self.dump_places.available_permits()
-    }
-
     /// Adds a subscriber that begins after the change `seq`.
-    ///
-    /// # Errors
-    /// [`TooManySubscribers`] when there are `max` already.
-    pub fn register(
-        &self,
-        transport: &'static str,
-        peer: String,
-        seq: u64,
-        max: usize,
-    ) -> Result<Registration<'_>, TooManySubscribers> {
+    pub fn register(&self, transport: &'static str, peer: String, seq: u64) -> Registration<'_> {
         let mut list = self.list();
-        if list.entries.len() >= max {
-            return Err(TooManySubscribers { max });
-        }
         let entry = Arc::new(Entry { transport, peer, seq: AtomicU64::new(seq), connected_unix_ms: unix_ms() });
         let id = list.next_id;
         list.next_id += 1;
         list.entries.insert(id, Arc::clone(&entry));
-        Ok(Registration { subscribers: self, id, entry })
+        Registration { subscribers: self, id, entry }
     }
 
     /// Returns all subscribers, the oldest first, with their lag behind `newest_seq`.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use engine_latency::Measured;
 
 use super::dump::Dumps;
-use super::pool::{NotDone, Pool};
+use super::pool::Pool;
 use crate::base::stop;
 use crate::base::views::Views;
 
@@ -25,20 +25,16 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads for up to `subscribers` subscribers. Each has at most one piece of work under way.
+    /// Starts the threads. Each subscriber has at most one piece of work under way.
     ///
     /// # Errors
     /// I/O errors of starting a thread.
-    pub fn start(engine: Arc<Measured>, views: Arc<Views>, subscribers: usize) -> io::Result<Self> {
-        let read = Pool::start("feed-read", READ_THREADS, subscribers.max(1))?;
-        Ok(Self { read, dumps: Dumps::start(engine, views)? })
+    pub fn start(engine: Arc<Measured>, views: Arc<Views>) -> io::Result<Self> {
+        Ok(Self { read: Pool::start("feed-read", READ_THREADS)?, dumps: Dumps::start(engine, views)? })
     }
 
-    /// Runs `job` on one of the `feed-read-N` threads.
-    ///
-    /// # Errors
-    /// Any kind of `NotDone`.
-    pub async fn read<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
+    /// Runs `job` on one of the `feed-read-N` threads; `None` if these end.
+    pub async fn read<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         self.read.run(job).await
     }
 

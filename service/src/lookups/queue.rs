@@ -1,6 +1,6 @@
 //! Batches that wait for a lookup thread: one line for each connection, served in turn.
 //!
-//! Owns: the lines, their bound, and which batch is refused when they are full. Must not: wait. A thread waits at the
+//! Owns: the lines and their bound. Must not: wait, or divide the room, which `ask::places` does. A thread waits at the
 //! channel of tokens instead, of which there is at least one for each queued batch. Threads: the network edge puts in,
 //! `lookup-N` takes out.
 
@@ -37,7 +37,7 @@ impl Batch {
 pub(super) struct BatchQueue {
     lines: Mutex<Lines>,
     token: Sender<()>,
-    /// Gives at least one token for each batch that waits; more where batches were refused after they were queued.
+    /// Gives at least one token for each batch that waits; more where callers have given up.
     pub(super) tokens: Receiver<()>,
 }
 
@@ -61,27 +61,25 @@ impl BatchQueue {
         Self { lines: Mutex::default(), token, tokens }
     }
 
-    /// Queues a batch. If there are too many keys with it, refuses the newest batches of the connections with the most
-    /// waiting keys, so that no connection can keep all others out. Returns the number of batches refused.
-    pub(super) fn push(&self, batch: Batch) -> usize {
+    /// Queues a batch.
+    ///
+    /// # Errors
+    /// There are too many keys with it, or the threads end.
+    pub(super) fn push(&self, batch: Batch) -> Result<(), LookupError> {
         let mut lines = self.lock();
         if lines.closed {
-            // Dropping the batch tells its caller that the service stops.
-            return 0;
+            return Err(LookupError::Stopped);
         }
-        let refused = match lines.make_room(&batch) {
-            Some(refused) => {
-                lines.push(batch);
-                // Where the channel is full, it already holds a token for every batch that may wait.
-                let _full = self.token.try_send(());
-                refused
+        if !lines.has_room(&batch) {
+            lines.drop_given_up();
+            if !lines.has_room(&batch) {
+                return Err(LookupError::Busy);
             }
-            None => vec![batch],
-        };
-        drop(lines);
-        let count = refused.len();
-        refused.into_iter().for_each(refuse);
-        count
+        }
+        lines.push(batch);
+        // Where the channel is full, it already holds a token for every batch that may wait.
+        let _full = self.token.try_send(());
+        Ok(())
     }
 
     /// Takes the next batch, after a token. Returns `None` when another thread took the batch or its caller has given
@@ -138,30 +136,12 @@ impl Lines {
         batch
     }
 
-    /// Makes room for a batch. Drops batches whose callers have given up. If that is not enough, removes and returns the
-    /// newest batches of the longest line, which must keep at least as many keys as the new batch's own line gets. Returns
-    /// `None`, and removes none, where there is no room even so.
-    fn make_room(&mut self, batch: &Batch) -> Option<Vec<Batch>> {
-        let mut removed = Vec::new();
-        if self.has_room(batch) {
-            return Some(removed);
-        }
+    /// Drops batches whose callers have given up.
+    fn drop_given_up(&mut self) {
         for line in &mut self.lines {
             line.batches.retain(|batch| !batch.reply.is_closed());
         }
         self.lines.retain(|line| !line.batches.is_empty());
-        let own = self.lines.iter().find(|line| line.connection == batch.origin.connection).map_or(0, Line::keys);
-        while !self.has_room(batch) {
-            let longest = self.lines.iter_mut().max_by_key(|line| line.keys());
-            match longest.and_then(|line| line.shorten(own + batch.counted_keys)) {
-                Some(newest) => removed.push(newest),
-                None => {
-                    removed.into_iter().rev().for_each(|batch| self.push(batch));
-                    return None;
-                }
-            }
-        }
-        Some(removed)
     }
 
     fn has_room(&self, batch: &Batch) -> bool {
@@ -173,20 +153,12 @@ impl Line {
     fn keys(&self) -> usize {
         self.batches.iter().map(|batch| batch.counted_keys).sum()
     }
-
-    /// Removes and returns the newest batch, if `keys_min` keys stay.
-    fn shorten(&mut self, keys_min: usize) -> Option<Batch> {
-        let newest = self.batches.back()?.counted_keys;
-        if self.keys() - newest < keys_min { None } else { self.batches.pop_back() }
-    }
-}
-
-fn refuse(batch: Batch) {
-    let _gone = batch.reply.send(Err(LookupError::Busy));
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
 
     type Waiting = oneshot::Receiver<Result<Answer<Vec<Option<Value>>>, LookupError>>;
@@ -204,10 +176,6 @@ mod tests {
         (Batch::new(vec![[connection as u8; 32]; keys], Commitment::Confirmed, origin, reply), answer)
     }
 
-    fn is_refused(answer: &mut Waiting) -> bool {
-        matches!(answer.try_recv(), Ok(Err(LookupError::Busy)))
-    }
-
     #[test]
     fn connections_take_turns() {
         let queue = BatchQueue::new();
@@ -215,7 +183,7 @@ mod tests {
             .into_iter()
             .map(|connection| {
                 let (batch, answer) = batch(connection);
-                assert_eq!(queue.push(batch), 0);
+                queue.push(batch).unwrap();
                 answer
             })
             .collect();
@@ -225,93 +193,40 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_may_take_all_places_and_gives_them_back_to_others() {
-        let queue = BatchQueue::new();
-        let mut hog: Vec<Waiting> = (0..BATCHES_MAX)
-            .map(|_| {
-                let (batch, answer) = batch(1);
-                assert_eq!(queue.push(batch), 0);
-                answer
-            })
-            .collect();
-        let (more, mut refused) = batch(1);
-        assert_eq!((queue.push(more), is_refused(&mut refused)), (1, true), "its own places are taken");
-        let mut others = Vec::new();
-        for connection in 2..10 {
-            let (batch, answer) = batch(connection);
-            assert_eq!(queue.push(batch), 1);
-            assert!(is_refused(&mut hog.pop().unwrap()), "its newest makes room: connection={connection}");
-            others.push(answer);
-        }
-        assert!(!hog.iter_mut().chain(&mut others).any(is_refused));
-        // There are as many lines as places, so a batch of another connection is refused.
-        for connection in 10..=BATCHES_MAX {
-            let (batch, answer) = batch(connection);
-            assert_eq!(queue.push(batch), 1);
-            others.push(answer);
-        }
-        let (late, mut refused) = batch(BATCHES_MAX + 1);
-        assert_eq!((queue.push(late), is_refused(&mut refused)), (1, true));
-        // A batch whose caller has given up makes room without a refusal.
-        drop(others.pop());
-        let (late, mut waits) = batch(BATCHES_MAX + 1);
-        assert_eq!((queue.push(late), is_refused(&mut waits)), (0, false));
-    }
-
-    #[test]
-    fn a_batch_counts_by_its_keys_and_several_may_make_room_for_it() {
+    fn a_batch_counts_by_its_keys_and_those_given_up_make_room() {
         const LARGE: usize = 10_000;
         let queue = BatchQueue::new();
-        let mut hog: Vec<Waiting> = (0..BATCHES_MAX)
-            .map(|_| {
-                let (batch, answer) = batch(1);
-                assert_eq!(queue.push(batch), 0);
-                answer
-            })
-            .collect();
-        let (large, mut waits) = batch_of(2, LARGE);
-        let places = LARGE.div_ceil(BATCH_COUNTED_KEYS_MIN);
-        assert_eq!((queue.push(large), is_refused(&mut waits)), (places, false));
-        assert_eq!(hog.iter_mut().map(is_refused).filter(|refused| *refused).count(), places);
-        assert!(queue.lock().keys() <= GET_MANY_QUEUE_KEYS);
-
-        let queue = BatchQueue::new();
-        let mut all: Vec<Waiting> = (0..GET_MANY_QUEUE_KEYS / LARGE)
-            .map(|connection| {
-                let (batch, answer) = batch_of(connection, LARGE);
-                assert_eq!(queue.push(batch), 0);
-                answer
-            })
-            .collect();
-        let (small, mut refused) = batch(BATCHES_MAX + 1);
-        assert_eq!((queue.push(small), is_refused(&mut refused)), (1, true), "no line is longer than one batch");
-        assert!(!all.iter_mut().any(is_refused), "a batch is refused, and none is removed for it");
+        let push = |keys| {
+            let (batch, answer) = batch_of(1, keys);
+            queue.push(batch).map(|()| answer)
+        };
+        let mut waiting: Vec<Waiting> = (0..GET_MANY_QUEUE_KEYS / LARGE).map(|_| push(LARGE).unwrap()).collect();
+        assert!(matches!(push(1), Err(LookupError::Busy)));
+        drop(waiting.pop());
+        let places = LARGE / BATCH_COUNTED_KEYS_MIN;
+        waiting.extend((0..places).map(|_| push(1).unwrap()));
+        assert!(matches!(push(1), Err(LookupError::Busy)), "a small batch counts for more than its keys");
+        assert!(waiting.iter_mut().all(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty))));
     }
 
     #[test]
     fn what_is_under_way_counts_and_what_waits_at_the_end_is_told() {
         let queue = BatchQueue::new();
-        let mut waiting: Vec<Waiting> = Vec::new();
-        for connection in 0..BATCHES_MAX {
+        let push = |connection| {
             let (batch, answer) = batch(connection);
-            assert_eq!(queue.push(batch), 0);
-            waiting.push(answer);
-        }
+            queue.push(batch).map(|()| answer)
+        };
+        let mut waiting: Vec<Waiting> = (0..BATCHES_MAX).map(|connection| push(connection).unwrap()).collect();
         let taken = queue.take().unwrap();
-        let (late, mut refused) = batch(BATCHES_MAX + 1);
-        assert_eq!((queue.push(late), is_refused(&mut refused)), (1, true), "taken is not yet done");
+        assert!(matches!(push(BATCHES_MAX + 1), Err(LookupError::Busy)), "taken is not yet done");
         queue.done(taken.counted_keys);
         drop(taken);
-        let (late, answer) = batch(BATCHES_MAX + 1);
-        assert_eq!(queue.push(late), 0);
-        waiting.push(answer);
+        waiting.push(push(BATCHES_MAX + 1).unwrap());
         queue.close();
         assert!(queue.take().is_none());
-        let (late, answer) = batch(1);
-        assert_eq!(queue.push(late), 0);
-        waiting.push(answer);
+        assert!(matches!(push(1), Err(LookupError::Stopped)));
         for mut answer in waiting {
-            assert!(matches!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
+            assert!(matches!(answer.try_recv(), Err(TryRecvError::Closed)));
         }
     }
 }

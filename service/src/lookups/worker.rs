@@ -26,24 +26,19 @@ const TOGETHER_MAX: usize = 64;
 /// Maximum number of gets that are answered before the batch under way continues: as many keys as a piece has.
 const GETS_A_PIECE: usize = PIECE_KEYS;
 
-/// A request that needs at most one read of the engine.
-pub(super) enum Request {
-    Get { key: Key, commitment: Commitment, origin: Origin, reply: oneshot::Sender<Result<Answer, LookupError>> },
-    Probe { reply: oneshot::Sender<Result<(), LookupError>> },
-}
-
-/// A confirmed get that is looked up together with others.
-struct Asked {
-    key: Key,
-    origin: Origin,
-    reply: oneshot::Sender<Result<Answer, LookupError>>,
+/// A get of one key, with the channel for its answer.
+pub(super) struct Get {
+    pub(super) key: Key,
+    pub(super) commitment: Commitment,
+    pub(super) origin: Origin,
+    pub(super) reply: oneshot::Sender<Result<Answer, LookupError>>,
 }
 
 /// State of one lookup thread: its queues, its two readers, and the batch under way.
 pub(super) struct Worker<'a> {
     slow: &'a SlowLog,
     latency: &'a Latency,
-    requests: &'a Receiver<Request>,
+    gets_queued: &'a Receiver<Get>,
     batches: &'a BatchQueue,
     stopped: &'a Receiver<Infallible>,
     pulse: &'a Pulse,
@@ -53,7 +48,7 @@ pub(super) struct Worker<'a> {
     /// Gets answered since a batch last had its turn.
     gets: usize,
     /// Gets that are being looked up together, their keys and their values; empty between two turns.
-    together: Vec<Asked>,
+    together: Vec<Get>,
     keys: Vec<Key>,
     values: Vec<Option<Value>>,
     /// When idle readers were last moved, as a reading of the latencies' clock.
@@ -64,7 +59,7 @@ impl<'a> Worker<'a> {
     pub(super) fn new(
         engine: &'a Measured,
         state: &'a LookupState,
-        requests: &'a Receiver<Request>,
+        gets_queued: &'a Receiver<Get>,
         batches: &'a BatchQueue,
         stopped: &'a Receiver<Infallible>,
         pulse: &'a Pulse,
@@ -73,7 +68,7 @@ impl<'a> Worker<'a> {
         Self {
             slow: &state.slow,
             latency,
-            requests,
+            gets_queued,
             batches,
             stopped,
             pulse,
@@ -101,8 +96,8 @@ impl<'a> Worker<'a> {
         }
         crossbeam_channel::select_biased! {
             recv(self.stopped) -> _ => return false,
-            recv(self.requests) -> request => match request {
-                Ok(request) => self.answer(request),
+            recv(self.gets_queued) -> get => match get {
+                Ok(get) => self.answer(get),
                 Err(_) => return false,
             },
             recv(self.batches.tokens) -> token => match token {
@@ -120,8 +115,8 @@ impl<'a> Worker<'a> {
             return false;
         }
         while self.gets < GETS_A_PIECE {
-            let Ok(request) = self.requests.try_recv() else { break };
-            self.answer(request);
+            let Ok(get) = self.gets_queued.try_recv() else { break };
+            self.answer(get);
         }
         self.gets = 0;
         if self.under_way.is_some() {
@@ -133,41 +128,35 @@ impl<'a> Worker<'a> {
     }
 
     /// Answers a get. If the store is cold, answers those that are queued after it as well.
-    fn answer(&mut self, request: Request) {
-        let mut next = Some(request);
-        while let Some(request) = next {
-            match request {
-                Request::Get { key, commitment: Commitment::Confirmed, origin, reply } if self.reading.is_cold() => {
-                    self.together.push(Asked { key, origin, reply });
-                }
-                alone => self.answer_alone(alone),
+    fn answer(&mut self, get: Get) {
+        let mut next = Some(get);
+        while let Some(get) = next {
+            if get.commitment == Commitment::Confirmed && self.reading.is_cold() {
+                self.together.push(get);
+            } else {
+                self.answer_alone(get);
             }
             let room = self.together.len() < TOGETHER_MAX && self.gets + self.together.len() < GETS_A_PIECE;
-            next = (room && self.reading.is_cold()).then(|| self.requests.try_recv().ok()).flatten();
+            next = (room && self.reading.is_cold()).then(|| self.gets_queued.try_recv().ok()).flatten();
         }
         if !self.together.is_empty() {
             self.answer_together();
         }
     }
 
-    /// Answers a request by itself, unless its caller is gone because its deadline passed while it was queued.
-    fn answer_alone(&mut self, request: Request) {
+    /// Answers a get by itself, unless its caller is gone because its deadline passed while it was queued.
+    fn answer_alone(&mut self, get: Get) {
         self.gets += 1;
-        let (key, commitment, origin, reply) = match request {
-            Request::Probe { reply } => {
-                let _gone = reply.send(self.reading.probe());
-                return;
-            }
-            Request::Get { reply, .. } if reply.is_closed() => return,
-            Request::Get { key, commitment, origin, reply } => (key, commitment, origin, reply),
-        };
+        if get.reply.is_closed() {
+            return;
+        }
         let taken = self.latency.clock().raw();
         self.refresh_after(taken);
-        let answer = self.reading.get(&key, commitment);
+        let answer = self.reading.get(&get.key, get.commitment);
         let answered = answer.is_ok();
-        let _gone = reply.send(answer);
+        let _gone = get.reply.send(answer);
         if answered {
-            self.report_slow(&origin, commitment, taken);
+            self.report_slow(&get.origin, get.commitment, taken);
         }
     }
 
@@ -175,11 +164,11 @@ impl<'a> Worker<'a> {
     /// page must not fail the others.
     fn answer_together(&mut self) {
         let mut together = std::mem::take(&mut self.together);
-        together.retain(|asked| !asked.reply.is_closed());
+        together.retain(|get| !get.reply.is_closed());
         let taken = self.latency.clock().raw();
         self.refresh_after(taken);
         self.keys.clear();
-        self.keys.extend(together.iter().map(|asked| asked.key));
+        self.keys.extend(together.iter().map(|get| get.key));
         self.values.clear();
         self.values.resize(self.keys.len(), None);
         let found = match self.keys.len() {
@@ -190,17 +179,13 @@ impl<'a> Worker<'a> {
             Some(slot) => {
                 self.gets += together.len();
                 let values = std::mem::take(&mut self.values);
-                for (Asked { origin, reply, .. }, value) in together.drain(..).zip(&values) {
+                for (Get { origin, reply, .. }, value) in together.drain(..).zip(&values) {
                     let _gone = reply.send(Ok(Answer { value: *value, slot }));
                     self.report_slow(&origin, Commitment::Confirmed, taken);
                 }
                 self.values = values;
             }
-            None => {
-                for Asked { key, origin, reply } in together.drain(..) {
-                    self.answer_alone(Request::Get { key, commitment: Commitment::Confirmed, origin, reply });
-                }
-            }
+            None => together.drain(..).for_each(|get| self.answer_alone(get)),
         }
         self.together = together;
     }
@@ -256,7 +241,7 @@ impl<'a> Worker<'a> {
         self.batches.done(counted_keys);
         let clock = self.latency.clock();
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
-        if answered && self.slow.is_slow(total_ns) {
+        if answered && keys > 0 && self.slow.is_slow(total_ns) {
             let (slot_wait_ns, overlay_ns, read_ns) = (origin.slot_wait_ns, spent.overlay_ns, spent.read_ns);
             // The rest of a batch's time was spent in the queue: waiting for a thread, or while gets went first.
             let queue_ns = total_ns.saturating_sub(slot_wait_ns + overlay_ns + read_ns);

@@ -54,15 +54,6 @@ impl Access {
         Ok(Self { tls, tokens })
     }
 
-    /// Returns the kind of TLS in one word, for the log: `none`, `server` or `mutual`.
-    pub fn tls_name(&self) -> &'static str {
-        match &self.tls {
-            None => "none",
-            Some(tls) if tls.mutual() => "mutual",
-            Some(_) => "server",
-        }
-    }
-
     /// Reads the files again at each SIGHUP, until the runtime ends. If one cannot be used, the log says so and the old
     /// ones stay in effect. Open connections keep their TLS; tokens are checked at each request.
     ///

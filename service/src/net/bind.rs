@@ -3,16 +3,17 @@
 //! Owns: resolving the addresses, this rule, and binding. Threads: `main`, before anything else is started.
 
 use std::io::ErrorKind as Io;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpListener as Port, ToSocketAddrs as _};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use tokio::net::{TcpListener, TcpSocket};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use tokio::net::TcpListener;
 
 use super::{Access, Settings};
 use crate::base::failed::Failed;
 
 /// Connections that the kernel completes before they are accepted: the same as tokio's own listeners.
-const BACKLOG: u32 = 1024;
+const BACKLOG: i32 = 1024;
 
 /// Addresses of the listeners. A name may have several; the first that can be bound is used.
 #[derive(Clone, Debug)]
@@ -66,7 +67,7 @@ impl Addresses {
     /// # Errors
     /// An address cannot be bound; the error names the option.
     pub(crate) fn bind(&self) -> Result<Ports> {
-        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: HttpPort::Bound(bound("metrics", &self.metrics)?) })
+        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
     }
 
     /// Logs a warning for each listener that is open to other machines.
@@ -87,30 +88,21 @@ impl Addresses {
     }
 }
 
-/// The two ports, bound and not yet listening.
+/// The two ports, bound. No client can connect before they listen; that of HTTP may begin before that of gRPC.
 #[derive(Debug)]
 pub(crate) struct Ports {
-    listen: TcpSocket,
-    metrics: HttpPort,
-}
-
-/// The port of HTTP, which may begin to listen before that of gRPC.
-#[derive(Debug)]
-enum HttpPort {
-    Bound(TcpSocket),
-    Listening(std::net::TcpListener),
+    listen: Port,
+    metrics: Port,
 }
 
 impl Ports {
-    /// Lets clients connect to HTTP alone. Returns the ports, and a listener of HTTP for the time until
-    /// [`Self::listen`], which refuses no connection between the two. Needs a tokio runtime.
+    /// Lets clients connect to HTTP alone, until [`Self::listen`], which refuses no connection between the two. Needs a
+    /// tokio runtime.
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
-    pub(crate) fn listen_http(self) -> Result<(Self, TcpListener)> {
-        let listening = self.metrics.listen()?.into_std()?;
-        let first = TcpListener::from_std(listening.try_clone()?)?;
-        Ok((Self { metrics: HttpPort::Listening(listening), ..self }, first))
+    pub(crate) fn listen_http(&self) -> Result<TcpListener> {
+        listening("metrics", &self.metrics)
     }
 
     /// Lets clients connect. Returns the listeners of gRPC and of HTTP. Needs a tokio runtime.
@@ -118,37 +110,31 @@ impl Ports {
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
     pub(crate) fn listen(self) -> Result<(TcpListener, TcpListener)> {
-        Ok((listen("listen", self.listen)?, self.metrics.listen()?))
+        Ok((listening("listen", &self.listen)?, listening("metrics", &self.metrics)?))
     }
 }
 
-impl HttpPort {
-    fn listen(self) -> Result<TcpListener> {
-        match self {
-            Self::Bound(socket) => listen("metrics", socket),
-            Self::Listening(listener) => Ok(TcpListener::from_std(listener)?),
-        }
-    }
-}
-
-fn listen(option: &str, socket: TcpSocket) -> Result<TcpListener> {
-    let address = socket.local_addr()?;
-    socket.listen(BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))
+fn listening(option: &str, port: &Port) -> Result<TcpListener> {
+    let address = port.local_addr()?;
+    listen(port, BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))?;
+    Ok(TcpListener::from_std(port.try_clone()?)?)
 }
 
 /// Binds the first of the addresses that can be bound.
-fn bound(option: &str, addresses: &[SocketAddr]) -> Result<TcpSocket> {
-    let bind = |address: SocketAddr| {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+fn bound(option: &str, addresses: &[SocketAddr]) -> Result<Port> {
+    let open = |address: SocketAddr| {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
         // As tokio's own listeners do: a restart need not wait for leftover connections of the last process.
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        Ok(socket)
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &address)?;
+        Ok(Port::from(socket))
     };
     let mut failed = anyhow!("there is no address: option={option}");
     for &address in addresses {
-        match bind(address) {
-            Ok(socket) => return Ok(socket),
+        match open(address) {
+            Ok(port) => return Ok(port),
             Err(error) => {
                 let error: std::io::Error = error;
                 failed = anyhow::Error::new(error).context(format!("cannot listen on {option}={address}"));

@@ -1,138 +1,74 @@
 //! Counters of the network edge: connections by listener, connections turned away by each limit, refused requests,
 //! bytes held.
 //!
-//! Owns: these figures. Must not: block. They are statistics with relaxed accesses, except `bytes_held`, which a limit
-//! itself counts with.
+//! Owns: these figures. Must not: block. They are statistics with relaxed accesses, except the places held,
+//! with which limits themselves count.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::figure::count;
+use crate::base::label::labels;
 
-/// The listener that accepted a connection; the label `listener` of the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
-    /// gRPC on TCP, with or without TLS.
-    GrpcTcp,
-    /// gRPC on the Unix socket.
-    GrpcUds,
-    /// HTTP, for metrics, probes and the dashboard.
-    Http,
-}
-
-impl Listener {
-    pub const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::Http];
-
-    /// The label's value in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::GrpcTcp => "grpc-tcp",
-            Self::GrpcUds => "grpc-uds",
-            Self::Http => "http",
-        }
+labels! {
+    /// The listener that accepted a connection; the label `listener` of the metrics.
+    pub enum Listener {
+        /// gRPC on TCP, with or without TLS.
+        GrpcTcp = "grpc-tcp",
+        /// gRPC on the Unix socket.
+        GrpcUds = "grpc-uds",
+        /// HTTP, for metrics, probes and the dashboard.
+        Http = "http",
     }
 }
 
-/// Reason why the service turns a connection away or ends it; the label `rule` of the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// As many settled connections as allowed were open, and no newcomer could give way.
-    Full,
-    /// Its source had its share of settled connections.
-    SourceShare,
-    /// Another connection took its place before it made a request that was admitted.
-    Newcomer,
-    /// The TLS handshake took too long.
-    Handshake,
-    /// No opening line came in time, or over HTTP no complete request head.
-    Greeting,
-    /// No request that was admitted came in time.
-    FirstRequest,
-    /// No request was made for ten minutes.
-    Idle,
-    /// The client did not read its answers.
-    Unread,
-}
-
-impl Ending {
-    pub const ALL: [Self; 8] = [
-        Self::Full,
-        Self::SourceShare,
-        Self::Newcomer,
-        Self::Handshake,
-        Self::Greeting,
-        Self::FirstRequest,
-        Self::Idle,
-        Self::Unread,
-    ];
-
-    /// The label's value in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::SourceShare => "source_share",
-            Self::Newcomer => "newcomer",
-            Self::Handshake => "handshake",
-            Self::Greeting => "greeting",
-            Self::FirstRequest => "first_request",
-            Self::Idle => "idle",
-            Self::Unread => "unread",
-        }
+labels! {
+    /// Reason why the service turns a connection away or ends it; the label `rule` of the metrics.
+    pub enum Ending {
+        /// As many settled connections as allowed were open, and no newcomer could give way.
+        Full = "full",
+        /// Its source had its share of settled connections.
+        SourceShare = "source_share",
+        /// Another connection took its place before it made a request that was admitted.
+        Newcomer = "newcomer",
+        /// The TLS handshake took too long.
+        Handshake = "handshake",
+        /// No opening line came in time, or over HTTP no complete request head.
+        Greeting = "greeting",
+        /// No request that was admitted came in time.
+        FirstRequest = "first_request",
+        /// No request was made for ten minutes.
+        Idle = "idle",
+        /// The client did not read its answers.
+        Unread = "unread",
     }
 }
 
-/// Resource whose places clients share; the label `place` of the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    Subscribers,
-    /// Requests that wait for a slot.
-    Waiters,
-    /// Keys of batches (GetMany) under way.
-    BatchKeys,
-    /// Dumps for subscribers of the feed.
-    Dumps,
-    /// Bytes of requests and answers in memory.
-    Bytes,
-}
-
-impl Place {
-    pub const ALL: [Self; 5] = [Self::Subscribers, Self::Waiters, Self::BatchKeys, Self::Dumps, Self::Bytes];
-
-    /// The label's value in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Subscribers => "subscribers",
-            Self::Waiters => "waiters",
-            Self::BatchKeys => "batches",
-            Self::Dumps => "dumps",
-            Self::Bytes => "bytes",
-        }
+labels! {
+    /// Resource whose places clients share; the label `place` of the metrics.
+    pub enum Place {
+        Subscribers = "subscribers",
+        /// Requests that wait for a slot.
+        Waiters = "waiters",
+        /// Keys of batches (GetMany) under way.
+        BatchKeys = "batches",
+        /// Dumps for subscribers of the feed.
+        Dumps = "dumps",
+        /// Bytes of requests and answers in memory.
+        Bytes = "bytes",
     }
 }
 
-/// Scope of a share of places; the label `scope` of the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// The share of one connection.
-    Connection,
-    /// The share of one source: an address, a network of 2^64 IPv6 addresses, or a user of the Unix socket.
-    Source,
-    /// The share of all clients over TCP together.
-    Network,
-    /// All places, whoever holds them.
-    All,
-}
-
-impl Scope {
-    pub const ALL: [Self; 4] = [Self::Connection, Self::Source, Self::Network, Self::All];
-
-    /// The label's value in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Connection => "connection",
-            Self::Source => "source",
-            Self::Network => "network",
-            Self::All => "all",
-        }
+labels! {
+    /// Scope of a share of places; the label `scope` of the metrics.
+    pub enum Scope {
+        /// The share of one connection.
+        Connection = "connection",
+        /// The share of one source: an address, a network of 2^64 IPv6 addresses, or a user of the Unix socket.
+        Source = "source",
+        /// The share of all clients over TCP together.
+        Network = "network",
+        /// All places, whoever holds them.
+        All = "all",
     }
 }
 
@@ -151,13 +87,12 @@ pub struct Connections {
 /// Figures of the network edge.
 #[derive(Debug, Default)]
 pub struct Figures {
-    connections: [Connections; 3],
+    connections: [Connections; Listener::ALL.len()],
     /// Number of TLS handshakes that failed or took too long.
     pub handshakes_failed: AtomicU64,
     /// Number of requests without a token, or with an unknown one.
     pub unauthenticated: AtomicU64,
-    /// Bytes of large requests and answers in memory, as `rpc::budget` counts them.
-    pub bytes_held: AtomicU64,
+    held: [AtomicU64; Place::ALL.len()],
     endings: [AtomicU64; Ending::ALL.len()],
     no_place: [[AtomicU64; Scope::ALL.len()]; Place::ALL.len()],
 }
@@ -177,6 +112,11 @@ impl Figures {
     pub fn endings(&self, ending: Ending) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.endings[ending as usize].load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of places held by all clients together, as `ask` counts them.
+    pub fn held(&self, place: Place) -> &AtomicU64 {
+        &self.held[place as usize]
     }
 
     /// Counts a request that was refused because a share of places was taken.

@@ -17,14 +17,15 @@ use anyhow::{Context, Result, ensure};
 use futures::task::AtomicWaker;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::activity::Activity;
 use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
 use crate::base::figure::count;
 use crate::base::setting::settings;
 
-/// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
-/// network does not lock out the machine's own processes.
-const UDS_SHARE: u32 = 8;
+/// One in this many gRPC connections is reserved for the Unix socket, and so is one in this many of whatever else clients
+/// share. A peer that takes all it can over the network does not lock out the machine's own processes.
+pub(crate) const UDS_SHARE: u32 = 8;
 
 /// One source may have one in this many of the gRPC connections, so that it takes several sources to take
 /// them all. A machine or proxy does not notice: it needs a handful, because each carries 256 requests at once.
@@ -182,8 +183,8 @@ impl Rooms {
         }
         let id = state.next_id;
         let at = AtomicU8::new(if network { NEWCOMER } else { SETTLED });
-        let seat =
-            Arc::new(Seat { rooms: Arc::clone(self), listener, source, id, state: at, evicted: AtomicWaker::new() });
+        let (rooms, evicted, activity) = (Arc::clone(self), AtomicWaker::new(), Activity::default());
+        let seat = Arc::new(Seat { rooms, listener, source, id, state: at, evicted, activity });
         state.next_id += 1;
         state.open += 1;
         if network {
@@ -246,6 +247,7 @@ pub(crate) struct Seat {
     /// Changed only under the lock of the rooms.
     state: AtomicU8,
     evicted: AtomicWaker,
+    pub(crate) activity: Activity,
 }
 
 impl Seat {
@@ -256,6 +258,16 @@ impl Seat {
     /// Returns the listener that accepted the connection.
     pub(crate) fn listener(&self) -> Listener {
         self.listener
+    }
+
+    pub(crate) fn figures(&self) -> &Figures {
+        &self.rooms.figures
+    }
+
+    /// Counts that the service ends the connection, and the reason.
+    pub(crate) fn cut(&self, ending: Ending) {
+        count(&self.figures().of(self.listener).cut, 1);
+        self.figures().ended(ending);
     }
 
     /// Whether a request of the connection was admitted.
@@ -314,16 +326,6 @@ impl Admission {
         &self.seat
     }
 
-    pub(crate) fn figures(&self) -> &Arc<Figures> {
-        &self.seat.rooms.figures
-    }
-
-    /// Counts that the service ends the connection, and the reason.
-    pub(crate) fn cut(&self, ending: Ending) {
-        count(&self.figures().of(self.seat.listener).cut, 1);
-        self.figures().ended(ending);
-    }
-
     /// Waits until another connection has taken this one's place.
     pub(crate) async fn evicted(&self) {
         poll_fn(|context| self.seat.poll_evicted(context)).await;
@@ -353,7 +355,7 @@ impl Drop for Admission {
         }
         drop(state);
         // ORDERING: Relaxed: a statistic; the limit uses the state.
-        self.figures().of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
+        seat.figures().of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,30 +1,30 @@
-//! The rules of the network edge: addresses to listen on, secrets that guard them, limits on connections.
+//! The network edge below the protocols: addresses to listen on, secrets that guard them, connections and their limits.
 //!
-//! Owns: these rules, for gRPC and HTTP alike, and the closing of Unix sockets that hold data. Must not: speak a
-//! protocol; `rpc` and `http` do. Threads: `main` at start, then the tokio runtime of the network edge; files are read
-//! on its blocking pool.
+//! Owns: these rules for all protocols alike, the acceptance and the deadlines of connections, and the closing of Unix
+//! sockets that hold data. Must not: speak a protocol; `rpc` and `pages::http` do. Threads: `main` at start, then the tokio
+//! runtime of the network edge; files are read on its blocking pool.
 
+pub(crate) mod accept;
 mod access;
+mod activity;
 mod bind;
+pub(crate) mod connection;
 pub(crate) mod discard;
 pub(crate) mod figures;
 pub(crate) mod limit;
+mod local;
 pub(crate) mod secrets;
 mod settings;
 pub(crate) mod socket;
 pub(crate) mod source;
 mod tls;
 mod tokens;
-
-use std::sync::Arc;
-
-use crate::base::failed::Failed;
+pub(crate) mod uds;
 
 pub use access::Access;
 pub(crate) use bind::{Addresses, Ports};
 pub(crate) use settings::{AccessGiven, AccessSettings, GrpcGiven, GrpcSettings, HttpGiven, HttpSettings, ShmGiven};
 pub(crate) use tls::Tls;
-pub(crate) use tokens::{Refusal, Tokens};
 
 /// Settings of the listeners on TCP.
 #[derive(Clone, Copy, Debug)]
@@ -32,25 +32,6 @@ pub struct Settings<'c> {
     pub grpc: &'c GrpcSettings,
     pub http: &'c HttpSettings,
     pub access: &'c AccessSettings,
-}
-
-/// The settings of the network edge, read and checked.
-pub(crate) struct Edge {
-    pub access: Arc<Access>,
-    /// Addresses of the gRPC and HTTP listeners.
-    pub addresses: Addresses,
-}
-
-impl Edge {
-    /// Reads and checks the settings' files and addresses.
-    ///
-    /// # Errors
-    /// As [`Access::open`] and [`Addresses::of`].
-    pub(crate) fn open(settings: Settings<'_>) -> Result<Self, Failed> {
-        let access = Access::open(settings.access).map_err(Failed::wrong)?;
-        let addresses = Addresses::of(settings, &access)?;
-        Ok(Self { access: Arc::new(access), addresses })
-    }
 }
 
 /// Returns the machine's name, as the kernel has it.

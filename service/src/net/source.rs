@@ -1,6 +1,6 @@
 //! The source of a connection, to which shares are counted: the part of its origin that its owner cannot vary for free.
 //!
-//! Owns: this rule. Must not: count; `limit` and `rpc::budget` do. Threads: the network edge.
+//! Owns: this rule. Must not: count; `limit` and `ask` do. Threads: the network edge.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use arc_swap::ArcSwap;
-use http::HeaderValue;
 use subtle::{Choice, ConstantTimeEq as _};
 
 use super::secrets;
@@ -23,15 +22,6 @@ const TOKENS_MAX: usize = 64;
 pub struct Tokens {
     file: PathBuf,
     current: ArcSwap<Vec<Box<[u8]>>>,
-}
-
-/// Reasons to refuse a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The request carries no token.
-    Missing,
-    /// The request carries an unknown token.
-    Unknown,
 }
 
 impl Tokens {
@@ -60,20 +50,11 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// Checks the `authorization` header of a request. Takes the same time whichever token it holds and however much of
-    /// it is right; only a length may show.
-    ///
-    /// # Errors
-    /// A missing or an unknown token.
-    pub fn check(&self, authorization: Option<&HeaderValue>) -> Result<(), Refusal> {
-        const SCHEME: &[u8] = b"bearer ";
-        let (_, given) = authorization
-            .and_then(|value| value.as_bytes().split_at_checked(SCHEME.len()))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME))
-            .ok_or(Refusal::Missing)?;
+    /// Whether a token is among these. Takes the same time whichever token it is and however much of it is right; only a
+    /// length may show.
+    pub fn knows(&self, given: &[u8]) -> bool {
         let tokens = self.current.load();
-        let known = tokens.iter().fold(Choice::from(0), |known, token| known | token.ct_eq(given));
-        if known.into() { Ok(()) } else { Err(Refusal::Unknown) }
+        tokens.iter().fold(Choice::from(0), |known, token| known | token.ct_eq(given)).into()
     }
 }
 
@@ -112,17 +93,12 @@ mod tests {
         let text = "# two clients\n\nfirst-token-000001\n  second-token-00002  \n";
         let path = file(dir.path(), "tokens", text, 0o600);
         let tokens = Tokens::open(path.clone()).unwrap();
-        let check = |value: &'static str| tokens.check(Some(&HeaderValue::from_static(value)));
         assert_eq!(tokens.len(), 2);
-        assert_eq!((check("Bearer first-token-000001"), check("bearer second-token-00002")), (Ok(()), Ok(())));
-        assert_eq!(check("Bearer first-token-000002"), Err(Refusal::Unknown));
-        assert_eq!(check("Bearer first-token-00000"), Err(Refusal::Unknown));
-        assert_eq!(check("Bearer "), Err(Refusal::Unknown));
-        assert_eq!((check("Basic Zmlyc3Q6"), tokens.check(None)), (Err(Refusal::Missing), Err(Refusal::Missing)));
+        assert!(tokens.knows(b"first-token-000001") && tokens.knows(b"second-token-00002"));
+        assert!(!tokens.knows(b"first-token-000002") && !tokens.knows(b"first-token-00000") && !tokens.knows(b""));
         std::fs::write(&path, "third-token-000003\n").unwrap();
         tokens.read_again().unwrap()();
-        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer first-token-000001"))), Err(Refusal::Unknown));
-        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer third-token-000003"))), Ok(()));
+        assert!(!tokens.knows(b"first-token-000001") && tokens.knows(b"third-token-000003"));
     }
 
     #[test]
@@ -139,6 +115,6 @@ mod tests {
             let error = format!("{:#}", tokens.read_again().map(|_| ()).unwrap_err());
             assert!(error.contains(part) && !error.contains("hunter2"), "{error}");
         }
-        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer first-token-000001"))), Ok(()));
+        assert!(tokens.knows(b"first-token-000001"));
     }
 }

@@ -245,6 +245,4 @@ impl Processed {
 }
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
-mod model_tests;
+mod tests;

@@ -8,10 +8,10 @@
 //! in memory, so this is quick. All later reads of the engine come from the one snapshot that the overlays were
 //! compared with.
 
-use engine_api::{Key, Reader as _, Value};
+use engine_api::{Key, Value};
 use engine_latency::Measured;
 
-use super::{LookupError, LookupState, Reading, Spent, unknown};
+use super::{LookupError, LookupState, Reading, Spent};
 use crate::base::chain::Commitment;
 use crate::base::figure::count;
 use crate::overlay::Known;
@@ -32,7 +32,6 @@ pub(crate) struct BatchReading<'e> {
     /// Number of keys whose values are read. `None` when no batch is under way.
     done: Option<usize>,
     slot: Option<u64>,
-    spent: Spent,
 }
 
 impl<'e> BatchReading<'e> {
@@ -45,31 +44,15 @@ impl<'e> BatchReading<'e> {
             known: Vec::new(),
             done: None,
             slot: None,
-            spent: Spent::default(),
         }
     }
 
     /// Fixes the state that [`BatchReading::keys`] are read from: the newest one at `commitment`.
     pub(crate) fn begin(&mut self, commitment: Commitment) -> Result<(), LookupError> {
-        let reading = &mut self.reading;
         self.values.clear();
         self.values.resize(self.keys.len(), None);
-        self.known.clear();
-        (self.done, self.spent) = (None, Spent::default());
-        self.slot = match commitment {
-            Commitment::Confirmed => {
-                let slot = reading.refresh().map(|snapshot| snapshot.slot());
-                slot.map_err(|error| reading.failed(error))?
-            }
-            Commitment::Processed | Commitment::Finalized => {
-                let clock = reading.engine.latency().clock();
-                let start = clock.raw();
-                self.known.resize(self.keys.len(), Known::Nothing);
-                let slot = reading.overlaid(&self.keys, &mut self.known, commitment)?;
-                self.spent.overlay_ns = clock.delta_as_nanos(start, clock.raw());
-                slot
-            }
-        };
+        self.done = None;
+        self.slot = self.reading.begin(&self.keys, &mut self.known, commitment)?;
         self.done = Some(0);
         Ok(())
     }
@@ -79,20 +62,10 @@ impl<'e> BatchReading<'e> {
     pub(crate) fn piece(&mut self) -> Result<bool, LookupError> {
         let Some(from) = self.done.take() else { return Ok(true) };
         let to = self.keys.len().min(from + PIECE_KEYS);
-        let Some(snapshot) = &mut self.reading.snapshot else { return Err(LookupError::Stopped) };
-        let reader = &mut snapshot.reader;
         // Counted piece by piece, because the warm-up makes room for lookups that are under way.
         count(&self.reading.figures.lookups, (to - from) as u64);
-        let (keys, values) = (&self.keys[from..to], &mut self.values[from..to]);
-        let read = match self.known.get(from..to) {
-            Some(known) if !known.is_empty() => read_unknown(reader, keys, known, values),
-            _ => read(reader, keys, values),
-        };
-        let read_ns = reader.last_ns();
-        match read {
-            Ok(asked) => self.spent.read_ns += if asked { read_ns } else { 0 },
-            Err(error) => return Err(self.reading.failed(error)),
-        }
+        let known = self.known.get(from..to).unwrap_or_default();
+        self.reading.read(&self.keys[from..to], known, &mut self.values[from..to])?;
         if to == self.keys.len() {
             return Ok(true);
         }
@@ -107,7 +80,7 @@ impl<'e> BatchReading<'e> {
 
     /// Time that the batch spent in each part, without the waits between its pieces.
     pub(crate) fn spent(&self) -> Spent {
-        self.spent
+        self.reading.spent()
     }
 
     /// Gives up the batch under way.
@@ -127,35 +100,4 @@ impl<'e> BatchReading<'e> {
         self.abandon();
         self.reading.close();
     }
-}
-
-/// Reads all of `keys`. Returns whether the engine was asked.
-fn read(
-    reader: &mut engine_latency::MeasuredReader<'_>,
-    keys: &[Key],
-    values: &mut [Option<Value>],
-) -> engine_api::Result<bool> {
-    match (keys, values) {
-        ([], _) => return Ok(false),
-        ([key], [value]) => *value = reader.get(key)?,
-        (keys, values) => reader.get_many(keys, values)?,
-    }
-    Ok(true)
-}
-
-/// Reads those of `keys` that the overlay does not know. Returns whether the engine was asked.
-fn read_unknown(
-    reader: &mut engine_latency::MeasuredReader<'_>,
-    keys: &[Key],
-    known: &[Known],
-    values: &mut [Option<Value>],
-) -> engine_api::Result<bool> {
-    let missing = unknown(keys, known);
-    let mut rest = vec![None; missing.len()];
-    let asked = read(reader, &missing, &mut rest)?;
-    let mut rest = rest.into_iter();
-    for (value, known) in values.iter_mut().zip(known) {
-        *value = known.value_or(|| rest.next().flatten());
-    }
-    Ok(asked)
 }

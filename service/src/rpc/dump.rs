@@ -7,11 +7,10 @@ use bytes::Bytes;
 use engine_api::{ErrorKind, Key};
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{DumpEnd, DumpPairs};
-use tokio::sync::OwnedSemaphorePermit;
-use tonic::Status;
 
-use super::places::Taking;
 use super::subscription::{CHANGES_PER_MESSAGE, Ended, Subscription, closing};
+use crate::ask::places::Taking;
+use crate::ask::refusal::{Cause, Refusal};
 use crate::feed::{DumpError, DumpRange, Scope, Tail};
 
 /// Bytes of pairs in one message: enough that the cost of a message is small, and few enough that sixteen may be
@@ -23,9 +22,7 @@ pub(super) struct Dump {
     /// The last key that the subscriber already has; `None` for a dump from the beginning.
     pub(super) after: Option<Key>,
     /// The place among all dumps, released when the dump ends.
-    pub(super) _place: OwnedSemaphorePermit,
-    /// The place in the subscriber's own share of dumps.
-    pub(super) _share: Taking,
+    pub(super) _place: Taking,
 }
 
 impl Subscription {
@@ -76,10 +73,12 @@ fn failed(error: DumpError) -> Ended {
     Some(match error {
         DumpError::Stopped => closing(),
         // The store is between two slots for a while.
-        DumpError::Engine(error) if error.kind() == ErrorKind::Retry => Status::unavailable(error.to_string()),
+        DumpError::Engine(error) if error.kind() == ErrorKind::Retry => {
+            Refusal::new(Cause::Unavailable, error.to_string())
+        }
         DumpError::Engine(error) => {
             tracing::error!(%error, "a dump for a subscriber failed");
-            Status::internal(error.to_string())
+            Refusal::new(Cause::Internal, error.to_string())
         }
     })
 }

@@ -3,6 +3,7 @@
 //! Owns: the checks of a subscription, its place, and the order of its messages: a dump, changes, heartbeats. Must not:
 //! read the feed, or wait for a subscriber that does not read; `subscription` does both. Threads: the network edge.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -17,11 +18,13 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::budget::Peer;
 use super::dump::Dump;
-use super::maps::refuse_other_map;
-use super::places::Taking;
+use super::peer;
 use super::subscription::{CHANGES_PER_MESSAGE, Ended, Subscription, gone};
+use crate::ask::budget::Peer;
+use crate::ask::places::Taking;
+use crate::ask::refusal::{Cause, Refusal};
+use crate::ask::refuse_other_map;
 use crate::base::figure::unix_ms;
 use crate::feed::{DUMPS_MAX, Feed, Filter, Registration, Scope, SubscriberLimits, Tail, Workers};
 use crate::net::figures::Place;
@@ -53,10 +56,10 @@ impl FeedRpc for FeedService {
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Responses>, Status> {
         refuse_other_map(&request.get_ref().map)?;
         let Some((feed, workers)) = self.feed.clone() else {
-            return Err(Status::failed_precondition("the service keeps no feed: its configuration says feed = false"));
+            let message = "the service keeps no feed: its configuration says feed = false";
+            return Err(Refusal::new(Cause::NotOffered, message).into());
         };
-        let caller = Arc::clone(Peer::of(request.extensions())?);
-        let (transport, peer) = peer(&request);
+        let caller = Arc::clone(peer(request.extensions())?);
         let request = request.into_inner();
         if let Some(feed_id) = request.feed_id.filter(|id| *id != feed.id()) {
             let message = format!(
@@ -64,9 +67,9 @@ impl FeedRpc for FeedService {
                  dump_then_tail",
                 feed.id()
             );
-            return Err(Status::failed_precondition(message));
+            return Err(Refusal::new(Cause::NotOffered, message).into());
         }
-        let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(Status::invalid_argument)?;
+        let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(invalid)?;
         let share = Taking::new(&caller, Place::Subscribers, 1, self.limits.subscribers.into())?;
         let (next_seq, dump) = begin(&feed, &request, &caller)?;
         let (sender, receiver) = mpsc::channel(SUBSCRIBER_QUEUE);
@@ -81,43 +84,29 @@ impl FeedRpc for FeedService {
             told_seq: next_seq.saturating_sub(1),
             sent: Instant::now(),
         };
-        // The place is taken before the answer, so that a refusal becomes the call's own status.
-        let most = self.limits.subscribers as usize;
-        let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
             let _share = share;
-            let place = feed.subscribers().register(transport, peer, next_seq.saturating_sub(1), most);
-            let place = match place {
-                Ok(place) => {
-                    taken.send(Ok(())).ok();
-                    place
-                }
-                Err(full) => {
-                    let message =
-                        format!("too many subscribers, try again later, or raise max_connections: max={}", full.max);
-                    taken.send(Err(Status::resource_exhausted(message))).ok();
-                    return;
-                }
+            let (transport, address) = match caller.from {
+                Some(address) => ("tcp", address.to_string()),
+                None => ("uds", "local".to_owned()),
             };
-            if let Err(Some(status)) = subscription.run(dump, &place).await {
-                tracing::info!(code = ?status.code(), reason = status.message(), "a subscriber was refused");
-                end.send(status).ok();
+            let place = feed.subscribers().register(transport, address, next_seq.saturating_sub(1));
+            if let Err(Some(refusal)) = subscription.run(dump, &place).await {
+                tracing::info!(cause = ?refusal.cause, reason = %refusal.message, "a subscriber was refused");
+                end.send(Status::from(refusal)).ok();
             }
         });
-        placed.await.map_err(|_| Status::internal("a subscriber's task ended early"))??;
         let last = ended.map(|status| stream::iter(status.ok().map(Err))).flatten_stream();
         Ok(Response::new(ReceiverStream::new(receiver).map(Ok).chain(last).boxed()))
     }
 }
 
 /// Returns the first change wanted, and the dump that precedes it, if one is asked for.
-fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<(u64, Option<Dump>), Status> {
+fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<(u64, Option<Dump>), Refusal> {
     let head = *feed.head().borrow();
     let dump = |after| {
-        let busy =
-            || Status::resource_exhausted(format!("too many dumps are under way, try again later: max={DUMPS_MAX}"));
-        let _share = Taking::new(caller, Place::Dumps, 1, DUMPS_MAX as u64)?;
-        Ok::<_, Status>(Some(Dump { after, _place: feed.subscribers().begin_dump().ok_or_else(busy)?, _share }))
+        let _place = Taking::new(caller, Place::Dumps, 1, DUMPS_MAX as u64)?;
+        Ok::<_, Refusal>(Some(Dump { after, _place }))
     };
     match &request.start {
         Some(Start::FromSeq(seq)) => {
@@ -128,18 +117,21 @@ fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<
         Some(Start::DumpThenTail(_)) => Ok((head.seq + 1, dump(None)?)),
         Some(Start::DumpFrom(from)) => {
             if request.feed_id.is_none() {
-                return Err(Status::invalid_argument("dump_from needs the feed_id that its seq counts in"));
+                return Err(invalid("dump_from needs the feed_id that its seq counts in"));
             }
             let len = from.after_key.len();
             let after = Key::try_from(&from.after_key[..]);
-            let after = after
-                .map_err(|_| Status::invalid_argument(format!("dump_from.after_key must be 32 bytes: got={len}")))?;
+            let after = after.map_err(|_| invalid(format!("dump_from.after_key must be 32 bytes: got={len}")))?;
             let next_seq = from.seq.saturating_add(1);
             in_range(feed, next_seq, head.seq)?;
             Ok((next_seq, dump(Some(after))?))
         }
-        None => Err(Status::invalid_argument("say where to start: from_seq, from_now, dump_then_tail or dump_from")),
+        None => Err(invalid("say where to start: from_seq, from_now, dump_then_tail or dump_from")),
     }
+}
+
+fn invalid(message: impl Into<Cow<'static, str>>) -> Refusal {
+    Refusal::new(Cause::Invalid, message)
 }
 
 impl Subscription {
@@ -180,7 +172,7 @@ impl Subscription {
     }
 }
 
-fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Status> {
+fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Refusal> {
     let oldest_seq = feed.oldest_seq();
     if seq < oldest_seq {
         return Err(gone(seq, oldest_seq));
@@ -190,16 +182,7 @@ fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Status> {
             "from_seq is ahead of the feed: from_seq={seq} newest_seq={newest_seq}; the seq of another store? subscribe \
              with dump_then_tail"
         );
-        return Err(Status::out_of_range(message));
+        return Err(Refusal::new(Cause::OutOfRange, message));
     }
     Ok(())
-}
-
-/// Returns the transport and the address of a request's caller.
-fn peer<T>(request: &Request<T>) -> (&'static str, String) {
-    let from = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.from);
-    match from {
-        Some(address) => ("tcp", address.to_string()),
-        None => ("uds", "local".to_owned()),
-    }
 }

@@ -17,13 +17,13 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use proto::v1::GET_MANY_KEYS_MAX;
 use tonic::Status;
 use tonic::body::Body;
-use tower::{Layer, Service};
+use tower::Service;
 
-use super::MESSAGE_BYTES_MAX;
-use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
-use crate::base::figure::count;
-use crate::net::limit::Refused;
-use crate::net::{Access, Refusal};
+use super::{MESSAGE_BYTES_MAX, peer};
+use crate::ask::budget::{Charge, FREE_BYTES, Peer, no_room};
+use crate::ask::refusal::{Cause, Refusal};
+use crate::net::Access;
+use crate::net::connection::UnderWay;
 
 /// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
 const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
@@ -31,35 +31,18 @@ const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
 /// The type of a gRPC request; the name of an encoding or parameters may follow.
 const GRPC: &str = "application/grpc";
 
+/// How a client sends a token.
+const TOKEN_HOW: &str = "send metadata authorization: Bearer TOKEN";
+
 /// Bytes before a message: a flag, and its length as a big-endian number.
 const MESSAGE_HEADER_BYTES: usize = 5;
-
-/// Layer that puts a [`Guard`] before the services.
-#[derive(Clone)]
-pub(super) struct GuardLayer {
-    access: Arc<Access>,
-    request_timeout: Duration,
-}
-
-impl GuardLayer {
-    pub(super) fn new(access: Arc<Access>, request_timeout: Duration) -> Self {
-        Self { access, request_timeout }
-    }
-}
-
-impl<S> Layer<S> for GuardLayer {
-    type Service = Guard<S>;
-
-    fn layer(&self, inner: S) -> Guard<S> {
-        Guard { inner, guard: self.clone() }
-    }
-}
 
 /// A service with the checks of this file around it.
 #[derive(Clone)]
 pub(super) struct Guard<S> {
-    inner: S,
-    guard: GuardLayer,
+    pub(super) inner: S,
+    pub(super) access: Arc<Access>,
+    pub(super) request_timeout: Duration,
 }
 
 impl<S> Service<Request<Body>> for Guard<S>
@@ -80,55 +63,42 @@ where
         if let Err(refused) = check_form(&request) {
             return Box::pin(std::future::ready(Ok(refused)));
         }
-        let peer = match Peer::of(request.extensions()) {
-            Ok(peer) => Arc::clone(peer),
-            Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
+        let peer = match peer(request.extensions()).and_then(|peer| admit(&self.access, peer, &request)) {
+            Ok(peer) => peer,
+            Err(refused) => return Box::pin(std::future::ready(Ok(Status::from(refused).into_http()))),
         };
-        if let Err(status) = self.guard.admit(&peer, &request) {
-            return Box::pin(std::future::ready(Ok(status.into_http())));
-        }
-        let under_way = UnderWay::new(&peer);
+        let under_way = UnderWay::new(&peer.seat);
         let charge = Arc::new(Charge::new(&peer));
         // A client without a token takes nothing that others need.
         let asked = (!is_open(&request)).then(|| Arc::clone(&charge));
         let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES, has_begun: false }));
-        let timeout = self.guard.request_timeout;
+        let timeout = self.request_timeout;
         let answer = tokio::time::timeout(timeout, self.inner.call(request));
         Box::pin(async move {
             let answered = answer.await;
             drop(charge);
             let Ok(answered) = answered else {
                 let message = format!("not answered within limit={timeout:?}");
-                return Ok(Status::deadline_exceeded(message).into_http());
+                return Ok(Status::from(Refusal::new(Cause::Overdue, message)).into_http());
             };
             Ok(answered?.map(|body| Body::new(Answer { body, peer, free: FREE_BYTES, _under_way: under_way })))
         })
     }
 }
 
-impl GuardLayer {
-    /// Checks the token, then settles the connection, so that only clients that may make requests use up the room.
-    fn admit(&self, peer: &Peer, request: &Request<Body>) -> Result<(), Status> {
-        if is_open(request) {
-            return Ok(());
-        }
-        if let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) {
-            tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
-                count(&peer.figures().unauthenticated, 1);
-                Status::unauthenticated(match refusal {
-                    Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
-                    Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",
-                })
-            })?;
-        }
-        peer.seat().settle().map_err(|refused| match refused {
-            Refused::Source { max } => Status::resource_exhausted(format!(
-                "too many connections from this address, send requests over fewer or raise max_connections: max={max}, \
-                 a quarter of it"
-            )),
-            Refused::Gone => Status::unavailable("the connection is closed to make room for another, connect again"),
-        })
+/// Admits a request of a connection, which it returns.
+fn admit(access: &Access, peer: &Arc<Peer>, request: &Request<Body>) -> Result<Arc<Peer>, Refusal> {
+    if !is_open(request) {
+        peer.admit(access, bearer(request.headers()), TOKEN_HOW)?;
     }
+    Ok(Arc::clone(peer))
+}
+
+/// Returns the token that a request carries.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"bearer ";
+    let (scheme, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(SCHEME.len())?;
+    scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
 }
 
 /// Whether a request needs no token.
@@ -183,11 +153,11 @@ impl HttpBody for Asked {
             && let Some(data) = frame.data_ref()
         {
             if !std::mem::replace(&mut self.has_begun, true) {
-                refuse_too_large(data)?;
+                refuse_too_large(data).map_err(Status::from)?;
             }
             let bytes = charged(&mut self.free, data.len());
             if bytes > 0 && !self.charge.as_ref().is_some_and(|charge| charge.grow(bytes)) {
-                return Poll::Ready(Some(Err(no_room("requests under way"))));
+                return Poll::Ready(Some(Err(no_room("requests under way").into())));
             }
         }
         Poll::Ready(frame)
@@ -204,16 +174,17 @@ impl HttpBody for Asked {
 
 /// Refuses a message that is too large by its header, before any more of it is read. tonic would refuse it as well, with
 /// a code that the feed has for another error. A client that sends less than a header first gets that code.
-fn refuse_too_large(begins: &[u8]) -> Result<(), Status> {
+fn refuse_too_large(begins: &[u8]) -> Result<(), Refusal> {
     let Some([_, length @ ..]) = begins.first_chunk::<MESSAGE_HEADER_BYTES>() else { return Ok(()) };
     let bytes = u32::from_be_bytes(*length) as usize;
     if bytes <= MESSAGE_BYTES_MAX {
         return Ok(());
     }
-    Err(Status::invalid_argument(format!(
+    let message = format!(
         "the message is too large, ask in parts of at most {GET_MANY_KEYS_MAX} keys: bytes={bytes} \
          max_bytes={MESSAGE_BYTES_MAX}"
-    )))
+    );
+    Err(Refusal::new(Cause::Invalid, message))
 }
 
 /// An answer's body. Its bytes are charged as they are produced, until they are sent.
@@ -247,7 +218,7 @@ impl HttpBody for Answer {
         }
         self.body = Body::empty();
         let mut trailers = HeaderMap::new();
-        let status = no_room("answers not yet read");
+        let status = Status::from(no_room("answers not yet read"));
         Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
     }
 
@@ -260,9 +231,18 @@ impl HttpBody for Answer {
     }
 }
 
-fn no_room(what: &str) -> Status {
-    Status::resource_exhausted(format!(
-        "too many bytes of {what}, try again later or in smaller parts: connection_max_bytes={PEER_BYTES_MAX} \
-         address_max_bytes={SOURCE_BYTES_MAX} all_max_bytes={BYTES_MAX}"
-    ))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_follows_its_scheme() {
+        let bearer = |value| {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))]);
+            bearer(&headers).map(<[u8]>::to_vec)
+        };
+        assert_eq!((bearer("Bearer one"), bearer("bearer one")), (Some(b"one".to_vec()), Some(b"one".to_vec())));
+        assert_eq!((bearer("Bearer "), bearer("Bearer"), bearer("Basic Zmlyc3Q6")), (Some(Vec::new()), None, None));
+        assert_eq!(super::bearer(&HeaderMap::new()), None);
+    }
 }

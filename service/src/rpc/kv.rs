@@ -1,80 +1,53 @@
 //! The methods of `solkv.v1.Kv`.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use engine_api::{ErrorKind, Key, Value};
+use engine_api::{Key, Value};
 use proto::v1::kv_server::Kv;
 use proto::v1::{
     Entry, GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest, StatusResponse,
 };
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::budget::Peer;
-use super::maps::refuse_other_map;
-use super::places::Taking;
-use super::wait::{Waits, Wanted};
-use crate::base::published::between_slots;
-use crate::base::slow::Transport;
-use crate::lookups::{GET_MANY_QUEUE_KEYS, LookupError, Lookups, Origin, counted_keys};
-use crate::net::figures::Place;
-use crate::overlay::Overlay;
+use super::peer;
+use crate::ask::refusal::{Cause, Refusal};
+use crate::ask::wait::Wanted;
+use crate::ask::{Ask, refuse_other_map};
+use crate::base::chain::Commitment;
 use crate::status;
 
 /// The methods' implementation, shared by both listeners.
 pub(super) struct KvService {
-    lookups: Lookups,
+    ask: Ask,
     status: status::Status,
-    waits: Waits,
 }
 
 impl KvService {
-    pub(super) fn new(lookups: Lookups, status: status::Status, overlay: Arc<Overlay>) -> Self {
-        Self { lookups, status, waits: Waits::new(overlay) }
-    }
-
-    /// Waits for the slot that the request names, and returns the time that this took, in ns. Most requests name none,
-    /// and no clock is read for them.
-    async fn wait(&self, wanted: &Wanted, keys: usize, peer: &Arc<Peer>) -> Result<u64, Status> {
-        if !wanted.names_a_slot() {
-            return Ok(0);
-        }
-        let start = self.lookups.clock();
-        self.waits.until(wanted, keys, peer).await?;
-        Ok(self.lookups.elapsed_ns(start))
+    pub(super) fn new(ask: Ask, status: status::Status) -> Self {
+        Self { ask, status }
     }
 }
 
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let asked = self.lookups.clock();
         let (metadata, extensions, message) = request.into_parts();
         let GetRequest { key: bytes, commitment, min_context_slot, map } = message;
         refuse_other_map(&map)?;
         let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
-        let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
-        let peer = Peer::of(&extensions)?;
-        let slot_wait_ns = self.wait(&wanted, 1, peer).await?;
-        let origin = origin(peer, asked, slot_wait_ns);
-        let answer = self.lookups.get(key, wanted.commitment, origin).await.map_err(status)?;
-        wanted.check(answer.slot)?;
+        let wanted = wanted(&metadata, commitment, min_context_slot)?;
+        let answer = self.ask.get(key, &wanted, peer(&extensions)?).await?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
     }
 
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
-        let asked = self.lookups.clock();
         let (metadata, extensions, message) = request.into_parts();
         refuse_other_map(&message.map)?;
-        let wanted = Wanted::new(&metadata, message.commitment, message.min_context_slot)?;
+        let wanted = wanted(&metadata, message.commitment, message.min_context_slot)?;
         let packed = !message.packed_keys.is_empty();
-        let keys = keys_of(message)?;
-        let peer = Peer::of(&extensions)?;
-        let slot_wait_ns = self.wait(&wanted, keys.len(), peer).await?;
-        let origin = origin(peer, asked, slot_wait_ns);
-        let _place = Taking::new(peer, Place::BatchKeys, counted_keys(keys.len()) as u64, GET_MANY_QUEUE_KEYS as u64)?;
-        let answer = self.lookups.get_many(keys, wanted.commitment, origin).await.map_err(status)?;
-        wanted.check(answer.slot)?;
+        let answer = self.ask.get_many(keys_of(message)?, &wanted, peer(&extensions)?).await?;
         let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };
         if packed {
             (response.packed_values, response.present) = pack(&answer.value);
@@ -90,32 +63,50 @@ impl Kv for KvService {
     }
 }
 
-fn origin(peer: &Peer, asked: u64, slot_wait_ns: u64) -> Origin {
-    let transport = if peer.from.is_none() { Transport::GrpcUds } else { Transport::GrpcTcp };
-    // The address of the state that a connection's requests share serves as the connection's identifier.
-    Origin { transport, connection: std::ptr::from_ref(peer).addr(), asked, slot_wait_ns }
+/// Reads the state that a request asks for, and its deadline.
+fn wanted(metadata: &MetadataMap, commitment: i32, min_context_slot: Option<u64>) -> Result<Wanted, Refusal> {
+    let known = Commitment::from_wire(commitment)
+        .ok_or_else(|| Refusal::new(Cause::Invalid, format!("no such commitment: got={commitment}")))?;
+    // Read only with a slot, because most lookups wait for nothing.
+    let deadline = min_context_slot.and_then(|_| timeout(metadata.get("grpc-timeout")?.to_str().ok()?));
+    Ok(Wanted::new(known, min_context_slot, deadline))
+}
+
+/// Parses a `grpc-timeout` header: at most eight digits and a unit.
+fn timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(value * 3600),
+        "M" => Duration::from_secs(value * 60),
+        "S" => Duration::from_secs(value),
+        "m" => Duration::from_millis(value),
+        "u" => Duration::from_micros(value),
+        "n" => Duration::from_nanos(value),
+        _ => return None,
+    })
 }
 
 /// Checks and returns the keys of a batch, packed or not.
-fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Status> {
-    let many = |got: usize| {
-        let message = format!("too many keys, ask in parts: got={got} max={GET_MANY_KEYS_MAX}");
-        (got > GET_MANY_KEYS_MAX).then(|| Status::invalid_argument(message))
-    };
+fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Refusal> {
     let GetManyRequest { keys: asked, packed_keys, .. } = asked;
-    if !packed_keys.is_empty() {
-        if !asked.is_empty() {
-            return Err(Status::invalid_argument("give keys or packed_keys, not both"));
-        }
-        let (keys, rest) = packed_keys.as_chunks::<{ size_of::<Key>() }>();
-        if !rest.is_empty() {
-            let message = format!("packed_keys must be 32 bytes a key: got={}", packed_keys.len());
-            return Err(Status::invalid_argument(message));
-        }
-        return many(keys.len()).map_or_else(|| Ok(keys.to_vec()), Err);
+    let (packed, rest) = packed_keys.as_chunks::<{ size_of::<Key>() }>();
+    let got = asked.len().max(packed.len());
+    let wrong = if !packed_keys.is_empty() && !asked.is_empty() {
+        Some("give keys or packed_keys, not both".to_owned())
+    } else if !rest.is_empty() {
+        Some(format!("packed_keys must be 32 bytes a key: got={}", packed_keys.len()))
+    } else {
+        (got > GET_MANY_KEYS_MAX).then(|| format!("too many keys, ask in parts: got={got} max={GET_MANY_KEYS_MAX}"))
+    };
+    if let Some(message) = wrong {
+        return Err(Refusal::new(Cause::Invalid, message));
     }
-    if let Some(refused) = many(asked.len()) {
-        return Err(refused);
+    if !packed.is_empty() {
+        return Ok(packed.to_vec());
     }
     let mut keys = Vec::with_capacity(asked.len());
     for (index, bytes) in asked.iter().enumerate() {
@@ -138,13 +129,13 @@ fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
 
 /// Refuses a key of a wrong length, and names the usual mistake. A pubkey in base58 is 43 or 44 characters, and these
 /// characters, decoded as base64, are 33 bytes.
-fn wrong_length(bytes: &[u8], at: &str) -> Status {
+fn wrong_length(bytes: &[u8], at: &str) -> Refusal {
     let hint = match bytes.len() {
         33 => "; a base58 pubkey where JSON takes base64?",
         43 | 44 if bytes.is_ascii() => "; a base58 pubkey as text? give its 32 bytes",
         _ => "",
     };
-    Status::invalid_argument(format!("key must be 32 bytes: got={}{at}{hint}", bytes.len()))
+    Refusal::new(Cause::Invalid, format!("key must be 32 bytes: got={}{at}{hint}", bytes.len()))
 }
 
 fn key(bytes: &[u8]) -> Option<Key> {
@@ -155,35 +146,21 @@ fn wire(value: Value) -> Bytes {
     Bytes::copy_from_slice(&value)
 }
 
-fn status(error: LookupError) -> Status {
-    let error = match error {
-        LookupError::Busy => return Status::resource_exhausted("too many lookups are waiting, try again later"),
-        LookupError::Stopped => return Status::unavailable("the service is shutting down"),
-        LookupError::NotFollowed => {
-            return Status::failed_precondition(
-                "this service does not follow processed slots: ask at confirmed, or start it with processed = true",
-            );
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_read_and_commitments_are_known() {
+        assert_eq!(timeout("150m"), Some(Duration::from_millis(150)));
+        assert_eq!(timeout("2S"), Some(Duration::from_secs(2)));
+        for text in ["", "S", "1", "-1S", "123456789S", "1x", "\u{e9}", "1\u{e9}"] {
+            assert_eq!(timeout(text), None, "{text:?}");
         }
-        LookupError::Overflowed => {
-            return Status::unavailable(
-                "the overlay of processed slots is full and starts over: ask at confirmed, or try again later",
-            );
-        }
-        LookupError::NotFinal => {
-            return Status::unavailable(
-                "no finalized answer yet: slots applied before or since the start are not final; ask at confirmed, or \
-                 try again later",
-            );
-        }
-        LookupError::Healing => return Status::unavailable(between_slots().to_string()),
-        LookupError::Engine(error) => error,
-    };
-    tracing::error!(%error, kind = ?error.kind(), "a lookup failed");
-    let message = error.to_string();
-    match error.kind() {
-        ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Status::unavailable(message),
-        ErrorKind::DataDamaged => Status::data_loss(message),
-        // The request's input was checked before: if the engine refuses it now, the service is at fault.
-        ErrorKind::FixInput | ErrorKind::Internal => Status::internal(message),
+        let mut metadata = MetadataMap::new();
+        metadata.insert("grpc-timeout", "8S".parse().unwrap());
+        let expected = Wanted::new(Commitment::Confirmed, Some(1), Some(Duration::from_secs(8)));
+        assert_eq!(wanted(&metadata, 0, Some(1)).unwrap(), expected);
+        assert_eq!(wanted(&metadata, 7, None).unwrap_err().cause, Cause::Invalid);
     }
 }

@@ -1,23 +1,16 @@
 //! gRPC: `solkv.v1.Kv` and `solkv.v1.Feed` over TCP and a Unix socket, with health and reflection.
 //!
-//! Owns: the checks of requests, status codes and the servers' limits. Must not: touch the engine; it asks [`Lookups`].
+//! Owns: decoding and encoding of messages, status codes and the servers' limits. Must not: touch the engine, or decide who
+//! gets an answer; [`ask`](crate::ask) does.
 //! Threads: the tokio runtime of the network edge.
 
-mod accept;
-mod account;
-mod budget;
+mod code;
 mod dump;
 mod feed;
 mod guard;
 mod health;
 mod kv;
-mod local;
-mod maps;
-mod places;
-mod socket;
 mod subscription;
-pub(crate) mod uds;
-mod wait;
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
@@ -28,32 +21,38 @@ use anyhow::Context as _;
 use futures::{FutureExt as _, TryFutureExt as _};
 use proto::v1::feed_server::FeedServer;
 use proto::v1::kv_server::KvServer;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::Router;
+use tonic::transport::server::{Connected, Router};
+use tower::layer::layer_fn;
 use tower::layer::util::{Identity, Stack};
 
-use crate::lookups::Lookups;
+use crate::ask::Ask;
+use crate::ask::budget::Peer;
+use crate::ask::refusal::{Cause, Refusal};
+use crate::base::slow::Transport;
 use crate::net::Access;
+use crate::net::accept::{Listening, Terms, connections};
+use crate::net::connection::Connection;
 use crate::net::discard::Discard;
 use crate::net::figures::Figures;
 use crate::net::limit::{ConnectionLimits, Limit};
-use crate::overlay::Overlay;
 use crate::status::Status;
-use accept::{Listening, Terms, connections};
-use budget::Budget;
-use guard::GuardLayer;
+use guard::Guard;
 
+pub use crate::net::uds::UdsListener;
 pub use feed::FeedService;
-pub use uds::UdsListener;
 
 // Maximum memory of one connection, from any client. Its window of unread bytes takes 1 MiB
-// (`CONNECTION_WINDOW_BYTES`). Each of 256 requests takes a list of headers (8 KiB), twice `budget::FREE_BYTES` (2 KiB)
+// (`CONNECTION_WINDOW_BYTES`). Each of 256 requests takes a list of headers (8 KiB), twice `ask::budget::FREE_BYTES` (2 KiB)
 // and a task (about 4 KiB), 3.5 MiB together. Large requests and answers take 16 MiB (`budget::PEER_BYTES_MAX`), but at
 // most 64 MiB over all connections (`budget::BYTES_MAX`). 1024 connections at their maximum take 4.6 GiB, for which
 // they need 262,144 requests at once. A service under a small memory cap needs a small `max_connections`.
+
+/// Length of HTTP/2's opening line, `PRI * HTTP/2.0...`.
+const GREETING_BYTES: u64 = 24;
 
 /// Maximum number of requests under way on one connection. It is below the lookups' queue, so that one client alone
 /// cannot fill that.
@@ -94,10 +93,8 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// The state and the handlers that the gRPC methods use.
 pub struct Services {
-    /// Access to the engine's lookup threads.
-    pub lookups: Lookups,
+    pub ask: Ask,
     pub status: Status,
-    pub overlay: Arc<Overlay>,
     pub feed: FeedService,
     /// Figures of the network edge.
     pub net: Arc<Figures>,
@@ -125,7 +122,7 @@ where
 {
     let (reporter, health_service) = tonic_health::server::health_reporter();
     health::begin(&reporter).await;
-    let Services { lookups, status, overlay, feed, net } = services;
+    let Services { ask, status, feed, net } = services;
     let mut routes = Routes::builder();
     let feed = FeedServer::new(feed)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -133,7 +130,7 @@ where
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     // Answers are sent uncompressed: compression would add more time to a lookup than it saves on a network.
-    let kv = KvServer::new(kv::KvService::new(lookups, status.clone(), overlay))
+    let kv = KvServer::new(kv::KvService::new(ask.clone(), status.clone()))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Zstd)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -157,16 +154,24 @@ where
     .shared();
     let Door { tcp, uds, access, limits } = door;
     let (tcp_limit, uds_limit) = Limit::grpc(limits, &net);
-    let budget = Budget::new(net);
-    let guard = GuardLayer::new(Arc::clone(&access), limits.request_timeout);
-    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_timeout };
-    let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));
+    let guard = {
+        let (access, request_timeout) = (Arc::clone(&access), limits.request_timeout);
+        layer_fn(move |inner| Guard { inner, access: Arc::clone(&access), request_timeout })
+    };
+    let terms = |limit, transport| {
+        let (ask, idle_timeout) = (ask.clone(), limits.idle_timeout);
+        let attach = move |seat: &_, from| ask.peer(transport, from, seat);
+        Terms { limit, greeting_bytes: GREETING_BYTES, idle_timeout, attach }
+    };
+    let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit, Transport::GrpcTcp));
     let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone()).err_into();
     let on_uds = async {
         let Some(uds) = uds else { return anyhow::Ok(()) };
         let (listener, _file) = uds.into_parts();
+        let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
         let discard = Discard::start().context("cannot start the thread that closes connections")?;
-        let incoming = connections(Listening::Uds(ManuallyDrop::new(listener), discard), terms(uds_limit));
+        let listening = Listening::Uds(ManuallyDrop::new(listener), discard);
+        let incoming = connections(listening, terms(uds_limit, Transport::GrpcUds));
         Ok(router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await?)
     };
     let overdue = async {
@@ -182,7 +187,24 @@ where
     Ok(())
 }
 
-fn router(routes: Routes, guard: GuardLayer) -> Router<Stack<GuardLayer, Identity>> {
+/// The connection's peer, which requests find among their extensions.
+impl Connected for Connection<Arc<Peer>> {
+    type ConnectInfo = Arc<Peer>;
+
+    fn connect_info(&self) -> Arc<Peer> {
+        Arc::clone(&self.attached)
+    }
+}
+
+/// Returns the connection that a request came in on.
+///
+/// # Errors
+/// The request has none, which only a fault of the service can cause.
+fn peer(extensions: &http::Extensions) -> Result<&Arc<Peer>, Refusal> {
+    extensions.get().ok_or_else(|| Refusal::new(Cause::Internal, "a request of no connection: this is a bug"))
+}
+
+fn router<L: Clone>(routes: Routes, guard: L) -> Router<Stack<L, Identity>> {
     Server::builder()
         .concurrency_limit_per_connection(STREAMS_PER_CONNECTION as usize)
         .max_concurrent_streams(Some(STREAMS_PER_CONNECTION))

@@ -12,9 +12,9 @@ use proto::v1::subscribe_response::Kind;
 use proto::v1::{Change, Changes, SlotEnd, SubscribeResponse};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tonic::Status;
 
-use crate::feed::{Feed, FeedError, Filter, Head, NotDone, Scope, SubscriberLimits, Tail, Workers};
+use crate::ask::refusal::{Cause, Refusal};
+use crate::feed::{Feed, FeedError, Filter, Head, Scope, SubscriberLimits, Tail, Workers};
 
 /// Maximum number of changes in one message: 150 KB, well below the 4 MiB that clients accept by default.
 pub(super) const CHANGES_PER_MESSAGE: usize = 1000;
@@ -33,8 +33,8 @@ pub(super) struct Subscription {
     pub(super) sent: Instant,
 }
 
-/// Reason for the end of a subscription: a status, or `None` if the subscriber is gone.
-pub(super) type Ended = Option<Status>;
+/// Reason for the end of a subscription: a refusal, or `None` if the subscriber is gone.
+pub(super) type Ended = Option<Refusal>;
 
 impl Subscription {
     /// Reads the next changes within `scope` and sends those that pass. Returns the position after them, and whether
@@ -57,7 +57,7 @@ impl Subscription {
                 (tail, found)
             };
             let found;
-            (tail, found) = self.workers.read(job).await.map_err(not_done)?;
+            (tail, found) = self.workers.read(job).await.ok_or_else(closing)?;
             found
         };
         let (changes, slot_end, more) = found.map_err(|error| unreadable(error, next_seq))?;
@@ -103,13 +103,14 @@ impl Subscription {
         Ok(())
     }
 
-    fn cut_off(&self) -> Status {
+    fn cut_off(&self) -> Refusal {
         // ORDERING: Relaxed: a statistic.
         self.feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
         let stalled = self.limits.stall_timeout;
-        Status::resource_exhausted(format!(
+        let message = format!(
             "cut off, because nothing was read for {stalled:?}: reconnect with the last seq, or with dump_from"
-        ))
+        );
+        Refusal::new(Cause::Full, message)
     }
 }
 
@@ -120,15 +121,9 @@ fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, Option<SlotEn
     Ok((changes, piece.slot_end.as_ref().map(wire_end), piece.more))
 }
 
-pub(super) fn closing() -> Status {
-    Status::unavailable("the service is shutting down: reconnect with the last seq, or with dump_from")
-}
-
-fn not_done(why: NotDone) -> Ended {
-    Some(match why {
-        NotDone::Busy => Status::resource_exhausted("too many subscribers are behind, try again later"),
-        NotDone::Stopped => closing(),
-    })
+pub(super) fn closing() -> Refusal {
+    let message = "the service is shutting down: reconnect with the last seq, or with dump_from";
+    Refusal::new(Cause::Unavailable, message)
 }
 
 fn unreadable(error: FeedError, next_seq: u64) -> Ended {
@@ -136,15 +131,16 @@ fn unreadable(error: FeedError, next_seq: u64) -> Ended {
         FeedError::Gone { oldest_seq } => gone(next_seq, oldest_seq),
         FeedError::Log(error) => {
             tracing::error!(%error, "the feed cannot be read");
-            Status::data_loss(error.to_string())
+            Refusal::new(Cause::Damaged, error.to_string())
         }
     })
 }
 
-pub(super) fn gone(seq: u64, oldest_seq: u64) -> Status {
-    Status::out_of_range(format!(
+pub(super) fn gone(seq: u64, oldest_seq: u64) -> Refusal {
+    let message = format!(
         "changes that old are no longer kept: from_seq={seq} oldest_seq={oldest_seq}; subscribe with dump_then_tail"
-    ))
+    );
+    Refusal::new(Cause::OutOfRange, message)
 }
 
 fn wire(seq: u64, change: &crate::feed::Change) -> Change {

@@ -19,7 +19,7 @@ use crate::feed::SubscriberLimits;
 use crate::ingest::progress::Age;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
-use crate::net::figures::Ending;
+use crate::net::figures::{Ending, Place};
 use crate::net::limit::tests::ROOMY;
 use crate::net::socket::SocketAccess;
 use crate::pages::handles::Handles;
@@ -62,7 +62,8 @@ async fn start_with(pool: Pool, limits: ConnectionLimits) -> Running {
     let door = Door { tcp, uds: Some(uds), access, limits };
     let feed = FeedService::new(None, SubscriberLimits::of(1024));
     let Handles { status, lookups: LookupState { overlay, .. }, net, .. } = pool.handles.clone();
-    let services = Services { lookups: pool.lookups.clone(), status, overlay, feed, net };
+    let ask = Ask::new(pool.lookups.clone(), overlay, Arc::clone(&net));
+    let services = Services { ask, status, feed, net };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
     Running { pool, client, socket, stop, server }
@@ -362,7 +363,7 @@ async fn too_many_keys_are_an_invalid_argument_with_the_most_however_many_they_a
         let refused = run.client.get_many(keys(count)).await.unwrap_err();
         assert!(refused.code() == Code::InvalidArgument && refused.message().contains(says), "{count}: {refused:?}");
     }
-    let held = &run.pool.handles.net.bytes_held;
+    let held = run.pool.handles.net.held(Place::Bytes);
     // ORDERING: Relaxed: a statistic.
     assert_eq!(held.load(std::sync::atomic::Ordering::Relaxed), 0, "nothing of them is held");
     assert_eq!(run.client.get_many(keys(10_000)).await.unwrap().into_inner().entries.len(), 10_000);

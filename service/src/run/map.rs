@@ -130,10 +130,7 @@ impl Map {
         let warm_up = start_warm_up(config, &engine, &handles).context("cannot start the warm-up's thread")?;
         let mut writer = open_feed(config, &checkpoint, &mut handles)?;
         let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
-        let start_workers = |_| {
-            let subscribers = SubscriberLimits::of(config.connections.max_connections).subscribers as usize;
-            Workers::start(Arc::clone(&engine), Arc::clone(&handles.views), subscribers)
-        };
+        let start_workers = |_| Workers::start(Arc::clone(&engine), Arc::clone(&handles.views));
         let workers =
             handles.feed.as_ref().map(start_workers).transpose().context("cannot start the feed's threads")?;
         let (sampler, history) =

@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::admin;
+use crate::ask::Ask;
 use crate::base::failed::Failed;
 use crate::base::stop::{SHUTDOWN_TIMEOUT, Stuck};
 use crate::config::{Config, Moment};
@@ -33,7 +34,7 @@ use crate::ingest::receive::{ReceiveConfig, queue_batches};
 use crate::ingest::settings::TAKEOVER_LAG_SLOTS;
 use crate::ingest::spooling::Spooling;
 use crate::net::limit::{self, ConnectionLimits};
-use crate::net::{Access, Edge, Ports, Tokens};
+use crate::net::{Access, Addresses, Ports};
 use crate::pages::dashboard::Identity;
 use crate::pages::handles::Handles;
 use crate::pages::http::{self, Hosts, HttpState};
@@ -53,8 +54,10 @@ const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The resources that the configuration names, read and checked.
 pub(crate) struct Checked {
-    /// Addresses, certificates, and the tokens of clients.
-    pub edge: Edge,
+    /// Certificates, and the tokens of clients.
+    pub access: Arc<Access>,
+    /// Addresses of the gRPC and HTTP listeners.
+    pub addresses: Addresses,
     /// Settings of the stream's servers. Their secrets were read once as a check, and are not kept.
     pub providers: Vec<provider::Settings>,
 }
@@ -65,7 +68,8 @@ impl Checked {
     /// # Errors
     /// The first resource that cannot be used. The error's exit code says whether starting again could help.
     pub(crate) fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
-        let edge = Edge::open(config.net())?;
+        let access = Access::open(&config.access).map_err(Failed::wrong)?;
+        let addresses = Addresses::of(config.net(), &access)?;
         config.check_sockets(at).map_err(Failed::wrong_unless_read_only)?;
         if at == Moment::Start {
             // Limits belong to the process: they may differ from those of a process that checks the configuration
@@ -76,7 +80,7 @@ impl Checked {
         providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
         store::check(config.opening())?;
         creation::check(config)?;
-        Ok(Self { edge, providers })
+        Ok(Self { access: Arc::new(access), addresses, providers })
     }
 }
 
@@ -87,15 +91,15 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     // The load of a store and the comparison of a heal have lines of their own.
     bootstrap::log_with(|line| info!(target: "solkv_bootstrap", "{line}"));
     // All refusals come before the store is touched.
-    let Checked { edge, providers } = Checked::of(config, Moment::Start)?;
+    let Checked { access, addresses, providers } = Checked::of(config, Moment::Start)?;
     for caution in providers.iter().flat_map(provider::Settings::cautions) {
         warn!("{caution}");
     }
-    edge.addresses.warn(config.net(), &edge.access);
+    addresses.warn(config.net(), &access);
     for (key, access) in [("uds_group", config.grpc.uds_access()?), ("shm_group", config.shm.access()?)] {
         access.group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
     }
-    let ports = edge.addresses.bind()?;
+    let ports = addresses.bind()?;
     let runtime = network_threads().context("cannot start the network threads")?;
     let shown = Shown::at_start(config);
     let mut stops = runtime.block_on(async { Stops::take_over(at_once) })?;
@@ -109,7 +113,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     stops.keep();
     let mut map = Map::start(config, store, &shown)?;
     let healer = Healer::new(config, &map.engine, &shown);
-    let front = Front { ports, access: edge.access, stops };
+    let front = Front { ports, access, stops };
     let outcome = runtime.block_on(serve(config, front, &mut map, Sources { begin, healer }));
     let deadline = Instant::now() + JOIN_LIMIT;
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -139,7 +143,7 @@ async fn prepare(
     if !store::awaits_load(config.opening())? {
         return Ok(Some((ports, creation::resume(config, stream, shown)?)));
     }
-    let (ports, http) = ports.listen_http()?;
+    let http = ports.listen_http()?;
     stops.keep();
     let spooling = creation::load(config, stream, shown, http, stops.next()).await?;
     stops.end_at_once();
@@ -180,16 +184,15 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
         uds = config.grpc.uds.as_ref().map(|path| path.display().to_string()),
-        shm = config.shm.shm.as_ref().map(|path| path.display().to_string()), tls = access.tls_name(),
-        bearer_tokens = access.tokens.as_ref().map_or(0, Tokens::len), "listening"
+        shm = config.shm.shm.as_ref().map(|path| path.display().to_string()), %access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
     let door = Door { tcp, uds, access, limits: ConnectionLimits::of(config.connections.max_connections) };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
-    let (overlay, feed) = (Arc::clone(&state.overlay), map.feed_service(config));
-    let services = rpc::Services { lookups: lookups.clone(), status: status.clone(), overlay, feed, net };
+    let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), Arc::clone(&net));
+    let services = rpc::Services { ask, status: status.clone(), feed: map.feed_service(config), net };
     let http_state = HttpState {
         latency: Arc::clone(map.engine.latency()),
         handles: map.handles.clone(),

@@ -37,11 +37,12 @@ use crate::base::pulse::{Pulse, Pulses};
 use crate::base::stop;
 use crate::lookups::IDLE_REFRESH;
 use crate::net::discard::{Discard, deafen};
+use crate::net::socket::SocketAccess;
+use crate::net::uds::{SocketFile, UdsListener};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
-use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use bells::Bells;
 use room::{Full, full};
-use session::{Scratch, Served, Session, Taken};
+use session::{Asked, Scratch, Served, Session};
 
 pub use state::ShmState;
 
@@ -96,7 +97,7 @@ impl ShmServer {
         pulses: &Pulses,
         feed: Option<OwnedFd>,
     ) -> anyhow::Result<Self> {
-        let (listener, file) = uds::bind(path, access)?;
+        let (listener, file) = UdsListener::bind(path, access)?.into_parts();
         let doorbell = Arc::new(bells::bell().context("cannot make an eventfd")?);
         let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
         let discard = Discard::start().context("cannot start the thread that closes shared-memory sockets")?;
@@ -144,7 +145,7 @@ struct Server<'e> {
     next_id: u64,
     scratch: Scratch,
     /// Gets that are being looked up together, with the index of their session; empty between two turns.
-    taken: Vec<(usize, Taken)>,
+    taken: Vec<(usize, Key, Asked)>,
     /// The reader for gets, and for batches of one piece.
     reading: Reading<'e>,
     /// The reader for longer batches, one at a time.
@@ -241,7 +242,7 @@ impl<'e> Server<'e> {
     /// Takes the confirmed gets that wait, at most as many as a piece has keys.
     fn take_gets(&mut self) {
         for (at, session) in self.sessions.iter().enumerate() {
-            self.taken.extend(session.take_get(&mut self.scratch).map(|taken| (at, taken)));
+            self.taken.extend(session.take_get(&mut self.scratch).map(|(key, asked)| (at, key, asked)));
             if self.taken.len() == PIECE_KEYS {
                 break;
             }
@@ -254,12 +255,12 @@ impl<'e> Server<'e> {
         if self.taken.is_empty() {
             return false;
         }
-        let keys: Vec<Key> = self.taken.iter().map(|(_, taken)| taken.key).collect();
+        let keys: Vec<Key> = self.taken.iter().map(|(_, key, _)| *key).collect();
         let mut values = vec![None; keys.len()];
         let found = self.reading.get_into(&keys, &mut values, Commitment::Confirmed);
         if let Ok(slot) = &found {
-            for ((at, taken), value) in self.taken.iter().zip(values) {
-                self.sessions[*at].give(taken, *slot, value, self.reading.spent(), self.state);
+            for ((at, _, asked), value) in self.taken.iter().zip(values) {
+                self.sessions[*at].give(asked, *slot, &[value], self.reading.spent(), self.state);
             }
         }
         self.taken.clear();

@@ -15,10 +15,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 
-use engine_api::{ErrorKind, Key, Value};
+use engine_api::{Key, Value};
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::v1::{Commitment, GET_MANY_KEYS_MAX};
+use proto::v1::GET_MANY_KEYS_MAX;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::thread::futex;
@@ -28,9 +28,10 @@ use shm_layout::{
 
 use super::bells;
 use super::state::ShmState;
-use crate::base::chain;
+use crate::ask::refusal::{Cause, Refusal};
+use crate::ask::wait::Wanted;
+use crate::base::chain::Commitment;
 use crate::base::slow::{Parts, Slow, Transport};
-use crate::lookups::LookupError;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
 
 // A client splits a request at one size, whichever way it goes.
@@ -49,8 +50,8 @@ pub(super) struct Session {
     bell: OwnedFd,
     /// Number of the newest request that was answered; 0 before the first.
     answered: u64,
-    /// Number and request of a batch that is not answered yet.
-    batch: Option<(u64, Request)>,
+    /// A batch that is not answered yet.
+    batch: Option<Asked>,
 }
 
 /// The work that [`Session::serve`] found.
@@ -62,12 +63,12 @@ pub(super) enum Served {
     Batch,
 }
 
-/// A copy of a confirmed get that has no answer yet.
+/// A lookup that has no answer yet. Its keys lie in the segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taken {
-    pub(super) key: Key,
+pub(super) struct Asked {
     seq: u64,
-    request: Request,
+    keys: usize,
+    wanted: Wanted,
 }
 
 /// Buffers that the thread reuses for each request.
@@ -135,7 +136,7 @@ impl Session {
 
     /// Returns the number of keys of the batch that waits or is under way; `None` without one.
     pub(super) fn batch_keys(&self) -> Option<usize> {
-        self.batch.map(|(_, request)| request.count as usize)
+        self.batch.map(|asked| asked.keys)
     }
 
     /// Looks for a request. Answers it at once unless it is a batch, which is recorded to wait for its turn.
@@ -144,15 +145,17 @@ impl Session {
         if seq == self.answered || self.batch.is_some() {
             return Served::Nothing;
         }
-        let request = self.segment.request();
-        let response = match refusal(&request) {
-            Some(status) => Response { status, ..Response::default() },
-            None if request.op == op::STATUS => self.status(state),
-            None if request.count > 1 => {
-                self.batch = Some((seq, request));
+        let response = match read(seq, &self.segment.request()) {
+            Err(status) => failed(status),
+            Ok(None) => self.status(state),
+            Ok(Some(asked)) if asked.keys > 1 => {
+                self.batch = Some(asked);
                 return Served::Batch;
             }
-            None => return self.look_up(seq, &request, reading, scratch, state),
+            Ok(Some(asked)) => {
+                self.look_up(&asked, reading, scratch, state);
+                return Served::Answered;
+            }
         };
         self.answer(seq, response);
         Served::Answered
@@ -160,70 +163,67 @@ impl Session {
 
     /// Copies the request that waits if it is a confirmed get. It waits on until [`Session::give`] or [`Session::serve`]
     /// answers it.
-    pub(super) fn take_get(&self, scratch: &mut Scratch) -> Option<Taken> {
+    pub(super) fn take_get(&self, scratch: &mut Scratch) -> Option<(Key, Asked)> {
         let seq = self.segment.requested();
         if seq == self.answered || self.batch.is_some() {
             return None;
         }
-        let request = self.segment.request();
-        let is_one = request.op == op::GET && request.count == 1 && refusal(&request).is_none();
-        if !is_one || commitment(request.commitment) != chain::Commitment::Confirmed {
+        let asked = read(seq, &self.segment.request()).ok().flatten()?;
+        if asked.keys != 1 || asked.wanted.commitment != Commitment::Confirmed {
             return None;
         }
         self.segment.keys(1, &mut scratch.keys);
-        scratch.keys.first().map(|key| Taken { key: *key, seq, request })
+        scratch.keys.first().map(|key| (*key, asked))
     }
 
-    /// Answers a get that was taken, with the value that was found for it at `slot`.
+    /// Answers a lookup with the values that were found for it at `slot`.
     pub(super) fn give(
         &mut self,
-        taken: &Taken,
+        asked: &Asked,
         slot: Option<u64>,
-        value: Option<Value>,
+        values: &[Option<Value>],
         spent: Spent,
         state: &ShmState,
     ) {
-        let response = self.found(&taken.request, slot, &[value]);
-        self.answer(taken.seq, response);
-        report_slow(&taken.request, response, spent, state);
+        let response = self.found(asked, slot, values);
+        self.answer(asked.seq, response);
+        report_slow(asked, response, spent, state);
     }
 
     /// Answers the waiting batch in one piece, because it has no more than [`PIECE_KEYS`] keys.
     pub(super) fn serve_short_batch(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, state: &ShmState) {
-        if let Some((seq, request)) = self.batch.take() {
-            debug_assert!(request.count as usize <= PIECE_KEYS, "a long one is read in pieces");
-            self.look_up(seq, &request, reading, scratch, state);
+        if let Some(asked) = self.batch.take() {
+            debug_assert!(asked.keys <= PIECE_KEYS, "a long one is read in pieces");
+            self.look_up(&asked, reading, scratch, state);
         }
     }
 
     /// Opens the state from which the batch is read. Returns false if that failed; the batch is then answered with the
     /// error.
     pub(super) fn begin_batch(&mut self, batches: &mut BatchReading<'_>) -> bool {
-        let Some((_, request)) = self.batch else { return false };
-        self.segment.keys(request.count as usize, &mut batches.keys);
-        let begun = batches.begin(commitment(request.commitment));
-        begun.map_err(|error| self.end_batch(&error)).is_ok()
+        let Some(asked) = self.batch else { return false };
+        self.segment.keys(asked.keys, &mut batches.keys);
+        let begun = batches.begin(asked.wanted.commitment);
+        begun.map_err(|error| self.end_batch(error.into())).is_ok()
     }
 
     /// Reads the next piece of the batch. Returns true if it was the last, or failed; the batch is then answered.
     pub(super) fn piece_of_batch(&mut self, batches: &mut BatchReading<'_>, state: &ShmState) -> bool {
         match batches.piece() {
             Ok(false) => return false,
-            Err(error) => self.end_batch(&error),
+            Err(error) => self.end_batch(error.into()),
             Ok(true) => {
-                if let Some((seq, request)) = self.batch.take() {
-                    let response = self.found(&request, batches.slot(), &batches.values);
-                    self.answer(seq, response);
-                    report_slow(&request, response, batches.spent(), state);
+                if let Some(asked) = self.batch.take() {
+                    self.give(&asked, batches.slot(), &batches.values, batches.spent(), state);
                 }
             }
         }
         true
     }
 
-    fn end_batch(&mut self, error: &LookupError) {
-        if let Some((seq, _)) = self.batch.take() {
-            self.answer(seq, Response { status: failure(error), ..Response::default() });
+    fn end_batch(&mut self, refusal: Refusal) {
+        if let Some(asked) = self.batch.take() {
+            self.answer(asked.seq, failed(code(&refusal)));
         }
     }
 
@@ -243,41 +243,30 @@ impl Session {
     fn status(&self, state: &ShmState) -> Response {
         let encoded = state.status.response().encode_to_vec();
         if encoded.len() > STATUS_BYTES_MAX {
-            return Response { status: status::FAILED, ..Response::default() };
+            return failed(status::FAILED);
         }
         self.segment.set_status_bytes(&encoded);
         Response { status: status::OK, count: encoded.len() as u32, ..Response::default() }
     }
 
     /// Reads the keys of a request from one state, and answers it.
-    fn look_up(
-        &mut self,
-        seq: u64,
-        request: &Request,
-        reading: &mut Reading<'_>,
-        scratch: &mut Scratch,
-        state: &ShmState,
-    ) -> Served {
+    fn look_up(&mut self, asked: &Asked, reading: &mut Reading<'_>, scratch: &mut Scratch, state: &ShmState) {
         let Scratch { keys, values } = scratch;
-        self.segment.keys(request.count as usize, keys);
+        self.segment.keys(asked.keys, keys);
         values.clear();
         values.resize(keys.len(), None);
-        let response = match reading.get_into(keys, values, commitment(request.commitment)) {
-            Ok(slot) => self.found(request, slot, values),
-            Err(error) => Response { status: failure(&error), ..Response::default() },
-        };
-        self.answer(seq, response);
-        report_slow(request, response, reading.spent(), state);
-        Served::Answered
+        match reading.get_into(keys, values, asked.wanted.commitment) {
+            Ok(slot) => self.give(asked, slot, values, reading.spent(), state),
+            Err(error) => self.answer(asked.seq, failed(code(&error.into()))),
+        }
     }
 
     /// Returns the answer to a request whose values were read at `slot`. If `slot` is too old for the request, the
     /// answer is SLOT_NOT_REACHED.
-    fn found(&self, request: &Request, slot: Option<u64>, values: &[Option<Value>]) -> Response {
+    fn found(&self, asked: &Asked, slot: Option<u64>, values: &[Option<Value>]) -> Response {
         let reached =
             Response { has_slot: slot.is_some().into(), slot: slot.unwrap_or_default(), ..Response::default() };
-        // On the wire, 0 means that the request names no slot.
-        if request.min_context_slot > 0 && slot.is_none_or(|slot| slot < request.min_context_slot) {
+        if !asked.wanted.is_in(slot) {
             return Response { status: status::SLOT_NOT_REACHED, ..reached };
         }
         self.segment.set_values(values);
@@ -286,54 +275,47 @@ impl Session {
 }
 
 /// Logs a lookup if it was slow. The time that a batch waits between its pieces does not count: see [`Slow`].
-fn report_slow(request: &Request, response: Response, spent: Spent, state: &ShmState) {
+fn report_slow(asked: &Asked, response: Response, spent: Spent, state: &ShmState) {
     let Spent { overlay_ns, read_ns } = spent;
     if response.status == status::OK && state.lookups.slow.is_slow(overlay_ns + read_ns) {
         let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
-        let (keys, commitment) = (request.count as usize, commitment(request.commitment));
-        state.lookups.slow.report(&Slow {
-            transport: Transport::Shm,
-            keys,
-            commitment,
-            total_ns: parts.sum_ns(),
-            parts,
-        });
+        let (keys, commitment, total_ns) = (asked.keys, asked.wanted.commitment, parts.sum_ns());
+        state.lookups.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns, parts });
     }
 }
 
-/// Returns the reason to refuse a request, one of [`status`]; `None` if it is acceptable.
-fn refusal(request: &Request) -> Option<u32> {
+/// Reads the request with this number: a lookup, or `None` for the status.
+///
+/// # Errors
+/// The reason to refuse it, one of [`status`].
+fn read(seq: u64, request: &Request) -> Result<Option<Asked>, u32> {
     if request.version != VERSION {
-        return Some(status::VERSION);
+        return Err(status::VERSION);
     }
-    let commitment = Commitment::try_from(request.commitment);
-    match (request.op, commitment) {
-        (op::STATUS, _) => None,
-        (op::GET, Ok(_)) if request.count as usize > KEYS_MAX => Some(status::BAD_REQUEST),
-        (op::GET, Ok(_)) => None,
-        _ => Some(status::BAD_REQUEST),
-    }
-}
-
-/// Converts a commitment that [`refusal`] has accepted.
-fn commitment(wire: i32) -> chain::Commitment {
-    match Commitment::try_from(wire) {
-        Ok(Commitment::Processed) => chain::Commitment::Processed,
-        Ok(Commitment::Finalized) => chain::Commitment::Finalized,
-        Ok(Commitment::Unspecified | Commitment::Confirmed) | Err(_) => chain::Commitment::Confirmed,
+    let keys = request.count as usize;
+    match (request.op, Commitment::from_wire(request.commitment)) {
+        (op::STATUS, _) => Ok(None),
+        (op::GET, Some(commitment)) if keys <= KEYS_MAX => {
+            // On the wire, 0 means that the request names no slot.
+            let min_context_slot = Some(request.min_context_slot).filter(|slot| *slot > 0);
+            Ok(Some(Asked { seq, keys, wanted: Wanted::new(commitment, min_context_slot, None) }))
+        }
+        _ => Err(status::BAD_REQUEST),
     }
 }
 
-fn failure(error: &LookupError) -> u32 {
-    let error = match error {
-        LookupError::Engine(error) => error,
-        LookupError::NotFollowed => return status::COMMITMENT,
-        _ => return status::UNAVAILABLE,
-    };
-    tracing::error!(%error, kind = ?error.kind(), "a lookup failed");
-    match error.kind() {
-        ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => status::UNAVAILABLE,
-        ErrorKind::DataDamaged | ErrorKind::FixInput | ErrorKind::Internal => status::FAILED,
+fn failed(status: u32) -> Response {
+    Response { status, ..Response::default() }
+}
+
+/// Returns shared memory's code for a refusal.
+fn code(refusal: &Refusal) -> u32 {
+    match refusal.cause {
+        Cause::Invalid | Cause::NotFound | Cause::OutOfRange | Cause::Unauthenticated => status::BAD_REQUEST,
+        Cause::NotOffered => status::COMMITMENT,
+        Cause::NotReached => status::SLOT_NOT_REACHED,
+        Cause::Full | Cause::Unavailable | Cause::Overdue => status::UNAVAILABLE,
+        Cause::Damaged | Cause::Internal => status::FAILED,
     }
 }
 

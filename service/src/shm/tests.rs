@@ -96,7 +96,7 @@ fn start(pool: &Pool) -> (ShmServer, std::path::PathBuf) {
 fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) -> Raw)) {
     let pool = Pool::start();
     let path = pool.dir.path().join("shm.sock");
-    let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
+    let (listener, _file) = UdsListener::bind(&path, &SocketAccess::OWNER).unwrap().into_parts();
     let own = bells::bell().unwrap();
     let bells = Bells::new(&own, &listener).unwrap();
     let state = state(&pool);
@@ -323,7 +323,7 @@ fn the_end_waits_for_no_descriptor_of_a_client_that_nobody_accepted() {
     const LINGER: Duration = Duration::from_secs(20);
     let pool = Pool::start();
     let path = pool.dir.path().join("shm.sock");
-    let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
+    let (listener, _file) = UdsListener::bind(&path, &SocketAccess::OWNER).unwrap().into_parts();
     let bells = Bells::new(&bells::bell().unwrap(), &listener).unwrap();
     let (state, discard) = (state(&pool), Discard::start().unwrap());
     let server = Server::new(listener, bells, discard, &pool.engine, &state, None);

@@ -41,13 +41,13 @@ fn batch(connection: usize) -> (Batch, BatchReply) {
     (Batch::new(keys, Commitment::Confirmed, origin, reply), answer)
 }
 
-fn get(n: usize) -> (Request, Reply<Result<Answer, LookupError>>) {
+fn get(n: usize) -> (Get, Reply<Result<Answer, LookupError>>) {
     let (reply, answer) = oneshot::channel();
-    (Request::Get { key: key(n), commitment: Commitment::Confirmed, origin: Origin::default(), reply }, answer)
+    (Get { key: key(n), commitment: Commitment::Confirmed, origin: Origin::default(), reply }, answer)
 }
 
 /// Runs `test` with a worker, the channel to it, and its queue of batches.
-fn with_worker(test: impl FnOnce(&Pool, &mut Worker<'_>, &Sender<Request>, &BatchQueue)) {
+fn with_worker(test: impl FnOnce(&Pool, &mut Worker<'_>, &Sender<Get>, &BatchQueue)) {
     let pool = Pool::start();
     let (requests, taken) = bounded(LOOKUP_QUEUE);
     let (_signal, stopped) = bounded(0);
@@ -64,7 +64,7 @@ fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
         let mut hog: Vec<_> = (0..8)
             .map(|_| {
                 let (batch, answer) = batch(1);
-                assert_eq!(queue.push(batch), 0);
+                queue.push(batch).unwrap();
                 answer
             })
             .collect();
@@ -106,7 +106,7 @@ fn gets_without_end_do_not_stop_a_batch() {
     with_worker(|pool, worker, requests, queue| {
         commit_all(pool, 8);
         let (batch, mut answer) = batch(1);
-        assert_eq!(queue.push(batch), 0);
+        queue.push(batch).unwrap();
         let (mut turns, mut waiting) = (0, Vec::new());
         let found = loop {
             let mut room = true;
@@ -133,7 +133,8 @@ fn a_batch_that_nobody_waits_for_ends_at_once() {
         commit_all(pool, 8);
         let (first, answer) = batch(1);
         let (second, mut next) = batch(2);
-        assert_eq!((queue.push(first), queue.push(second)), (0, 0));
+        queue.push(first).unwrap();
+        queue.push(second).unwrap();
         assert!(worker.turn());
         drop(answer);
         let mut turns = 0;

@@ -155,7 +155,7 @@ impl Families<'_> {
         out.one(&c::UNAUTHENTICATED, read(&net.unauthenticated) as f64);
         let no_room = Scope::ALL.map(|scope| net.refused_places(Place::Bytes, scope)).iter().sum::<u64>();
         out.one(&c::WIRE_REFUSED, no_room as f64);
-        out.one(&c::WIRE, read(&net.bytes_held) as f64);
+        out.one(&c::WIRE, read(net.held(Place::Bytes)) as f64);
         let slow = Transport::ALL.map(|transport| (transport.name(), lookups.slow.count(transport)));
         out.by(&c::SLOW_REQUESTS, "transport", slow);
     }
@@ -170,7 +170,7 @@ impl Families<'_> {
         out.one(&c::FEED_SUBSCRIBERS, subscribed.len() as f64);
         out.one(&c::FEED_SUBSCRIBER_LAG, behind as f64);
         out.one(&c::FEED_CUT_OFF, read(&subscribers.cut_off) as f64);
-        out.one(&c::FEED_DUMPS, subscribers.dumps() as f64);
+        out.one(&c::FEED_DUMPS, read(self.handles.net.held(Place::Dumps)) as f64);
     }
 
     fn overlay(&self, out: &mut Out<'_>, overlay: &Overlay) {

@@ -2,16 +2,18 @@
 //! order of calls, but in pieces with lookups after each. This is stricter than the service, which commits whole slots
 //! only.
 
+mod model;
+
 use bytesize::ByteSize;
 use engine_api::{Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 
 use super::banks::Limits;
-use super::model::{KEYS, Map, Tally, Truth, World, key};
 use super::*;
 use crate::lookups::{Answer, LookupError, LookupState};
 use crate::reading::Reading;
+use model::{KEYS, Map, Tally, Truth, World, key};
 
 fn get_many(
     reading: &mut Reading<'_>,

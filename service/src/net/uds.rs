@@ -5,15 +5,14 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{self as unix, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use tokio::net::UnixListener;
 
-pub(crate) use crate::net::socket::SocketAccess;
+use super::socket::SocketAccess;
 
-/// A bound Unix socket; dropping it removes its file.
+/// A bound Unix socket, whose calls never block; dropping it removes its file.
 #[derive(Debug)]
 pub struct UdsListener {
     listener: UnixListener,
@@ -21,52 +20,32 @@ pub struct UdsListener {
 }
 
 impl UdsListener {
-    /// Binds `path` and replaces a socket file that a dead process left; `access` decides who may connect. Needs a
-    /// tokio runtime.
+    /// Binds `path` and replaces a socket file that a dead process left; `access` decides who may connect.
     ///
     /// # Errors
     /// Another process listens there, the file is not a socket, or the file system refuses.
     pub fn bind(path: &Path, access: &SocketAccess) -> anyhow::Result<Self> {
-        let (listener, file) = bind(path, access)?;
-        let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
+        remove_stale(path)?;
+        let name = path.display();
+        let listener = UnixListener::bind(path).with_context(|| format!("cannot bind unix socket: path={name}"))?;
+        let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
+        let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
+        // The group before the mode, so that at no moment a wrong group may connect.
+        if let Some(group) = &access.group {
+            let gid = group.gid();
+            unix::lchown(path, None, Some(gid))
+                .with_context(|| format!("cannot set the socket's group: path={name} gid={gid}"))?;
+        }
+        let mode = access.mode;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
+        listener.set_nonblocking(true).with_context(|| format!("cannot set up socket: path={name}"))?;
         Ok(Self { listener, file })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.file.path
-    }
-
-    pub(super) fn into_parts(self) -> (UnixListener, SocketFile) {
+    pub(crate) fn into_parts(self) -> (UnixListener, SocketFile) {
         (self.listener, self.file)
     }
-}
-
-/// Binds `path` without blocking calls, and replaces a socket file that a dead process left; `access` decides who may
-/// connect.
-///
-/// # Errors
-/// Another process listens there, the file is not a socket, or the file system refuses.
-pub(crate) fn bind(
-    path: &Path,
-    access: &SocketAccess,
-) -> anyhow::Result<(std::os::unix::net::UnixListener, SocketFile)> {
-    remove_stale(path)?;
-    let name = path.display();
-    let listener = std::os::unix::net::UnixListener::bind(path)
-        .with_context(|| format!("cannot bind unix socket: path={name}"))?;
-    let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
-    let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
-    // The group before the mode, so that at no moment a wrong group may connect.
-    if let Some(group) = &access.group {
-        let gid = group.gid();
-        unix::lchown(path, None, Some(gid))
-            .with_context(|| format!("cannot set the socket's group: path={name} gid={gid}"))?;
-    }
-    let mode = access.mode;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
-    listener.set_nonblocking(true).with_context(|| format!("cannot set up socket: path={name}"))?;
-    Ok((listener, file))
 }
 
 /// A socket's file, removed when this is dropped, unless another file has taken its place.

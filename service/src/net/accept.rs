@@ -1,7 +1,7 @@
-//! Accepting: a connection is counted, makes its TLS handshake, and is passed to the HTTP/2 server.
+//! Accepting: a connection is counted, makes its TLS handshake, and is passed to the server of its protocol.
 //!
-//! Owns: the listeners, turning away connections for which there is no room, the handshakes. Threads: the network edge;
-//! one task for each listener and, until it is passed on, one for each connection.
+//! Owns: the listeners, turning away connections for which there is no room, the handshakes. Must not: know a protocol.
+//! Threads: the network edge; one task for each listener and, until it is passed on, one for each connection.
 
 use std::io::{self, ErrorKind};
 use std::mem::ManuallyDrop;
@@ -9,20 +9,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::budget::{Budget, Peer};
+use super::connection::{Connection, Transport};
+use super::discard::Discard;
+use super::figures::Ending;
+use super::limit::{Admission, Limit, Seat};
 use super::local::Local;
-use super::socket::{Socket, Transport};
+use super::source::Source;
+use super::{Access, Tls};
 use crate::base::figure::count;
-use crate::net::discard::Discard;
-use crate::net::figures::Ending;
-use crate::net::limit::{Admission, Limit};
-use crate::net::source::Source;
-use crate::net::{Access, Tls};
 
 /// Limit on a TLS handshake, which takes two round trips. A slower client holds a connection that others could use.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,32 +35,43 @@ const READY_QUEUE: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener, with the rules of access to TCP, or the thread that closes connections of the Unix socket.
-pub(super) enum Listening {
+pub(crate) enum Listening {
     Tcp(TcpListener, Arc<Access>),
     /// Closed only by the end of the process, which waits for nothing: a connection that nobody has accepted may hold
     /// descriptors.
     Uds(ManuallyDrop<UnixListener>, Discard),
 }
 
-/// Limits that apply to every connection of a listener.
+/// Terms that apply to every connection of a listener.
 #[derive(Clone)]
-pub(super) struct Terms {
-    pub(super) limit: Limit,
-    pub(super) budget: Arc<Budget>,
-    /// Idle limit of the connections; see
-    /// `idle_timeout` of [`ConnectionLimits`](crate::net::limit::ConnectionLimits).
-    pub(super) idle_timeout: Duration,
+pub(crate) struct Terms<A> {
+    pub(crate) limit: Limit,
+    /// Number of bytes with which the protocol's clients begin.
+    pub(crate) greeting_bytes: u64,
+    /// Idle limit of the connections, zero for none; see
+    /// `idle_timeout` of [`ConnectionLimits`](super::limit::ConnectionLimits).
+    pub(crate) idle_timeout: Duration,
+    /// Makes the state that the connection's requests share, from its place and the client's address on the network.
+    pub(crate) attach: A,
 }
 
 /// Returns a stream of accepted connections. When the stream is dropped, nobody else is accepted and handshakes are
 /// abandoned.
-pub(super) fn connections(listening: Listening, terms: Terms) -> ReceiverStream<io::Result<Socket>> {
-    let (ready, sockets) = mpsc::channel(READY_QUEUE);
+pub(crate) fn connections<P, A>(listening: Listening, terms: Terms<A>) -> ReceiverStream<io::Result<Connection<P>>>
+where
+    P: Send + 'static,
+    A: Fn(&Arc<Seat>, Option<SocketAddr>) -> P + Clone + Send + Sync + 'static,
+{
+    let (ready, accepted) = mpsc::channel(READY_QUEUE);
     tokio::spawn(accept(listening, terms, ready));
-    ReceiverStream::new(sockets)
+    ReceiverStream::new(accepted)
 }
 
-async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Result<Socket>>) {
+async fn accept<P, A>(listening: Listening, terms: Terms<A>, ready: mpsc::Sender<io::Result<Connection<P>>>)
+where
+    P: Send + 'static,
+    A: Fn(&Arc<Seat>, Option<SocketAddr>) -> P + Clone + Send + Sync + 'static,
+{
     let mut opening = JoinSet::new();
     loop {
         let has_room = listening.has_room();
@@ -75,12 +85,21 @@ async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Resu
         match accepted {
             Ok(accepted) => {
                 // Dropping the accepted connection refuses it.
-                let Some(admission) = terms.limit.admit(accepted.source()) else { continue };
+                let Some(admission) = terms.limit.admit(accepted.source) else { continue };
                 let (terms, ready) = (terms.clone(), ready.clone());
                 opening.spawn(async move {
-                    if let Some(socket) = open(accepted, &terms, admission).await {
+                    let Accepted { transport, from, access, .. } = accepted;
+                    let tls = access.as_ref().and_then(|access| access.tls.as_ref());
+                    let opened = match tls {
+                        Some(tls) => handshake(tls, transport, from, &admission).await,
+                        None => Some(transport),
+                    };
+                    if let Some(transport) = opened {
+                        let attached = (terms.attach)(admission.seat(), from);
+                        let Terms { greeting_bytes, idle_timeout, .. } = terms;
+                        let connection = Connection::new(transport, admission, attached, greeting_bytes, idle_timeout);
                         // An error means that the server has stopped.
-                        let _stopped = ready.send(Ok(socket)).await;
+                        let _stopped = ready.send(Ok(connection)).await;
                     }
                 });
             }
@@ -93,19 +112,13 @@ async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Resu
     }
 }
 
-enum Accepted {
-    Uds(Local),
-    Tcp(TcpStream, SocketAddr, Arc<Access>),
-}
-
-impl Accepted {
-    fn source(&self) -> Source {
-        match self {
-            // A socket that is gone counts as a user that no process has, until that is noticed.
-            Self::Uds(local) => Source::User(local.user().unwrap_or(u32::MAX)),
-            Self::Tcp(_, from, _) => Source::of(from.ip()),
-        }
-    }
+/// An accepted connection, before its TLS handshake.
+struct Accepted {
+    transport: Box<dyn Transport>,
+    source: Source,
+    /// The client's address on the network; `None` over the Unix socket.
+    from: Option<SocketAddr>,
+    access: Option<Arc<Access>>,
 }
 
 impl Listening {
@@ -113,11 +126,17 @@ impl Listening {
         match self {
             Self::Tcp(listener, access) => {
                 let (stream, from) = listener.accept().await?;
-                Ok(Accepted::Tcp(stream, from, Arc::clone(access)))
+                // An error means that the socket is gone, which the first read reports.
+                stream.set_nodelay(true).ok();
+                let (source, access) = (Source::of(from.ip()), Some(Arc::clone(access)));
+                Ok(Accepted { transport: Box::new(stream), source, from: Some(from), access })
             }
             Self::Uds(listener, discard) => {
                 let (stream, _) = listener.accept().await?;
-                Ok(Accepted::Uds(Local::new(stream, discard.clone())))
+                let local = Local::new(stream, discard.clone());
+                // A socket that is gone counts as a user that no process has, until that is noticed.
+                let source = Source::User(local.user().unwrap_or(u32::MAX));
+                Ok(Accepted { transport: Box::new(local), source, from: None, access: None })
             }
         }
     }
@@ -135,27 +154,11 @@ fn of_the_client(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
 }
 
-/// Prepares a connection for HTTP/2, including TLS. Returns `None` if the handshake fails.
-async fn open(accepted: Accepted, terms: &Terms, admission: Admission) -> Option<Socket> {
-    let (transport, from) = match accepted {
-        Accepted::Uds(local) => (Box::new(local) as Box<dyn Transport>, None),
-        Accepted::Tcp(stream, from, access) => {
-            // An error means that the socket is gone, which the first read reports.
-            stream.set_nodelay(true).ok();
-            match &access.tls {
-                None => (Box::new(stream) as Box<dyn Transport>, Some(from)),
-                Some(tls) => (handshake(tls, stream, from, &admission).await?, Some(from)),
-            }
-        }
-    };
-    let peer = Peer::new(Arc::clone(&terms.budget), from, Arc::clone(admission.seat()));
-    Some(Socket::new(transport, peer, admission, terms.idle_timeout))
-}
-
+/// Makes the TLS handshake. Returns `None` if it fails.
 async fn handshake(
     tls: &Tls,
-    stream: TcpStream,
-    from: SocketAddr,
+    stream: Box<dyn Transport>,
+    from: Option<SocketAddr>,
     admission: &Admission,
 ) -> Option<Box<dyn Transport>> {
     let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
@@ -167,11 +170,11 @@ async fn handshake(
         Ok(Ok(stream)) => return Some(Box::new(stream)),
         Ok(Err(error)) => error.to_string(),
         Err(_) => {
-            admission.cut(Ending::Handshake);
+            admission.seat().cut(Ending::Handshake);
             format!("not done within {HANDSHAKE_TIMEOUT:?}")
         }
     };
-    count(&admission.figures().handshakes_failed, 1);
-    tracing::debug!(error = failed, %from, "TLS handshake failed");
+    count(&admission.seat().figures().handshakes_failed, 1);
+    tracing::debug!(error = failed, ?from, "TLS handshake failed");
     None
 }

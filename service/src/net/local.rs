@@ -18,7 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-use crate::net::discard::{Discard, deafen};
+use super::discard::{Discard, deafen};
 
 /// A connection; see the head of the file.
 pub(super) struct Local {
@@ -116,8 +116,8 @@ mod tests {
     use rustix::net::SendFlags;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+    use super::super::discard::tests::pass_lingering;
     use super::*;
-    use crate::net::discard::tests::pass_lingering;
 
     /// How long a descriptor lingers, in the thread that drops it.
     const LINGER: Duration = Duration::from_secs(20);

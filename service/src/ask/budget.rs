@@ -10,40 +10,28 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::task::AtomicWaker;
 use tokio::time::Instant;
-use tonic::Status;
 
-use super::account::{Account, Places, Taken};
-use super::places::UDS_SHARE;
+use super::account::{Places, Taken, share, shares};
+use super::refusal::{Cause, Refusal};
 use crate::base::figure::count;
+use crate::base::slow::Transport;
 use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;
-use crate::net::source::Source;
 
 /// Budget of all connections: twice the size of the largest requests that may be looked up at once with their answers
-/// (32 of up to 720 KB). Clients that read their answers never reach it.
-pub(super) const BYTES_MAX: u64 = 64 << 20;
-
-/// Budget of the network's connections: an eighth is reserved for the Unix socket, as with connections.
-const NETWORK_BYTES_MAX: u64 = BYTES_MAX - BYTES_MAX / UDS_SHARE;
-
-/// Budget of one connection: a quarter, so that it takes several connections to use all of it.
-pub(super) const PEER_BYTES_MAX: u64 = 16 << 20;
-
-/// Budget of all connections of one source (an address, a /64, a user of the Unix socket): half, so that the others
-/// have as much.
-pub(super) const SOURCE_BYTES_MAX: u64 = 32 << 20;
+/// (32 of up to 720 KB). Clients that read their answers never reach it. Connections, sources and the network have their
+/// [`shares`] of it.
+const BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of each request and of each answer that are not counted, so that single lookups work even if the budget is
 /// used up.
-pub(super) const FREE_BYTES: usize = 1024;
+pub(crate) const FREE_BYTES: usize = 1024;
 
 /// Bytes that are held for less than this never give way. The largest answer, of 380 KB, takes 0.3 s at 10 Mbit/s, so a
 /// client that reads its answers is not cut for others.
@@ -53,7 +41,7 @@ const HELD_MIN: Duration = Duration::from_secs(1);
 /// take and return their bytes in turn have no client cut that reads slowly, and many that hold little keep nobody out.
 const SOURCE_KEPT_BYTES: u64 = BYTES_MAX / 64;
 
-/// The budget of all connections. The count itself is `figures.bytes_held`, where the metrics read it.
+/// The budget of all connections. The count itself is among the figures, where the metrics read it.
 #[derive(Debug)]
 pub(super) struct Budget {
     figures: Arc<Figures>,
@@ -64,8 +52,6 @@ pub(super) struct Budget {
 /// The charges of all connections.
 #[derive(Debug, Default)]
 struct Held {
-    /// Bytes of the network's connections.
-    network: u64,
     /// Id of the newest charge. Ids begin at 1.
     newest_id: u64,
     /// Charges by id, which is drawn with the first byte, so that the oldest comes first. One that is not here holds
@@ -92,168 +78,89 @@ impl Budget {
 }
 
 impl Held {
-    /// Counts `bytes` more in every scope of a connection, or fewer if `sign` is not set.
-    fn add(&mut self, peer: &Peer, bytes: u64, sign: bool) {
-        let change = |counter: &AtomicU64| match sign {
-            // ORDERING: Relaxed: changed only under this lock; read elsewhere as statistics.
-            true => counter.fetch_add(bytes, Ordering::Relaxed),
-            false => counter.fetch_sub(bytes, Ordering::Relaxed),
-        };
-        change(&peer.held);
-        change(&peer.account.bytes);
-        change(&peer.budget.figures.bytes_held);
-        if peer.source().is_network() {
-            self.network = if sign { self.network + bytes } else { self.network - bytes };
-        }
-    }
-
     /// Cuts the connection whose bytes have been held for the longest time, of a source that holds much if there is one;
     /// for the network's sake only one of the network. Returns false if none has held any for [`HELD_MIN`].
     fn make_room(&mut self, is_network: bool, now: Instant) -> bool {
         // ORDERING: Relaxed: changed only under this lock.
-        let holds_much = |peer: &Peer| peer.account.bytes.load(Ordering::Relaxed) >= SOURCE_KEPT_BYTES;
-        let of_listener = || self.charges.values().filter(|held| !is_network || held.peer.source().is_network());
+        let holds_much = |peer: &Peer| peer.account.of(Place::Bytes).load(Ordering::Relaxed) >= SOURCE_KEPT_BYTES;
+        let of_listener = || self.charges.values().filter(|held| !is_network || held.peer.is_network());
         let oldest = of_listener().find(|held| holds_much(&held.peer)).or_else(|| of_listener().next());
         let oldest = oldest.filter(|oldest| now - oldest.since >= HELD_MIN);
         let Some(peer) = oldest.map(|oldest| Arc::clone(&oldest.peer)) else { return false };
         let of_peer = |_: &u64, holding: &mut Holding| Arc::ptr_eq(&holding.peer, &peer);
-        let bytes = self.charges.extract_if(.., of_peer).map(|(_, holding)| holding.bytes).sum();
-        self.add(&peer, bytes, false);
-        // ORDERING: Release pairs with the Acquire in `poll_cut`; nothing else is passed on.
-        peer.cut.store(true, Ordering::Release);
-        peer.cut_waker.wake();
+        let bytes: u64 = self.charges.extract_if(.., of_peer).map(|(_, holding)| holding.bytes).sum();
+        peer.change_bytes(|held| held - bytes);
+        peer.seat.activity.cut();
         true
     }
 }
 
-/// A connection from the point of view of its requests: its source, the bytes that it holds, its activity.
+/// A connection from the point of view of its requests: its source, and the bytes and places that it holds.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     budget: Arc<Budget>,
     /// The network address of the client, which must send a token; `None` over the Unix socket.
-    pub(super) from: Option<SocketAddr>,
-    seat: Arc<Seat>,
+    pub(crate) from: Option<SocketAddr>,
+    pub(crate) transport: Transport,
+    pub(crate) seat: Arc<Seat>,
     /// Bytes and places held by all connections of the same source.
-    pub(super) account: Arc<Account>,
-    pub(super) places: Taken,
-    /// Bytes held; changed only under the lock of the budget, as those of the account are.
-    held: AtomicU64,
-    /// Whether the connection has to end, because it has held its bytes for the longest time.
-    cut: AtomicBool,
-    cut_waker: AtomicWaker,
-    /// Number of charges released since the connection began. An increase shows that a client reads slowly and has not
-    /// stopped reading.
-    released: AtomicU64,
-    /// Number of requests admitted since the connection began.
-    requests: AtomicU64,
-    /// Number of those requests whose answers are not sent completely yet.
-    under_way: AtomicU64,
-}
-
-/// Activity of a connection, by its requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Activity {
-    /// Number of requests admitted since the connection began.
-    pub(super) requests: u64,
-    /// Whether any request is under way.
-    pub(super) busy: bool,
+    account: Arc<Taken>,
+    places: Taken,
 }
 
 impl Peer {
-    pub(super) fn new(budget: Arc<Budget>, from: Option<SocketAddr>, seat: Arc<Seat>) -> Arc<Self> {
+    pub(super) fn new(
+        budget: Arc<Budget>,
+        transport: Transport,
+        from: Option<SocketAddr>,
+        seat: Arc<Seat>,
+    ) -> Arc<Self> {
         let account = budget.places.account(seat.source());
-        Arc::new(Self {
-            budget,
-            from,
-            seat,
-            account,
-            places: Taken::default(),
-            held: AtomicU64::new(0),
-            cut: AtomicBool::new(false),
-            cut_waker: AtomicWaker::new(),
-            released: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            under_way: AtomicU64::new(0),
-        })
+        Arc::new(Self { budget, from, transport, seat, account, places: Taken::default() })
     }
 
-    /// Returns the connection that a request came in on.
-    ///
-    /// # Errors
-    /// The request has none, which only a fault of the service can cause.
-    pub(super) fn of(extensions: &http::Extensions) -> Result<&Arc<Self>, Status> {
-        extensions.get().ok_or_else(|| Status::internal("a request of no connection: this is a bug"))
+    pub(super) fn is_network(&self) -> bool {
+        self.seat.source().is_network()
     }
 
-    pub(super) fn figures(&self) -> &Figures {
-        &self.budget.figures
+    /// Returns the number of places taken in a scope that the connection belongs to.
+    pub(super) fn counter(&self, place: Place, scope: Scope) -> &AtomicU64 {
+        match scope {
+            Scope::Connection if place == Place::Bytes => &self.seat.activity.held,
+            Scope::Connection => self.places.of(place),
+            Scope::Source => self.account.of(place),
+            Scope::Network => self.budget.places.network.of(place),
+            Scope::All => self.budget.figures.held(place),
+        }
     }
 
-    pub(super) fn source(&self) -> Source {
-        self.seat.source()
-    }
-
-    pub(super) fn seat(&self) -> &Seat {
-        &self.seat
-    }
-
-    /// Returns the places that all connections share.
-    pub(super) fn all_places(&self) -> &Places {
-        &self.budget.places
-    }
-
-    /// Returns the number of charges released so far, if any bytes are held; otherwise `None`.
-    pub(super) fn progress(&self) -> Option<u64> {
-        // ORDERING: Relaxed: read again seconds later, so a short delay does not matter.
-        (self.held.load(Ordering::Relaxed) > 0).then(|| self.released.load(Ordering::Relaxed))
-    }
-
-    /// Returns the connection's requests so far, and whether any is under way.
-    pub(super) fn activity(&self) -> Activity {
-        // ORDERING: Relaxed: as above.
-        let under_way = self.under_way.load(Ordering::Relaxed);
-        Activity { requests: self.requests.load(Ordering::Relaxed), busy: under_way > 0 }
-    }
-
-    /// Polls until the connection has to give way.
-    pub(super) fn poll_cut(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.cut_waker.register(context.waker());
-        // ORDERING: Acquire: see `Held::make_room`.
-        if self.cut.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    /// Changes the number of bytes in every scope. Call it under the lock of the budget.
+    fn change_bytes(&self, change: impl Fn(u64) -> u64) {
+        for (scope, _) in shares(Place::Bytes, BYTES_MAX, self.is_network()) {
+            let held = self.counter(Place::Bytes, scope);
+            // ORDERING: Relaxed: changed only under this lock; read elsewhere as statistics.
+            held.store(change(held.load(Ordering::Relaxed)), Ordering::Relaxed);
+        }
     }
 
     /// Takes `bytes` more for the charge with this id, cutting others if need be. A charge that holds nothing gets a new
     /// id. Returns false if a share is used up.
     fn take(self: &Arc<Self>, id: &AtomicU64, bytes: u64) -> bool {
-        let Budget { figures, .. } = &*self.budget;
-        let is_network = self.source().is_network();
+        let is_network = self.is_network();
         let mut held = self.budget.held();
-        // ORDERING: Relaxed: changed only under this lock.
-        let is_over = |held: &AtomicU64, max| held.load(Ordering::Relaxed).saturating_add(bytes) > max;
-        let now = Instant::now();
-        let refused = loop {
-            if is_over(&self.held, PEER_BYTES_MAX) {
-                break Some(Scope::Connection);
-            }
-            if is_over(&self.account.bytes, SOURCE_BYTES_MAX) {
-                break Some(Scope::Source);
-            }
-            let scope = if is_network && held.network.saturating_add(bytes) > NETWORK_BYTES_MAX {
-                Scope::Network
-            } else if is_over(&figures.bytes_held, BYTES_MAX) {
-                Scope::All
-            } else {
-                break None;
-            };
-            if !held.make_room(is_network, now) {
-                break Some(scope);
-            }
+        let is_over = |(scope, share): &(Scope, u64)| {
+            // ORDERING: Relaxed: changed only under this lock.
+            self.counter(Place::Bytes, *scope).load(Ordering::Relaxed).saturating_add(bytes) > *share
         };
-        if let Some(scope) = refused {
-            figures.no_place(Place::Bytes, scope);
-            return false;
+        let now = Instant::now();
+        while let Some((scope, _)) = shares(Place::Bytes, BYTES_MAX, is_network).find(is_over) {
+            let is_own = matches!(scope, Scope::Connection | Scope::Source);
+            if is_own || !held.make_room(is_network, now) {
+                self.budget.figures.no_place(Place::Bytes, scope);
+                return false;
+            }
         }
-        held.add(self, bytes, true);
+        self.change_bytes(|held| held + bytes);
         // ORDERING: Relaxed: changed only under this lock. The drop of the charge comes after every use of it.
         if let Some(holding) = held.charges.get_mut(&id.load(Ordering::Relaxed)) {
             holding.bytes += bytes;
@@ -270,34 +177,14 @@ impl Peer {
     fn give_back(&self, id: u64) {
         let mut held = self.budget.held();
         if let Some(Holding { bytes, .. }) = held.charges.remove(&id) {
-            held.add(self, bytes, false);
-            count(&self.released, 1);
+            self.change_bytes(|held| held - bytes);
+            count(&self.seat.activity.released, 1);
         }
     }
 }
 
-/// Marks a request as under way, until this is dropped.
-pub(super) struct UnderWay(Arc<Peer>);
-
-impl UnderWay {
-    /// Counts one more request of a connection.
-    pub(super) fn new(peer: &Arc<Peer>) -> Self {
-        // ORDERING: Relaxed: see `Peer::activity`.
-        peer.under_way.fetch_add(1, Ordering::Relaxed);
-        count(&peer.requests, 1);
-        Self(Arc::clone(peer))
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        // ORDERING: Relaxed: see `Peer::activity`.
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Bytes charged to the budget until this is dropped.
-pub(super) struct Charge {
+pub(crate) struct Charge {
     peer: Arc<Peer>,
     /// 0 until any byte is taken.
     id: AtomicU64,
@@ -305,17 +192,17 @@ pub(super) struct Charge {
 
 impl Charge {
     /// Returns a charge of zero bytes.
-    pub(super) fn new(peer: &Arc<Peer>) -> Self {
+    pub(crate) fn new(peer: &Arc<Peer>) -> Self {
         Self { peer: Arc::clone(peer), id: AtomicU64::new(0) }
     }
 
     /// Charges more bytes. Returns false, and charges nothing, if there is no room.
-    pub(super) fn grow(&self, bytes: usize) -> bool {
+    pub(crate) fn grow(&self, bytes: usize) -> bool {
         self.peer.take(&self.id, bytes as u64)
     }
 
     /// Returns `data` as bytes that hold this charge until the last clone of them is dropped.
-    pub(super) fn hold(self, data: Bytes) -> Bytes {
+    pub(crate) fn hold(self, data: Bytes) -> Bytes {
         struct Held {
             data: Bytes,
             _charge: Charge,
@@ -329,6 +216,19 @@ impl Charge {
     }
 }
 
+/// The refusal of bytes of this kind, for which there is no room.
+pub(crate) fn no_room(kind: &str) -> Refusal {
+    let [connection, address, all] =
+        [Scope::Connection, Scope::Source, Scope::All].map(|scope| share(Place::Bytes, BYTES_MAX, scope));
+    Refusal::new(
+        Cause::Full,
+        format!(
+            "too many bytes of {kind}, try again later or in smaller parts: connection_max_bytes={connection} \
+             address_max_bytes={address} all_max_bytes={all}"
+        ),
+    )
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         let id = *self.id.get_mut();
@@ -340,28 +240,38 @@ impl Drop for Charge {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
     use crate::net::limit::Limit;
     use crate::net::limit::tests::{ROOMY, source};
+    use crate::net::source::Source;
 
     impl Peer {
         /// Returns a peer with a connection from `source`.
         pub(in super::super) fn of_test(budget: &Arc<Budget>, source: Source) -> Arc<Self> {
             let (tcp, uds) = Limit::grpc(ROOMY, &budget.figures);
             let admission = if source.is_network() { tcp } else { uds }.admit(source).unwrap();
-            Self::new(Arc::clone(budget), None, Arc::clone(admission.seat()))
+            Self::new(Arc::clone(budget), Transport::GrpcUds, None, Arc::clone(admission.seat()))
         }
     }
 
+    /// Budget of one connection, as [`shares`] has it.
+    const PEER_BYTES_MAX: u64 = 16 << 20;
+
+    fn network_bytes(budget: &Budget) -> u64 {
+        budget.places.network.of(Place::Bytes).load(Ordering::Relaxed)
+    }
+
     fn is_cut(peer: &Peer) -> bool {
-        peer.poll_cut(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
+        peer.seat.activity.poll_cut(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_a_source_and_the_network_have_their_part_and_all_have_the_whole() {
         let figures = Arc::<Figures>::default();
         let budget = Budget::new(Arc::clone(&figures));
-        let held = || figures.bytes_held.load(Ordering::Relaxed);
+        let held = || figures.held(Place::Bytes).load(Ordering::Relaxed);
         let peers = [1, 1, 1, 2, 2, 3].map(|n| Peer::of_test(&budget, source(n)));
         let charges = peers.each_ref().map(Charge::new);
         let eighth = PEER_BYTES_MAX as usize / 2;
@@ -373,12 +283,15 @@ mod tests {
         let local = Peer::of_test(&budget, Source::User(7));
         let [local, other] = [Charge::new(&local), Charge::new(&Peer::of_test(&budget, Source::User(8)))];
         assert!(local.grow(eighth) && !other.grow(1), "the whole is taken");
-        assert_eq!((held(), peers[2].progress(), peers[5].progress()), (BYTES_MAX, None, None));
+        assert_eq!(
+            (held(), peers[2].seat.activity.progress(), peers[5].seat.activity.progress()),
+            (BYTES_MAX, None, None)
+        );
         let refused = |scope| figures.refused_places(Place::Bytes, scope);
         assert_eq!(Scope::ALL.map(refused), [3, 1, 1, 1]);
         assert!(!peers.iter().any(|peer| is_cut(peer)), "what is held for a moment gives way to nobody");
         drop((charges, local, other));
-        assert_eq!((held(), budget.held().network, peers[0].progress()), (0, 0, None));
+        assert_eq!((held(), network_bytes(&budget), peers[0].seat.activity.progress()), (0, 0, None));
         assert!(Charge::new(&peers[2]).grow(PEER_BYTES_MAX as usize), "the source has given it back");
     }
 
@@ -386,7 +299,7 @@ mod tests {
     async fn the_longest_held_bytes_give_way_and_the_networks_need_cuts_no_local_client() {
         let figures = Arc::<Figures>::default();
         let budget = Budget::new(Arc::clone(&figures));
-        let held = || figures.bytes_held.load(Ordering::Relaxed);
+        let held = || figures.held(Place::Bytes).load(Ordering::Relaxed);
         let part = PEER_BYTES_MAX as usize / 2;
         let mut kept = Vec::new();
         let mut take = |peer: &Arc<Peer>| {
@@ -407,7 +320,11 @@ mod tests {
         let [newcomer, second] = [3, 4].map(|n| Peer::of_test(&budget, source(n)));
         assert!(take(&newcomer));
         assert_eq!([&local, &network[0], &network[1]].map(|peer| is_cut(peer)), [false, true, false]);
-        assert_eq!((held(), network[0].progress()), (BYTES_MAX - part as u64, None), "all of its bytes give way");
+        assert_eq!(
+            (held(), network[0].seat.activity.progress()),
+            (BYTES_MAX - part as u64, None),
+            "all of its bytes give way"
+        );
         assert!(take(&newcomer), "and there is room for two");
         assert!(take(&second) && is_cut(&network[1]) && !is_cut(&network[2]));
         // A local client may have what any other holds.
@@ -415,8 +332,7 @@ mod tests {
         assert!(take(&other) && take(&other) && is_cut(&local) && !is_cut(&network[2]));
         // What gave way is not given back a second time.
         drop(kept);
-        let rest = budget.held();
-        assert_eq!((held(), rest.network, rest.charges.len()), (0, 0, 0));
+        assert_eq!((held(), network_bytes(&budget), budget.held().charges.len()), (0, 0, 0));
     }
 
     #[tokio::test(start_paused = true)]
@@ -453,7 +369,7 @@ mod tests {
             charges.push((peer, charge));
             tokio::time::advance(HELD_MIN / 100).await;
         }
-        assert!(charges.len() as u64 >= NETWORK_BYTES_MAX / SOURCE_KEPT_BYTES, "their sources fill the house");
+        assert!(charges.len() as u64 >= BYTES_MAX / 8 * 7 / SOURCE_KEPT_BYTES, "their sources fill the house");
         tokio::time::advance(HELD_MIN).await;
         let newcomer = Charge::new(&Peer::of_test(&budget, source(u8::MAX)));
         assert!(newcomer.grow(little));
@@ -470,10 +386,10 @@ mod tests {
         assert!(charge.grow(5));
         let mut data = charge.hold(Bytes::from_static(b"12345"));
         let sent = data.split_to(2);
-        assert_eq!((&data[..], peer.progress()), (&b"345"[..], Some(0)));
+        assert_eq!((&data[..], peer.seat.activity.progress()), (&b"345"[..], Some(0)));
         drop(data);
-        assert_eq!(figures.bytes_held.load(Ordering::Relaxed), 5);
+        assert_eq!(figures.held(Place::Bytes).load(Ordering::Relaxed), 5);
         drop(sent);
-        assert_eq!((figures.bytes_held.load(Ordering::Relaxed), peer.progress()), (0, None));
+        assert_eq!((figures.held(Place::Bytes).load(Ordering::Relaxed), peer.seat.activity.progress()), (0, None));
     }
 }

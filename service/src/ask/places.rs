@@ -1,35 +1,19 @@
 //! Places that clients share (subscriptions, waits, batches, dumps), and the share of them that one peer may take.
 //!
-//! Owns: the shares, and counting. Each connection, each source (an address, a /64, a user of the Unix socket) and the
-//! whole network have a share. So none of them can keep the others out. Must not: wait. A request without a place is
-//! refused, and the rule is counted. Threads: the network edge.
+//! Owns: taking places, and giving them back. Must not: wait. A request without a place is refused, and the rule is
+//! counted. Threads: the network edge.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use tonic::Status;
-
+use super::account::shares;
 use super::budget::Peer;
+use super::refusal::{Cause, Refusal};
 use crate::net::figures::{Place, Scope};
-
-/// One connection may take one in this many places: a program that keeps several requests under way stays well below
-/// it.
-const CONNECTION_SHARE: u64 = 4;
-
-/// One source may take one in this many places: half. All clients of a machine may come from one address or run as one
-/// user, and the other half is still free for everybody else.
-const SOURCE_SHARE: u64 = 2;
-
-/// One in this many places is reserved for the Unix socket, as with connections.
-pub(super) const UDS_SHARE: u64 = 8;
-
-/// Smallest share of subscribers, for few connections: a service that allows two may have both on one
-/// machine.
-const SUBSCRIBERS_MIN: u64 = 4;
 
 /// Places held until this is dropped.
 #[derive(Debug)]
-pub(super) struct Taking {
+pub(crate) struct Taking {
     peer: Arc<Peer>,
     place: Place,
     count: u64,
@@ -41,57 +25,33 @@ impl Taking {
     /// Takes `count` of the `max` places of a kind for a connection.
     ///
     /// # Errors
-    /// A share is used up; the status says which.
-    pub(super) fn new(peer: &Arc<Peer>, place: Place, count: u64, max: u64) -> Result<Self, Status> {
+    /// A share is used up; the refusal says which.
+    pub(crate) fn new(peer: &Arc<Peer>, place: Place, count: u64, max: u64) -> Result<Self, Refusal> {
         let mut taking = Self { peer: Arc::clone(peer), place, count, scopes: 0 };
-        for (scope, share) in taking.scopes(max) {
+        for (scope, share) in shares(place, max, peer.is_network()) {
             let add = |taken: u64| taken.checked_add(count).filter(|taken| *taken <= share);
             // ORDERING: Relaxed: the sum alone decides; it guards no other memory.
-            let taken = taking.counter(scope).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+            let taken = peer.counter(place, scope).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
             if taken.is_err() {
-                peer.figures().no_place(place, scope);
+                peer.seat.figures().no_place(place, scope);
                 return Err(refusal(place, scope, share));
             }
             taking.scopes += 1;
         }
         Ok(taking)
     }
-
-    /// Returns the scopes in which the places count, the narrowest first, and the share of each.
-    fn scopes(&self, max: u64) -> impl Iterator<Item = (Scope, u64)> + use<> {
-        let least = if self.place == Place::Subscribers { SUBSCRIBERS_MIN } else { 1 };
-        let of = |share: u64| (max / share).max(least).min(max);
-        let network = self.peer.source().is_network();
-        [
-            Some((Scope::Connection, of(CONNECTION_SHARE))),
-            Some((Scope::Source, of(SOURCE_SHARE))),
-            Some((Scope::All, max)),
-            network.then_some((Scope::Network, max - max / UDS_SHARE)),
-        ]
-        .into_iter()
-        .flatten()
-    }
-
-    fn counter(&self, scope: Scope) -> &AtomicU64 {
-        match scope {
-            Scope::Connection => self.peer.places.of(self.place),
-            Scope::Source => self.peer.account.places.of(self.place),
-            Scope::Network => self.peer.all_places().network.of(self.place),
-            Scope::All => self.peer.all_places().all.of(self.place),
-        }
-    }
 }
 
 impl Drop for Taking {
     fn drop(&mut self) {
-        for (scope, _) in self.scopes(0).take(self.scopes) {
+        for (scope, _) in shares(self.place, 0, self.peer.is_network()).take(self.scopes) {
             // ORDERING: Relaxed: see `new`.
-            self.counter(scope).fetch_sub(self.count, Ordering::Relaxed);
+            self.peer.counter(self.place, scope).fetch_sub(self.count, Ordering::Relaxed);
         }
     }
 }
 
-fn refusal(place: Place, scope: Scope, max: u64) -> Status {
+fn refusal(place: Place, scope: Scope, max: u64) -> Refusal {
     let what = match place {
         Place::Subscribers => "subscribers",
         Place::Waiters => "requests that wait for a slot",
@@ -105,13 +65,12 @@ fn refusal(place: Place, scope: Scope, max: u64) -> Status {
         Scope::Network => " over the network",
         Scope::All => "",
     };
-    Status::resource_exhausted(format!("too many {what}{whose}, try again later: max={max}"))
+    let hint = if place == Place::Subscribers { ", or raise max_connections" } else { "" };
+    Refusal::new(Cause::Full, format!("too many {what}{whose}, try again later{hint}: max={max}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::super::budget::Budget;
     use super::*;
     use crate::net::figures::Figures;
@@ -139,8 +98,8 @@ mod tests {
         let refused = |scope| figures.refused_places(Place::Waiters, scope);
         assert_eq!(Scope::ALL.map(refused), [3, 1, 2, 1]);
         let refused = Taking::new(&three, Place::Waiters, 1, MAX).unwrap_err();
-        assert_eq!(refused.code(), Code::ResourceExhausted);
-        assert!(refused.message().contains("from this address") && refused.message().contains("max=8"), "{refused}");
+        assert_eq!(refused.cause, Cause::Full);
+        assert!(refused.message.contains("from this address") && refused.message.contains("max=8"), "{refused:?}");
         drop((held, others, local));
         assert_eq!(take_all(&three).len(), 4, "and what was refused at a wider scope is not kept at a narrower one");
         assert!(Taking::new(&one, Place::Waiters, 5, MAX).is_err(), "several at once");

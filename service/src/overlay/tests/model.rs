@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use engine_api::{Key, Value};
 use workload::Rng;
 
-use super::banks::{BankStatus, Banks, Limits, Seen};
 use crate::base::chain::{Base, Event};
 use crate::lookups::LookupState;
+use crate::overlay::banks::{BankStatus, Banks, Limits, Seen};
 
 pub(super) const KEYS: u64 = 24;
 pub(super) const BASE_SLOT: u64 = 100;

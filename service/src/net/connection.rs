@@ -1,9 +1,9 @@
-//! A connection as the HTTP/2 server sees it: bytes in and out, and an end if the other side is silent.
+//! A connection as the server of its protocol sees it: bytes in and out, and an end if the other side is silent.
 //!
-//! Owns: the socket, its place among the connections, and the deadlines that HTTP/2 lacks. The first bytes and the
+//! Owns: the socket, its place among the connections, and the deadlines that protocols lack. The first bytes and the
 //! first request must come soon, later requests within the idle limit, and held answers must be read. A connection
-//! whose place went to another ends at once. Must not: look for dead peers, which HTTP/2 does itself with its pings.
-//! Threads: the network edge.
+//! whose place went to another ends at once. Must not: know a protocol, or look for dead peers, which HTTP/2 does itself
+//! with its pings. Threads: the network edge.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -13,67 +13,67 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
-use tonic::transport::server::Connected;
 
-use super::budget::Peer;
-use crate::net::figures::Ending;
-use crate::net::limit::Admission;
+use super::figures::Ending;
+use super::limit::{Admission, Seat};
 
-/// Time from accepting a connection (or the end of its TLS handshake) until HTTP/2's opening line must have come.
-pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time from accepting a connection (or the end of its TLS handshake) until the protocol's opening bytes must have come.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time from then until the first request that is admitted. It is also the limit between two health checks on a
 /// connection that makes no other request. A client connects because it has a request; if it waits longer, it can
 /// connect again.
-pub(super) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Length of HTTP/2's opening line, `PRI * HTTP/2.0...`.
-const PREFACE_BYTES: u64 = 24;
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval of the checks whether held answers are read and whether requests come.
 const STALL_TICK: Duration = Duration::from_secs(10);
 
-/// Time without progress after which held answers end the connection. A client whose HTTP/2 works but which reads none
+/// Time without progress after which held answers end the connection. A client whose protocol works but which reads none
 /// of its answers must not keep others from theirs.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The transport below a connection: TCP, TLS or a Unix socket.
-pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
 /// An accepted connection, with its deadlines.
-pub(super) struct Socket {
+pub(crate) struct Connection<P> {
     transport: Box<dyn Transport>,
-    peer: Arc<Peer>,
     admission: Admission,
+    /// State that the connection's requests share.
+    pub(crate) attached: P,
+    /// Number of bytes with which the protocol's clients begin.
+    greeting_bytes: u64,
     /// Limit on the time without a request; zero is never.
     idle_timeout: Duration,
     received: u64,
     tick: Pin<Box<Sleep>>,
-    /// Number of requests as of the last check; see [`Peer::activity`].
+    /// Number of requests as of the last check; see [`Activity`](super::activity::Activity).
     requests: u64,
     /// Time of the last check that found the connection active.
     busy_at: Instant,
-    /// Progress as of the last check; see [`Peer::progress`].
+    /// Progress as of the last check; see [`Activity::progress`](super::activity::Activity::progress).
     progress: Option<u64>,
     /// Time of the last check that found progress.
     progress_at: Instant,
 }
 
-impl Socket {
+impl<P> Connection<P> {
     pub(super) fn new(
         transport: Box<dyn Transport>,
-        peer: Arc<Peer>,
         admission: Admission,
+        attached: P,
+        greeting_bytes: u64,
         idle_timeout: Duration,
     ) -> Self {
         let tick = Box::pin(tokio::time::sleep(GREETING_TIMEOUT));
         let now = Instant::now();
         Self {
             transport,
-            peer,
             admission,
+            attached,
+            greeting_bytes,
             idle_timeout,
             received: 0,
             tick,
@@ -90,7 +90,7 @@ impl Socket {
         if self.admission.seat().poll_evicted(context).is_ready() {
             return Err(io::Error::new(ErrorKind::ConnectionAborted, "another connection has taken its place"));
         }
-        if self.peer.poll_cut(context).is_ready() {
+        if self.admission.seat().activity.poll_cut(context).is_ready() {
             tracing::debug!(
                 listener = self.admission.seat().listener().name(),
                 "cut the connection whose answers were held the longest, because others need the room"
@@ -98,8 +98,8 @@ impl Socket {
             return Err(self.cut(Ending::Unread, "others need the room of its answers"));
         }
         while self.tick.as_mut().poll(context).is_ready() {
-            if self.received < PREFACE_BYTES {
-                return Err(self.cut(Ending::Greeting, "no HTTP/2 came in time"));
+            if self.received < self.greeting_bytes {
+                return Err(self.cut(Ending::Greeting, "no opening bytes came in time"));
             }
             let now = Instant::now();
             if self.stalled(now) {
@@ -109,9 +109,10 @@ impl Socket {
                 );
                 return Err(self.cut(Ending::Unread, "the answers are not read"));
             }
-            let activity = self.peer.activity();
-            if activity.busy || self.progress.is_some() || activity.requests != self.requests {
-                (self.requests, self.busy_at) = (activity.requests, now);
+            let activity = &self.admission.seat().activity;
+            let requests = activity.requests();
+            if activity.is_busy() || self.progress.is_some() || requests != self.requests {
+                (self.requests, self.busy_at) = (requests, now);
             }
             let (limit, ending) = if self.admission.seat().is_settled() {
                 (Some(self.idle_timeout).filter(|limit| !limit.is_zero()), Ending::Idle)
@@ -130,7 +131,7 @@ impl Socket {
 
     /// Whether answers are held of which the client has read nothing for [`STALL_TIMEOUT`].
     fn stalled(&mut self, now: Instant) -> bool {
-        let progress = self.peer.progress();
+        let progress = self.admission.seat().activity.progress();
         if progress.is_none() || progress != self.progress {
             (self.progress, self.progress_at) = (progress, now);
         }
@@ -138,21 +139,12 @@ impl Socket {
     }
 
     fn cut(&self, ending: Ending, why: &'static str) -> io::Error {
-        self.admission.cut(ending);
+        self.admission.seat().cut(ending);
         io::Error::new(ErrorKind::TimedOut, why)
     }
 }
 
-/// The peer, which requests find among their extensions.
-impl Connected for Socket {
-    type ConnectInfo = Arc<Peer>;
-
-    fn connect_info(&self) -> Arc<Peer> {
-        Arc::clone(&self.peer)
-    }
-}
-
-impl AsyncRead for Socket {
+impl<P: Unpin> AsyncRead for Connection<P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -166,7 +158,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl<P: Unpin> AsyncWrite for Connection<P> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         self.check(context)?;
         Pin::new(&mut self.transport).poll_write(context, data)
@@ -197,32 +189,47 @@ impl AsyncWrite for Socket {
     }
 }
 
+/// Marks a request of a connection as under way, until this is dropped.
+pub(crate) struct UnderWay(Arc<Seat>);
+
+impl UnderWay {
+    /// Counts one more request of a connection.
+    pub(crate) fn new(seat: &Arc<Seat>) -> Self {
+        seat.activity.begin_request();
+        Self(Arc::clone(seat))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.activity.end_request();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-    use super::super::budget::{Budget, Charge, UnderWay};
+    use super::super::figures::{Figures, Listener};
+    use super::super::limit::tests::{ROOMY, source};
+    use super::super::limit::{ConnectionLimits, Limit};
     use super::*;
-    use crate::net::figures::{Figures, Listener};
-    use crate::net::limit::tests::{ROOMY, source};
-    use crate::net::limit::{ConnectionLimits, Limit};
 
     const IDLE: Duration = Duration::from_secs(300);
 
     /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
-    fn socket(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
+    fn socket(figures: &Arc<Figures>) -> (Connection<()>, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
         let limits = ConnectionLimits { max_connections: 1, per_source: 1, ..ROOMY };
         let limit = Limit::grpc(limits, figures).0;
         let admission = limit.admit(source(1)).unwrap();
-        let peer = Peer::new(Budget::new(Arc::clone(figures)), None, Arc::clone(admission.seat()));
-        (Socket::new(Box::new(ours), peer, admission, IDLE), theirs, limit)
+        (Connection::new(Box::new(ours), admission, (), 24, IDLE), theirs, limit)
     }
 
     /// Returns a connection as [`socket`] does, after the client has sent the opening line.
-    async fn greeted(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
+    async fn greeted(figures: &Arc<Figures>) -> (Connection<()>, DuplexStream, Limit) {
         let (mut socket, mut theirs, limit) = socket(figures);
         theirs.write_all(&[0; 24]).await.unwrap();
         socket.read_exact(&mut [0; 24]).await.unwrap();
@@ -252,14 +259,14 @@ mod tests {
     async fn a_settled_connection_is_cut_when_it_asks_nothing_and_has_nothing_under_way() {
         let figures = Arc::<Figures>::default();
         let (mut socket, _theirs, _limit) = greeted(&figures).await;
-        socket.peer.seat().settle().unwrap();
-        let peer = Arc::clone(&socket.peer);
-        let subscription = UnderWay::new(&peer);
+        let seat = Arc::clone(socket.admission.seat());
+        seat.settle().unwrap();
+        let subscription = UnderWay::new(&seat);
         let idle = tokio::time::timeout(IDLE * 3, socket.read_u8()).await;
         assert!(idle.is_err(), "an answer is under way");
         drop(subscription);
         for _ in 0..10 {
-            drop(UnderWay::new(&peer));
+            drop(UnderWay::new(&seat));
             let idle = tokio::time::timeout(IDLE - STALL_TICK, socket.read_u8()).await;
             assert!(idle.is_err(), "it asks now and then");
         }
@@ -285,16 +292,11 @@ mod tests {
     async fn answers_that_are_not_read_end_the_connection_and_slow_ones_do_not() {
         let figures = Arc::<Figures>::default();
         let (mut socket, _theirs, _limit) = greeted(&figures).await;
-        let hold = |peer: &Arc<Peer>| {
-            let charge = Charge::new(peer);
-            assert!(charge.grow(1));
-            charge
-        };
-        let peer = Arc::clone(&socket.peer);
-        let _first = hold(&peer);
-        let mut others: Vec<_> = (0..20).map(|_| hold(&peer)).collect();
+        let seat = Arc::clone(socket.admission.seat());
+        seat.activity.held.store(1, Ordering::Relaxed);
         let slow = async {
-            while others.pop().is_some() {
+            for _ in 0..20 {
+                seat.activity.released.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(STALL_TIMEOUT - STALL_TICK).await;
             }
         };

@@ -1,0 +1,109 @@
+//! Refusals: why a request has no answer, in words and as a cause, from which each protocol takes its own code.
+//!
+//! Owns: the causes, and the cause and the words of each refusal that the engine, lookups and connections have. Must not: know a protocol's codes: each has
+//! one table of them, `rpc::code` for gRPC and `shm::session` for shared memory. Any thread.
+
+use std::borrow::Cow;
+
+use engine_api::ErrorKind;
+
+use crate::base::published::BETWEEN_SLOTS;
+use crate::lookups::LookupError;
+use crate::net::limit::Refused;
+
+/// The cause of a refusal. Each one says how a client gets an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Correct the request: it would be refused again.
+    Invalid,
+    /// Name something that there is.
+    NotFound,
+    /// Begin at another change of the feed.
+    OutOfRange,
+    /// Send a token that the service knows.
+    Unauthenticated,
+    /// Ask for something that the service is configured for.
+    NotOffered,
+    /// Ask again once the slot is reached.
+    NotReached,
+    /// Ask again later, or for less at once: a share or a queue is full.
+    Full,
+    /// Ask again later, or another service.
+    Unavailable,
+    /// Ask again, or for less: the time limit has passed.
+    Overdue,
+    /// Nothing: the store is damaged, which its owner has to repair.
+    Damaged,
+    /// Nothing: the service is at fault.
+    Internal,
+}
+
+/// The reason why a request has no answer.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) cause: Cause,
+    pub(crate) message: Cow<'static, str>,
+}
+
+impl Refusal {
+    pub(crate) fn new(cause: Cause, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { cause, message: message.into() }
+    }
+}
+
+impl From<LookupError> for Refusal {
+    fn from(error: LookupError) -> Self {
+        let (cause, message) = match error {
+            LookupError::Busy => (Cause::Full, "too many lookups are waiting, try again later"),
+            LookupError::Stopped => (Cause::Unavailable, "the service is shutting down"),
+            LookupError::NotFollowed => (
+                Cause::NotOffered,
+                "this service does not follow processed slots: ask at confirmed, or start it with processed = true",
+            ),
+            LookupError::Overflowed => (
+                Cause::Unavailable,
+                "the overlay of processed slots is full and starts over: ask at confirmed, or try again later",
+            ),
+            LookupError::NotFinal => (
+                Cause::Unavailable,
+                "no finalized answer yet: slots applied before or since the start are not final; ask at confirmed, or \
+                 try again later",
+            ),
+            LookupError::Healing => (Cause::Unavailable, BETWEEN_SLOTS),
+            LookupError::Engine(error) => {
+                tracing::error!(%error, kind = ?error.kind(), "a lookup failed");
+                return Self::from(error);
+            }
+        };
+        Self::new(cause, message)
+    }
+}
+
+impl From<engine_api::Error> for Refusal {
+    fn from(error: engine_api::Error) -> Self {
+        let cause = match error.kind() {
+            ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Cause::Unavailable,
+            ErrorKind::DataDamaged => Cause::Damaged,
+            // The request's input was checked before: if the engine refuses it now, the service is at fault.
+            ErrorKind::FixInput | ErrorKind::Internal => Cause::Internal,
+        };
+        Self::new(cause, error.to_string())
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Source { max } => Self::new(
+                Cause::Full,
+                format!(
+                    "too many connections from this address, send requests over fewer or raise max_connections: max={max}, \
+                     a quarter of it"
+                ),
+            ),
+            Refused::Gone => {
+                Self::new(Cause::Unavailable, "the connection is closed to make room for another, connect again")
+            }
+        }
+    }
+}
