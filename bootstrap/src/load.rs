@@ -56,16 +56,7 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let held = hold(args, &setup)?;
     let started = Instant::now();
     let mut ordered = match order(args, &setup, stored, stop) {
-        Err(error) if Stopped::is_cause_of(&error) => {
-            tell!("stopped while the source was being read: {}", left_by_reading(args, &setup)?);
-            return Ok(stop.asked().unwrap_or(1));
-        }
-        Err(error) => {
-            if spilled_records(&setup.work.path).is_some() {
-                tell!("once the cause below is gone, {}", args.way_on());
-            }
-            return Err(error);
-        }
+        Err(error) => return not_read(args, &setup, stop, error),
         Ok(ordered) => ordered,
     };
     args.source.check_records(ordered.records)?;
@@ -119,6 +110,18 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)
+}
+
+/// Says what is left of a source that was not read to its end. The exit code of a stop, or the error.
+fn not_read(args: &LoadArgs, setup: &Setup, stop: &Stop, error: anyhow::Error) -> Result<u8> {
+    if Stopped::is_cause_of(&error) {
+        tell!("stopped while the source was being read: {}", left_by_reading(args, setup)?);
+        return Ok(stop.asked().unwrap_or(1));
+    }
+    if spilled_records(&setup.work.path).is_some() {
+        tell!("once the cause below is gone, {}", args.way_on());
+    }
+    Err(error)
 }
 
 /// Finds the mistakes that [`run_until`] finds before it takes the lock. Changes nothing.

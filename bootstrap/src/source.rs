@@ -337,7 +337,7 @@ impl Source {
                     take(record, after)
                 };
                 let read = read_file(path, *format, from, &mut counted);
-                read.with_context(|| format!("in file={}", path.display()))?;
+                read.with_context(|| format!("in file={}", path.display())).context(Code::Input)?;
                 ensure!(pairs > 0, "there are no pairs: file={}", path.display());
                 Ok(Told::default())
             }

@@ -13,6 +13,7 @@ use crate::base::chain::{Gap, Phase};
 use crate::ingest::State;
 use crate::ingest::progress::{Age, Applied, Awaited};
 use crate::ingest::providers::TROUBLE_BYTES_MAX;
+use engine_api::Code;
 
 /// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
@@ -119,10 +120,15 @@ impl Readiness {
         let remedy = self.state.remedy(*contradicts);
         let before = if remedy.is_empty() { "" } else { "; " };
         match contradicts {
-            true => format!("the stream contradicts the applied chain: {detail}{before}{remedy}"),
+            true => {
+                format!("{}: the stream contradicts the applied chain: {detail}{before}{remedy}", Code::Contradiction)
+            }
             false => {
                 let detail = &detail[..detail.floor_char_boundary(TROUBLE_BYTES_MAX)];
-                format!("slots are missing: first_slot={first_slot} last_slot={last_slot}: {detail}{before}{remedy}")
+                let code = Code::Gap;
+                format!(
+                    "{code}: slots are missing: first_slot={first_slot} last_slot={last_slot}: {detail}{before}{remedy}"
+                )
             }
         }
     }

@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
-use anyhow::{Error, Result, anyhow, bail, ensure};
+use anyhow::{Error, Result, anyhow, ensure};
+use engine_api::Code;
 
 use super::merge::combine;
 use super::runs::{Batch, sort_batches, write_runs};
@@ -75,7 +76,11 @@ impl fmt::Display for Changed {
     }
 }
 
-impl std::error::Error for Changed {}
+impl std::error::Error for Changed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&Code::InputChanged)
+    }
+}
 
 /// Place of the records that were read. `Some`: all of them are in this buffer, in order. `None`: they are in the
 /// manifest's runs.
@@ -387,7 +392,9 @@ impl<'a> Collector<'a> {
         }
         let now = Stamp::of(source)?;
         if now != stamp {
-            bail!("the file was changed while it was read: {source}: start again once it stays as it is");
+            let message =
+                format!("the file was changed while it was read: {source}: start again once it stays as it is");
+            return Err(Code::InputChanged.error(message).into());
         }
         if self.begun_runs > 0 && !self.records.is_empty() {
             self.send(Some(told.clone()))?;

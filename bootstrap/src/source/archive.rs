@@ -264,7 +264,8 @@ impl Archives {
             }
             let summary = match read {
                 Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => return Err(Stopped.into()),
-                read => read?,
+                Err(error) => return Err(with_code(error, location)),
+                Ok(summary) => summary,
             };
             let expected = slot.unwrap_or(summary.slot);
             ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
@@ -320,6 +321,22 @@ fn check(full_slot: Option<Option<u64>>, name: Option<&Name>, shown: &str) -> Re
         _ => return Ok(()),
     };
     Err(Wrong::error(Code::ArchiveBase, wrong))
+}
+
+/// Adds the code to an error of an archive that was read. Callers still find the error by its type.
+fn with_code(error: solana::archive::Error, location: &str) -> anyhow::Error {
+    use solana::archive::Error;
+    let code = match &error {
+        Error::Name(_) => Some(Code::ArchiveKind),
+        Error::Open { .. } | Error::Io { .. } => is_url(location).then_some(Code::Fetch),
+        Error::Unpack { .. } | Error::Archive { .. } | Error::Entry { .. } => Some(Code::Archive),
+        _ => None,
+    };
+    let error = anyhow::Error::from(error);
+    match code {
+        Some(code) => error.context(code),
+        None => error,
+    }
 }
 
 fn not_incremental(shown: &str) -> anyhow::Error {

@@ -8,8 +8,8 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident $text:literal)+) => {
-        /// Stable code of an error. Its text, such as `E-LOCK`, begins the message, is the field `code` of a JSON log
-        /// line, and the metadata `solkv-code` of a gRPC status.
+        /// Stable code of an error. Its text, such as `E-LOCK`, begins the message, is the
+        /// metadata `solkv-code` of a gRPC status.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Code {
             $($(#[$doc])* $name,)+
@@ -92,10 +92,6 @@ codes! {
     Contradiction "E-CONTRADICTION"
     /// The stream's server refuses the token, the plan or the request.
     StreamRefused "E-STREAM-REFUSED"
-    /// The stream's server no longer has the slot asked for.
-    StreamSlot "E-STREAM-SLOT"
-    /// The stream brought an update that cannot be right.
-    StreamUpdate "E-STREAM-UPDATE"
     /// The request is malformed: a key's length, too many keys, a field that is missing or unknown.
     Request "E-REQUEST"
     /// The token is missing or wrong.

@@ -1,11 +1,12 @@
 //! Refusals: why a request has no answer, in words and as a cause, from which each protocol takes its own code.
 //!
-//! Owns: the causes, and the cause and the words of each refusal that the engine, lookups and connections have. Must not: know a protocol's codes: each has
-//! one table of them, `rpc::code` for gRPC and `shm::session` for shared memory. Any thread.
+//! Owns: the causes, and the cause and the words of each refusal that the engine, lookups and connections have. Must not:
+//! know a protocol's codes: each has one table of them, `rpc::code` for gRPC and `shm::session` for shared memory. Any
+//! thread.
 
 use std::borrow::Cow;
 
-use engine_api::ErrorKind;
+use engine_api::{Code, ErrorKind};
 
 use crate::base::published::BETWEEN_SLOTS;
 use crate::lookups::LookupError;
@@ -42,12 +43,35 @@ pub(crate) enum Cause {
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) cause: Cause,
+    pub(crate) code: Code,
     pub(crate) message: Cow<'static, str>,
 }
 
 impl Refusal {
+    /// Makes a refusal with the code that most refusals of this cause have.
     pub(crate) fn new(cause: Cause, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { cause, message: message.into() }
+        let code = match cause {
+            Cause::Invalid | Cause::NotFound => Code::Request,
+            Cause::OutOfRange => Code::FeedRange,
+            Cause::Unauthenticated => Code::Token,
+            Cause::NotOffered => Code::Commitment,
+            Cause::NotReached => Code::Slot,
+            Cause::Full => Code::Busy,
+            Cause::Unavailable => Code::NotReady,
+            Cause::Overdue => Code::Deadline,
+            Cause::Damaged => Code::Damaged,
+            Cause::Internal => Code::Bug,
+        };
+        Self { cause, code, message: message.into() }
+    }
+
+    pub(crate) fn with_code(self, code: Code) -> Self {
+        Self { code, ..self }
+    }
+
+    /// The refusal of requests that come while the service ends.
+    pub(crate) fn stopping(message: &'static str) -> Self {
+        Self::new(Cause::Unavailable, message).with_code(Code::Stopping)
     }
 }
 
@@ -55,20 +79,21 @@ impl From<LookupError> for Refusal {
     fn from(error: LookupError) -> Self {
         let (cause, message) = match error {
             LookupError::Busy => (Cause::Full, "too many lookups are waiting, try again later"),
-            LookupError::Stopped => (Cause::Unavailable, "the service is shutting down"),
+            LookupError::Stopped => return Self::stopping("the service is shutting down"),
             LookupError::NotFollowed => (
                 Cause::NotOffered,
                 "this service does not follow processed slots: ask at confirmed, or start it with processed = true",
             ),
-            LookupError::Overflowed => (
-                Cause::Unavailable,
-                "the overlay of processed slots is full and starts over: ask at confirmed, or try again later",
-            ),
-            LookupError::NotFinal => (
-                Cause::Unavailable,
-                "no finalized answer yet: slots applied before or since the start are not final; ask at confirmed, or \
-                 try again later",
-            ),
+            LookupError::Overflowed => {
+                let message =
+                    "the overlay of processed slots is full and starts over: ask at confirmed, or try again later";
+                return Self::new(Cause::Unavailable, message).with_code(Code::Commitment);
+            }
+            LookupError::NotFinal => {
+                let message = "no finalized answer yet: slots applied before or since the start are not final; ask at \
+                               confirmed, or try again later";
+                return Self::new(Cause::Unavailable, message).with_code(Code::Commitment);
+            }
             LookupError::Healing => (Cause::Unavailable, BETWEEN_SLOTS),
             LookupError::Engine(error) => {
                 tracing::error!(%error, kind = ?error.kind(), "a lookup failed");
@@ -87,7 +112,11 @@ impl From<engine_api::Error> for Refusal {
             // The request's input was checked before: if the engine refuses it now, the service is at fault.
             ErrorKind::FixInput | ErrorKind::Internal => Cause::Internal,
         };
-        Self::new(cause, error.to_string())
+        let refusal = Self::new(cause, error.to_string());
+        match error.code() {
+            Some(code) => refusal.with_code(code),
+            None => refusal,
+        }
     }
 }
 

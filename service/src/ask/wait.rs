@@ -86,7 +86,7 @@ pub(super) async fn until(overlay: &Overlay, wanted: &Wanted, keys: usize, peer:
     let arrives = reached.wait_for(|slot| wanted.is_in(*slot));
     match tokio::time::timeout(wanted.wait, arrives).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(_)) => Err(Refusal::new(Cause::Unavailable, "the service is shutting down")),
+        Ok(Err(_)) => Err(Refusal::stopping("the service is shutting down")),
         Err(_) => Err(wanted.not_reached(*overlay.reached(wanted.commitment).borrow())),
     }
 }

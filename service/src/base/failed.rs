@@ -5,7 +5,7 @@
 use std::fmt;
 
 use bootstrap::Wrong;
-use engine_api::ErrorKind;
+use engine_api::{Code, ErrorKind};
 use rustix::io::Errno;
 
 /// Exit code for an error that may pass.
@@ -47,9 +47,14 @@ impl Failed {
     }
 }
 
-/// Shows the error with all its causes.
+/// Shows the error with its code and all its causes. What has no code of its own and comes back at each start is the
+/// configuration's fault.
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.code == WRONG && self.error.downcast_ref::<Code>().or(Code::of(self.error.as_ref()).as_ref()).is_none()
+        {
+            write!(f, "{}: ", Code::Config)?;
+        }
         f.write_str(&engine_api::words(self.error.as_ref()))
     }
 }

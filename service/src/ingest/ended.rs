@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use engine_api::Code;
 use tracing::{error, warn};
 
 use super::backoff::Waits;
@@ -78,7 +79,7 @@ impl Ended {
                 Some(wait)
             }
             Self::Refused(why) => {
-                error!(url, retry_ms = SLOW_RETRY.as_millis() as u64, "{why}");
+                error!(url, retry_ms = SLOW_RETRY.as_millis() as u64, "{}: {why}", Code::StreamRefused);
                 Some(SLOW_RETRY)
             }
             Self::Lags(why) => {

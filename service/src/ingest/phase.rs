@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use engine_api::Code;
 use tracing::{error, info};
 
 use super::State;
@@ -157,12 +158,15 @@ impl StreamPhase {
             }
         }
         let remedy = self.state.remedy(gap.contradicts);
-        let what = if gap.contradicts { "the stream contradicts the applied chain" } else { "slots are missing" };
+        let (code, what) = match gap.contradicts {
+            true => (Code::Contradiction, "the stream contradicts the applied chain"),
+            false => (Code::Gap, "slots are missing"),
+        };
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
             detail = gap.detail,
-            "gap: {what}; {}{}{remedy}",
+            "{code}: gap: {what}; {}{}{remedy}",
             self.taker.consequence(),
             if remedy.is_empty() { "" } else { "; " }
         );

@@ -6,6 +6,7 @@ use std::io::ErrorKind as Io;
 use std::net::{SocketAddr, TcpListener as Port, ToSocketAddrs as _};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use engine_api::Code;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 use tokio::net::TcpListener;
 
@@ -67,6 +68,7 @@ impl Addresses {
     /// # Errors
     /// An address cannot be bound; the error names the option.
     pub(crate) fn bind(&self) -> Result<Ports> {
+        let bound = |option, address| bound(option, address).context(Code::Address);
         Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
     }
 
@@ -116,7 +118,7 @@ impl Ports {
 
 fn listening(option: &str, port: &Port) -> Result<TcpListener> {
     let address = port.local_addr()?;
-    listen(port, BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))?;
+    listen(port, BACKLOG).with_context(|| format!("cannot listen on {option}={address}")).context(Code::Address)?;
     Ok(TcpListener::from_std(port.try_clone()?)?)
 }
 
@@ -181,7 +183,7 @@ mod tests {
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
         let grpc = GrpcGiven { listen: Some(listen.into()), ..GrpcGiven::default() }.in_effect().unwrap();
-        let http = HttpGiven { metrics: Some(metrics.into()), ..HttpGiven::default() }.in_effect().unwrap();
+        let http = HttpGiven { metrics: Some(metrics.into()) }.in_effect().unwrap();
         let access = AccessGiven { insecure: Some(insecure), ..AccessGiven::default() }.in_effect().unwrap();
         let settings = Settings { grpc: &grpc, http: &http, access: &access };
         Addresses::of(settings, &Access::open(&access).unwrap())

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use arc_swap::ArcSwap;
+use engine_api::Code;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -43,7 +44,7 @@ impl Tls {
     /// # Errors
     /// A file cannot be read or does not hold its kind of PEM, or key and certificate do not belong together.
     pub(super) fn open(files: TlsFiles) -> Result<Self> {
-        let current = ArcSwap::new(read(&files)?);
+        let current = ArcSwap::new(read(&files).context(Code::Tls)?);
         Ok(Self { files, current })
     }
 

@@ -2,9 +2,13 @@
 //!
 //! Owns: this table. Must not: decide about a request. Threads: the network edge.
 
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use crate::ask::refusal::{Cause, Refusal};
+
+/// Metadata of a status that has the refusal's stable code, such as `E-BUSY`.
+const METADATA: &str = "solkv-code";
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
@@ -20,6 +24,9 @@ impl From<Refusal> for Status {
             Cause::Damaged => Code::DataLoss,
             Cause::Internal => Code::Internal,
         };
-        Self::new(code, refusal.message)
+        let stable = refusal.code.as_str();
+        let mut status = Self::new(code, format!("{stable}: {}", refusal.message));
+        status.metadata_mut().insert(METADATA, MetadataValue::from_static(stable));
+        status
     }
 }

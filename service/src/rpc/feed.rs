@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use engine_api::Key;
+use engine_api::{Code, Key};
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use proto::v1::feed_server::Feed as FeedRpc;
 use proto::v1::subscribe_request::Start;
@@ -57,7 +57,7 @@ impl FeedRpc for FeedService {
         refuse_other_map(&request.get_ref().map)?;
         let Some((feed, workers)) = self.feed.clone() else {
             let message = "the service keeps no feed: its configuration says feed = false";
-            return Err(Refusal::new(Cause::NotOffered, message).into());
+            return Err(Refusal::new(Cause::NotOffered, message).with_code(Code::FeedOff).into());
         };
         let caller = Arc::clone(peer(request.extensions())?);
         let request = request.into_inner();
@@ -67,7 +67,7 @@ impl FeedRpc for FeedService {
                  dump_then_tail",
                 feed.id()
             );
-            return Err(Refusal::new(Cause::NotOffered, message).into());
+            return Err(Refusal::new(Cause::NotOffered, message).with_code(Code::FeedOther).into());
         }
         let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(invalid)?;
         let share = Taking::new(&caller, Place::Subscribers, 1, self.limits.subscribers.into())?;

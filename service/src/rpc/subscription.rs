@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use engine_api::Code;
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{Change, Changes, SlotEnd, SubscribeResponse};
 use tokio::sync::{mpsc, watch};
@@ -110,7 +111,7 @@ impl Subscription {
         let message = format!(
             "cut off, because nothing was read for {stalled:?}: reconnect with the last seq, or with dump_from"
         );
-        Refusal::new(Cause::Full, message)
+        Refusal::new(Cause::Full, message).with_code(Code::FeedStalled)
     }
 }
 
@@ -123,7 +124,7 @@ fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, Option<SlotEn
 
 pub(super) fn closing() -> Refusal {
     let message = "the service is shutting down: reconnect with the last seq, or with dump_from";
-    Refusal::new(Cause::Unavailable, message)
+    Refusal::stopping(message)
 }
 
 fn unreadable(error: FeedError, next_seq: u64) -> Ended {

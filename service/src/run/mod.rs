@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::ErrorKind;
+use engine_api::{Code, ErrorKind};
 use signal_hook::flag::register_conditional_default;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -70,7 +70,7 @@ impl Checked {
     pub(crate) fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
         let access = Access::open(&config.access).map_err(Failed::wrong)?;
         let addresses = Addresses::of(config.net(), &access)?;
-        config.check_sockets(at).map_err(Failed::wrong_unless_read_only)?;
+        config.check_sockets(at).context(Code::Address).map_err(Failed::wrong_unless_read_only)?;
         if at == Moment::Start {
             // Limits belong to the process: they may differ from those of a process that checks the configuration
             // ahead.

@@ -289,18 +289,7 @@ impl Simulation {
         let follows = Arc::new(AtomicBool::new(matches!(begin, Begin::Follow(None))));
         let sources = self.sources(messages, &state, stopped.clone(), Arc::clone(&follows));
         let receiver = tokio::spawn(sources.feed(begin, healer));
-        let gap_timeout = self.receive.settings.gap_timeout;
-        let mut apply = Apply::new(
-            Arc::clone(&engine),
-            state.clone(),
-            Some(writer),
-            self.apply,
-            gap_timeout,
-            Pulse::default(),
-            stopped,
-        )
-        .expect("the engine has a checkpoint")
-        .with_memory(self.store.dir());
+        let mut apply = self.applier(&engine, &state, writer, stopped);
         apply.begin();
         let (deadline, mut taken) = (until.deadline(), 0);
         let (mut newest, mut moved_at, mut gap_shown) = (self.oracle.newest(), None, None);
@@ -347,6 +336,21 @@ impl Simulation {
         let verdict = Readiness::of(&state).verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)
+    }
+
+    /// The ingest-apply of a life, which is not begun.
+    fn applier(
+        &self,
+        engine: &Arc<Measured>,
+        state: &State,
+        writer: crate::feed::FeedWriter,
+        stopped: watch::Receiver<bool>,
+    ) -> Apply {
+        let gap_timeout = self.receive.settings.gap_timeout;
+        let (engine, writer) = (Arc::clone(engine), Some(writer));
+        Apply::new(engine, state.clone(), writer, self.apply, gap_timeout, Pulse::default(), stopped)
+            .expect("the engine has a checkpoint")
+            .with_memory(self.store.dir())
     }
 
     /// Ends ingest-apply and checks the store that it leaves.
