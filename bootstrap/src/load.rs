@@ -112,7 +112,8 @@ fn read_and_fill(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     Ok(0)
 }
 
-/// Says what is left of a source that was not read to its end. The exit code of a stop, or the error.
+/// Prints the state that a stop or an error left behind while the source was read. Returns the exit code of a stop, or the
+/// error.
 fn not_read(args: &LoadArgs, setup: &Setup, stop: &Stop, error: anyhow::Error) -> Result<u8> {
     if Stopped::is_cause_of(&error) {
         tell!("stopped while the source was being read: {}", left_by_reading(args, setup)?);

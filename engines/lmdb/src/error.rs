@@ -2,7 +2,7 @@
 
 use engine_api::{Error, ErrorKind, Value};
 
-/// Maps an LMDB error. `what` says which action failed.
+/// Maps an LMDB error. `what` names the action that failed.
 pub(crate) fn lmdb(what: &str, error: lmdb::Error) -> Error {
     use lmdb::Error as E;
     let (kind, hint) = match error {

@@ -9,7 +9,7 @@ use program::tell;
 
 use super::story::At;
 
-/// Time between two lines.
+/// Time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of one archive after the other.

@@ -38,7 +38,7 @@ pub(super) struct Target {
     pub(super) builder: Builder,
 }
 
-/// Requests at one rate.
+/// Requests of one kind that are due at one rate.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     pub(super) args: Arc<QueryArgs>,
