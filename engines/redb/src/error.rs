@@ -5,7 +5,7 @@ use std::io::ErrorKind as Io;
 use engine_api::{Error, ErrorKind};
 use redb::{CommitError, CursorError, DatabaseError, StorageError, TableError, TransactionError};
 
-/// Maps an error of opening the file that `what` names.
+/// Maps an error of opening the file named `what`.
 pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
     match error {
         DatabaseError::DatabaseAlreadyOpen => Error::with_source(
@@ -33,7 +33,7 @@ pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
     }
 }
 
-/// Maps an error of redb's storage layer. `what` says which action failed.
+/// Maps an error of redb's storage layer. `what` names the action.
 ///
 /// Every I/O error is `Reopen`, a full disk included, because redb latches the failure and refuses everything after it.
 pub(crate) fn storage(what: &str, error: StorageError) -> Error {
@@ -53,7 +53,7 @@ pub(crate) fn storage(what: &str, error: StorageError) -> Error {
     Error::with_source(kind, format!("{what}: reason={error}{hint}"), error)
 }
 
-/// Maps an error of opening a table. `what` says which action needed it.
+/// Maps an error of opening a table. `what` names the action that needed it.
 pub(crate) fn table(what: &str, error: TableError) -> Error {
     match error {
         TableError::Storage(source) => storage(what, source),

@@ -3,7 +3,7 @@
 use engine_api::{Error, ErrorKind, Result};
 use rocksdb::ErrorKind as Rocks;
 
-/// Maps an error of opening, reading or background work. `what` says which action failed.
+/// Maps an error of opening, reading or background work. `what` names the action.
 pub(crate) fn rocks(what: &str, error: rocksdb::Error) -> Error {
     let kind = classify(&error);
     Error::with_source(kind, format!("{what}: reason={error}"), error)
