@@ -47,7 +47,7 @@ impl Failed {
     }
 }
 
-/// Shows the error with its code and all its causes. What has no code of its own and comes back at each start is the
+/// Shows the error with its code and all its causes. An error without a code that comes back at each start is the
 /// configuration's fault.
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
