@@ -300,7 +300,7 @@ mod tests {
         state.providers.set_trouble(0, "cannot connect");
         let shown = verdict(&state);
         assert_eq!(shown.gap, Some(contradiction));
-        assert!(shown.not_ready.is_some_and(|why| why.starts_with("the stream contradicts the applied chain: parent")));
+        assert!(shown.not_ready.is_some_and(|why| why.starts_with("E-CONTRADICTION: the stream contradicts the applied chain: parent")));
         phase.committed(7, 0);
         assert!(verdict(&state).is_ready(), "the slot before it");
         phase.committed(8, 0);

@@ -182,7 +182,7 @@ mod tests {
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
         pool.handles.status.readiness.state.progress.set_phase(Phase::Gap(gap));
         let (code, reason) = fetch(address, "/readyz").await;
-        assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9: parent\n"));
+        assert_eq!((code, reason.as_str()), (503, "E-GAP: slots are missing: first_slot=8 last_slot=9: parent\n"));
         assert_eq!(fetch(address, "/healthz").await.0, 200);
         assert_eq!(fetch(address, "/none").await.0, 404);
     }

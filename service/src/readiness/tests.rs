@@ -131,7 +131,7 @@ fn every_phase_but_live_is_a_reason() {
         (Phase::Starting, "starting"),
         (Phase::Loading("pairs=5".to_owned()), "loading: pairs=5"),
         (Phase::CatchingUp, "catching up with the stream"),
-        (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9: parent"),
+        (Phase::Gap(gap.clone()), "E-GAP: slots are missing: first_slot=8 last_slot=9: parent"),
         (Phase::NoSpace("full".to_owned()), "no space: full"),
         (Phase::CommitWaits("no descriptors".to_owned()), "a commit has to wait: no descriptors"),
     ] {
@@ -142,7 +142,7 @@ fn every_phase_but_live_is_a_reason() {
     }
     readiness.state.progress.set_phase(Phase::Gap(Gap { contradicts: true, ..gap }));
     let why = readiness.verdict_at(None).not_ready;
-    assert_eq!(why.as_deref(), Some("the stream contradicts the applied chain: parent"));
+    assert_eq!(why.as_deref(), Some("E-CONTRADICTION: the stream contradicts the applied chain: parent"));
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn missing_slots_are_told_with_what_brings_them() {
         readiness.state.progress.set_phase(Phase::Gap(gap));
         readiness.verdict_at(None).not_ready.unwrap()
     };
-    let missing = "slots are missing: first_slot=8 last_slot=9: parent; if no server sends the missing slots, ";
+    let missing = "E-GAP: slots are missing: first_slot=8 last_slot=9: parent; if no server sends the missing slots, ";
     assert_eq!(said(true), format!("{missing}the service heals the store from the archives of heal_from"));
     assert_eq!(said(false), format!("{missing}set heal_from or load a newer snapshot"));
 }
@@ -167,7 +167,7 @@ fn a_contradiction_stands_while_no_other_provider_brings_slots() {
     assert!(readiness.verdict_at(Some(0)).is_ready(), "the newest slot is not old yet");
     readiness.state.progress.set_phase(Phase::CatchingUp);
     let Verdict { not_ready, gap: shown, .. } = readiness.verdict_at(None);
-    let why = "the stream contradicts the applied chain: parent; stream: cannot connect";
+    let why = "E-CONTRADICTION: the stream contradicts the applied chain: parent; stream: cannot connect";
     assert_eq!((not_ready.as_deref(), shown), (Some(why), Some(gap.clone())));
     readiness.state.progress.chain_goes_on(7, 0);
     assert!(readiness.verdict_at(None).gap.is_some(), "that slot was applied before");

@@ -81,14 +81,14 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
     let absent = run.client.get(get(&[2; 32])).await.unwrap().into_inner();
     assert_eq!((absent.value, absent.slot), (None, Some(7)));
     let refused = run.client.get(get(&[1; 31])).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "key must be 32 bytes: got=31"));
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "E-REQUEST: key must be 32 bytes: got=31"));
     const PUBKEY: &str = "So11111111111111111111111111111111111111112";
     let text = run.client.get(get(PUBKEY.as_bytes())).await.unwrap_err();
-    assert_eq!(text.message(), "key must be 32 bytes: got=43; a base58 pubkey as text? give its 32 bytes");
+    assert_eq!(text.message(), "E-REQUEST: key must be 32 bytes: got=43; a base58 pubkey as text? give its 32 bytes");
     let other = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA1";
     let pasted = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, other).unwrap();
     let pasted = run.client.get(get(&pasted)).await.unwrap_err();
-    assert_eq!(pasted.message(), "key must be 32 bytes: got=33; a base58 pubkey where JSON takes base64?");
+    assert_eq!(pasted.message(), "E-REQUEST: key must be 32 bytes: got=33; a base58 pubkey where JSON takes base64?");
 }
 
 #[tokio::test]
@@ -131,7 +131,10 @@ async fn get_many_keeps_the_order_and_its_limit() {
     let over = run.client.get_many(many(vec![vec![1; 32]; proto::v1::GET_MANY_KEYS_MAX + 1])).await.unwrap_err();
     assert_eq!(over.code(), Code::InvalidArgument);
     let wrong = run.client.get_many(many(vec![vec![1; 32], vec![]])).await.unwrap_err();
-    assert_eq!((wrong.code(), wrong.message()), (Code::InvalidArgument, "key must be 32 bytes: got=0 index=1"));
+    assert_eq!(
+        (wrong.code(), wrong.message()),
+        (Code::InvalidArgument, "E-REQUEST: key must be 32 bytes: got=0 index=1")
+    );
 }
 
 #[tokio::test]
@@ -149,11 +152,11 @@ async fn packed_batches_are_the_same_answers_in_less() {
     let most = proto::v1::GET_MANY_KEYS_MAX * 32;
     assert_eq!(run.client.get_many(packed(vec![1; most])).await.unwrap().into_inner().packed_values.len(), most);
     for (request, message) in [
-        (packed(vec![1; most + 32]), "too many keys, ask in parts: got=10001 max=10000"),
-        (packed(vec![1; 33]), "packed_keys must be 32 bytes a key: got=33"),
+        (packed(vec![1; most + 32]), "E-REQUEST: too many keys, ask in parts: got=10001 max=10000"),
+        (packed(vec![1; 33]), "E-REQUEST: packed_keys must be 32 bytes a key: got=33"),
         (
             GetManyRequest { keys: vec![Bytes::from_static(&[1; 32])], ..packed(vec![1; 32]) },
-            "give keys or packed_keys, not both",
+            "E-REQUEST: give keys or packed_keys, not both",
         ),
     ] {
         let refused = run.client.get_many(request).await.unwrap_err();
@@ -189,7 +192,7 @@ async fn every_request_for_a_map_that_is_not_there_is_refused() {
     ];
     for status in refused {
         assert_eq!(status.code(), Code::NotFound, "{status}");
-        assert!(status.message().starts_with("no such map"), "{status}");
+        assert!(status.message().starts_with("E-REQUEST: no such map"), "{status}");
     }
 }
 

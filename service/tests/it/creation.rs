@@ -392,7 +392,7 @@ fn check_config_refuses_archives_directories_and_disks_that_a_start_would_refuse
     assert!(code == Some(0) && said.contains("# warning: cannot list heal_from="), "{said}");
     let remote = ["--snapshot", "http://127.0.0.1:9/snapshot-300-HASH.tar.zst"];
     let (code, said) = checked(&remote);
-    assert!(code == Some(0) && said.contains("# snapshot: its server is asked at the start"), "{said}");
+    assert!(code == Some(0) && said.contains("# snapshot: the disk is not checked"), "{said}");
     let (code, said) = checked(&["--snapshot", &full, "--spool-max-bytes", "1PiB"]);
     assert!(code == Some(1) && said.contains("not enough disk for the load and the spool beside it"), "{said}");
     assert!(!temp.path().join("store").exists() && !temp.path().join("store.work").exists());

@@ -98,8 +98,8 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
 fn a_server_that_sends_nothing_that_can_be_applied_is_left_for_a_new_connection() {
     let mut followed = Followed::start(&["--max-lag", "2s", "--gap-timeout", "1s"]);
     for (act, why) in [
-        (Act::Confirms, "slots are missing: first_slot="),
-        (Act::Metas, "slots are missing: first_slot="),
+        (Act::Confirms, "E-GAP: slots are missing: first_slot="),
+        (Act::Metas, "E-GAP: slots are missing: first_slot="),
         (Act::Repeats, "sent no slot that can be applied"),
     ] {
         followed.wait_until(true);
@@ -129,7 +129,7 @@ fn slots_that_are_not_of_the_chain_do_not_end_readiness_for_good() {
     followed.provider.set(Act::Foreign);
     wait_for("a gap", || {
         let said = followed.witness.ask();
-        (said.ready() == Some(false) && said.reason.starts_with("slots are missing: first_slot=")).then_some(())
+        (said.ready() == Some(false) && said.reason.starts_with("E-GAP: slots are missing: first_slot=")).then_some(())
     });
     followed.provider.set(Act::Serves);
     followed.wait_until(true);
@@ -182,7 +182,7 @@ fn a_slot_that_one_connection_lost_comes_with_the_next_without_a_restart() {
     followed.provider.set(Act::Loses);
     let lost = followed.provider.figures().sent + 1;
     let said = followed.wait_until(false);
-    assert!(said.reason.starts_with("slots are missing: first_slot="), "{said:?}");
+    assert!(said.reason.starts_with("E-GAP: slots are missing: first_slot="), "{said:?}");
     followed.wait_until(true);
     assert!(followed.service.slot().unwrap() >= lost);
     assert_eq!(followed.service.metric("solkv_gap"), Some(0.0));
