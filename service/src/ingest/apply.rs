@@ -1,7 +1,7 @@
 //! The thread ingest-apply: takes the stream's messages, and has the map take its whole slots.
 //!
-//! Owns: the order of the two sides. The stream's side ([`Sequence`]) knows chain, gaps and waits; the map's side
-//! ([`MapWriter`]) reads, collects and commits. Must not: apply anything out of chain order or past a gap. Runs on its
+//! Owns: the order of the two sides. The stream's side (`Sequence`) knows chain, gaps and waits; the map's side
+//! (`MapWriter`) reads, collects and commits. Must not: apply anything out of chain order or past a gap. Runs on its
 //! own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time from tokio's
 //! clock, which is the machine's clock outside of a simulation.
 

@@ -1,7 +1,7 @@
 //! gRPC: `solkv.v1.Kv` and `solkv.v1.Feed` over TCP and a Unix socket, with health and reflection.
 //!
 //! Owns: decoding and encoding of messages, status codes and the servers' limits. Must not: touch the engine, or decide who
-//! gets an answer; [`ask`](crate::ask) does.
+//! gets an answer; `ask` does.
 //! Threads: the tokio runtime of the network edge.
 
 mod code;
