@@ -7,7 +7,7 @@
 //! A slot is whole once its block meta and its confirmation have arrived. Updates that arrive between the two still
 //! belong to the slot. The confirmation of a whole child confirms the block that it names as its parent, because some
 //! servers leave a confirmation out. A whole slot is handed out after its parent. A slot at or below the last one handed
-//! out is a duplicate, because a replay sends such slots again; `late` looks for updates in it that had not come before.
+//! out is a duplicate, because a replay sends such slots again; `late_updates` looks for updates in it that had not come before.
 
 mod gaps;
 mod limits;
