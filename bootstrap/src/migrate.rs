@@ -14,7 +14,7 @@ use crate::args::LoadArgs;
 use crate::load;
 use crate::out::tell;
 use crate::rank::Order;
-use crate::resume::refuse_part;
+use crate::resume::{check_directory, refuse_part};
 use crate::scan::{open_to_scan, scan_memory};
 use crate::signal::Stop;
 use crate::source::{SourceArgs, Stored};
@@ -74,6 +74,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
 /// Ends a migration that finds the new store complete, and the store to read closed with this error. The file of the
 /// load must name that store, if there is one.
 fn end_complete(args: &MigrateArgs, error: Error) -> Result<u8> {
+    // A repair may have lost a part of it since.
+    check_directory(&args.dir, true)?;
     let state = State::read(&args.dir)?;
     let place = Stored::place(&args.from_store)?;
     ensure!(state.as_ref().is_none_or(|state| state.source.starts_with(&place)), error);

@@ -110,11 +110,12 @@ impl Replay {
     }
 }
 
-/// Has the store take over a contradiction of the kept slots that only the spool knows. One that is a gap is none: the stream
-/// will contradict the store as well.
+/// Has the store take over a contradiction of the kept slots that only the spool knows. A gap of the spool that is itself
+/// a contradiction is left out: the stream will contradict the store as well.
 fn pass_contradiction(spooling: &Spooling, state: &State) {
     let of_spool = &spooling.state.progress;
-    if let Some(contradiction) = of_spool.contradiction().filter(|_| of_spool.gap().is_none()) {
+    if let Some(contradiction) = of_spool.contradiction().filter(|_| of_spool.gap().is_none_or(|gap| !gap.contradicts))
+    {
         state.progress.contradict(&contradiction.gap, contradiction.accused);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::tempdir;
 
 use super::*;
-use crate::base::chain::WholeSlot;
+use crate::base::chain::{Phase, WholeSlot};
 use crate::spool::{Origin, source_of};
 
 const PROVIDERS: [&str; 2] = ["http://followed", "http://spooled"];
@@ -92,6 +92,8 @@ async fn the_spool_stays_until_its_last_slot_is_committed() {
     let kept = state.at_checkpoint(at(12), Overlay::new(&at(12), false, false));
     let gap = Gap { first_slot: 13, last_slot: 13, detail: "parent".to_owned(), contradicts: true };
     kept.progress.contradict(&gap, Some(0));
+    // The followed one lacks slots, which decides nothing about the contradiction.
+    kept.progress.set_phase(Phase::Gap(Gap { detail: "slots".to_owned(), contradicts: false, ..gap.clone() }));
     let replay = Replay::of(at_rest(&dir, figures, &kept), &at(10)).await.unwrap().unwrap();
     let (messages, mut received) = mpsc::channel(8);
     let replaying = tokio::spawn({
