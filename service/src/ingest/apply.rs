@@ -126,9 +126,7 @@ impl Apply {
 
     /// Applies the slots that are whole and next after this message. Returns the gap that it leads to.
     fn slots(&mut self, message: Message) -> Result<Option<Gap>> {
-        if let Err(gap) = self.sequence.take(message) {
-            return Ok(Some(gap));
-        }
+        let gap_of_message = self.sequence.take(message).err();
         while let Some(slot) = self.sequence.next() {
             let gap = self.map.take(&slot)?;
             if gap.is_none() {
@@ -139,7 +137,7 @@ impl Apply {
                 return Ok(gap);
             }
         }
-        Ok(self.sequence.check())
+        Ok(gap_of_message.or_else(|| self.sequence.check()))
     }
 
     fn flush(&mut self) -> Result<()> {

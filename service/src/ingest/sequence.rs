@@ -5,7 +5,8 @@
 //! are taken.
 //!
 //! For each message call [`Sequence::take`], then [`Sequence::next`] until there is no slot, each followed by
-//! [`Sequence::taken`], and then [`Sequence::check`]. A gap that any of them returns ends in [`Sequence::start_over`].
+//! [`Sequence::taken`], and then [`Sequence::check`]. A gap that any of them returns ends in [`Sequence::start_over`], which
+//! drops all slots that were not handed out. So hand out the whole slots before a gap of `take` first.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

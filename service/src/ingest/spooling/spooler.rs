@@ -98,9 +98,7 @@ impl Spooler {
 
     /// Keeps the slots that are whole and next after this message. Returns the gap that it leads to.
     fn slots(&mut self, message: Message) -> Result<Option<Gap>, Full> {
-        if let Err(gap) = self.sequence.take(message) {
-            return Ok(Some(gap));
-        }
+        let gap_of_message = self.sequence.take(message).err();
         while let Some(slot) = self.sequence.next() {
             let source = self.source;
             let writer = self.writer_for(&slot)?;
@@ -109,7 +107,7 @@ impl Spooler {
             self.sequence.taken(&slot);
             self.sequence.phase.committed(slot.slot, slot.created_unix_ms);
         }
-        Ok(self.sequence.check())
+        Ok(gap_of_message.or_else(|| self.sequence.check()))
     }
 
     fn flush(&mut self) -> Result<(), Full> {

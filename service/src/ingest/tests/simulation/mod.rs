@@ -47,6 +47,7 @@ use crate::base::setting::Given;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
 use crate::ingest::State;
 use crate::ingest::apply::Apply;
+use crate::ingest::assemble::Input;
 use crate::ingest::batch::BatchLimits;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::{Follow, Selection};
@@ -101,6 +102,37 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     assert!(state.published.is_committing(), "a reader may see it, and it is not published");
     state.published.publish(checkpoint);
     assert!(!state.published.is_committing());
+}
+
+/// A server that sends the same batch after each connection would hold the store before these slots for ever.
+#[test]
+fn whole_slots_before_a_gap_in_the_same_batch_are_applied() {
+    let mut rng = Rng::new(7);
+    let chain = Chain::new(&mut rng);
+    let store = Store::create(&chain, true, Durability::Buffered, &mut rng);
+    let Opened { engine, writer, feed: _, plan: _ } = store.open();
+    let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
+    let base = checkpoint.slot.expect("a store at a slot");
+    let state = State::at(checkpoint);
+    let (_stop, stopped) = watch::channel(false);
+    let config = apply_defaults(Durability::Buffered);
+    let mut apply = Apply::new(engine, state.clone(), Some(writer), config, Duration::MAX, Pulse::default(), stopped)
+        .expect("begun");
+    let meta = |slot, parent_slot, parent_blockhash| Input::BlockMeta {
+        slot,
+        blockhash: [slot as u8; 32],
+        parent_slot,
+        parent_blockhash,
+        created_unix_ms: 0,
+    };
+    let confirmed = |slot| Input::Status { slot, confirmed: true, dead: false };
+    let whole = [meta(base + 1, base, checkpoint.blockhash), confirmed(base + 1)];
+    let wrong = meta(base + 2, base + 2, [0; 32]);
+    apply.begin();
+    apply.take(Message::Reconnected { provider: 0 }, false).expect("no fault");
+    apply.take(Message::Batch([&whole[..], &[wrong]].concat()), true).expect("no fault");
+    assert!(state.progress.gap().is_some(), "a slot is its own parent");
+    assert_eq!(state.published.slot(), Some(base + 1));
 }
 
 /// Runs one chain and one store through as many lives as the chain takes.
