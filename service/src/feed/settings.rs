@@ -17,6 +17,9 @@ const RETENTION_BYTES_MAX: ByteSize = ByteSize::tib(16);
 /// connections anyway.
 const CONNECTIONS_PER_SUBSCRIBER: u32 = 16;
 
+/// Number of subscribers below which the share does not go, so that a service with few connections can spend all on them.
+const SUBSCRIBERS_LEAST: u32 = 16;
+
 /// Maximum number of subscribers: each holds up to 2 MiB of unread messages, so 2 GiB in all.
 const SUBSCRIBERS_MAX: u32 = 1024;
 
@@ -56,7 +59,7 @@ pub struct SubscriberLimits {
 impl SubscriberLimits {
     /// Returns the limits of a service that takes so many gRPC connections.
     pub fn of(max_connections: u32) -> Self {
-        let subscribers = (max_connections / CONNECTIONS_PER_SUBSCRIBER).clamp(1, SUBSCRIBERS_MAX);
+        let subscribers = (max_connections / CONNECTIONS_PER_SUBSCRIBER).clamp(SUBSCRIBERS_LEAST, SUBSCRIBERS_MAX);
         Self { subscribers, heartbeat: HEARTBEAT, stall_timeout: STALL_TIMEOUT }
     }
 }
