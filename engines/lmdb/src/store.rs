@@ -111,7 +111,7 @@ impl Store {
     pub(crate) fn failed(&self, what: &str, e: lmdb::Error) -> Error {
         if e == lmdb::Error::MapFull {
             let bytes = self.env.info().map_or(0, |info| info.map_size());
-            let way_out = "reopen with a larger --lmdb-map-size, or without it";
+            let way_out = "open the store again, with a larger --lmdb-map-size or without it";
             let message = format!("{what}: the map is full: map_bytes={bytes}: {way_out}");
             return Error::with_source(ErrorKind::FreeSpace, message, e);
         }

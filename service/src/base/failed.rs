@@ -51,8 +51,8 @@ impl Failed {
 /// configuration's fault.
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.code == WRONG && self.error.downcast_ref::<Code>().or(Code::of(self.error.as_ref()).as_ref()).is_none()
-        {
+        let has_code = self.error.is::<Code>() || Code::of(self.error.as_ref()).is_some();
+        if self.code == WRONG && !has_code {
             write!(f, "{}: ", Code::Config)?;
         }
         f.write_str(&engine_api::words(self.error.as_ref()))

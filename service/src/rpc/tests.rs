@@ -82,6 +82,7 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
     assert_eq!((absent.value, absent.slot), (None, Some(7)));
     let refused = run.client.get(get(&[1; 31])).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "E-REQUEST: key must be 32 bytes: got=31"));
+    assert_eq!(refused.metadata().get("solkv-code").unwrap(), "E-REQUEST");
     const PUBKEY: &str = "So11111111111111111111111111111111111111112";
     let text = run.client.get(get(PUBKEY.as_bytes())).await.unwrap_err();
     assert_eq!(text.message(), "E-REQUEST: key must be 32 bytes: got=43; a base58 pubkey as text? give its 32 bytes");
