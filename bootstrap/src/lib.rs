@@ -3,8 +3,7 @@
 //! Owns: sources (synthetic, raw records, CSV, archives, stores), their order (shuffled, sorted), duplicates, the load loop, resume,
 //! verification, comparison, and the report.
 //! Must not: hold the map in memory, load past an error, or know a concrete engine.
-//! Threads: the main thread writes; `sort` and `order` put pairs in order; `order`, `other` and `store` read stores;
-//! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
+//! Threads: the main thread writes; ARCHITECTURE.md lists the others. Engines have background threads of their own.
 
 mod args;
 pub mod audit;

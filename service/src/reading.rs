@@ -8,8 +8,8 @@
 //!
 //! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot
 //! never holds a part of a slot. The slot that an answer names is read from that snapshot, so two answers with the same
-//! slot show the same state. The exception are the commits that bring the store to the slot of an archive: while they
-//! continue, a snapshot from before stays where it is, and a new one is refused.
+//! slot show the same state. The one exception: while commits bring the store to the slot of an archive, a snapshot from
+//! before stays where it is, and a new one is refused.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that

@@ -3,7 +3,8 @@
 //! Owns: the directory it is given; FORMAT.md in this crate's folder describes every byte in it. Must not: know the
 //! marker file, the directory lock or any other engine. Threads: `strata-flush`, which writes memtables as runs, and
 //! `strata-merge`, which merges runs. Commits run on the thread of the transaction, gets on the reader's. A sorted load
-//! runs on the caller's thread and on `strata-load`, which exists only while a segment is filled.
+//! runs on the caller's thread and on `strata-load`, which exists only while a segment is filled. An
+//! opening reads segments on `strata-open`.
 //!
 //! # How it works
 //!
@@ -47,7 +48,8 @@
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
 //! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
-//! first record that is not whole. If that record was durable once, opening fails and names the place.
+//! first record that is not whole. If whole records follow it, it was durable once, and opening
+//! fails and names the place.
 //!
 //! A stranger who chooses keys, values and their order can neither forge a record of the WAL nor make keys collide,
 //! because both depend on secrets of the store (FORMAT.md, "Secrets").

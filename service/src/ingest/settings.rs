@@ -230,8 +230,9 @@ settings! {
     /// How long the stream may be silent or lack a slot, and which servers are followed.
     #[derive(Copy)]
     pub struct ReceiveSettings from ReceiveGiven {
-        /// A slot whose parent has not come after this long shows a gap; for a server that sends slots late. A connection without a slot that can be applied ends after half as long again, or 30s [default: 20s
-        /// with several servers, 60s with one]
+        /// A slot whose parent has not come after this long shows a gap; for a server that sends slots late. A connection
+        /// without a slot that can be applied ends after half as long again, 30s at most, so that with less than 5s a pause of
+        /// the chain ends connections [default: 20s with several servers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         // Slots that wait are held in memory.
@@ -244,8 +245,8 @@ settings! {
 }
 
 impl ReceiveSettings {
-    /// Returns how long a connection may bring no slot that can be applied. It is longer than a slot waits for its parent: a
-    /// missing slot is a gap before it is a useless server.
+    /// Returns how long a connection may send no slot that can be applied. With several servers it is longer than a slot
+    /// waits for its parent, so a missing slot is a gap before its server counts as useless.
     pub fn idle_timeout(&self) -> Duration {
         (self.gap_timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX)
     }

@@ -4,7 +4,8 @@
 //! Reading the state belongs to `reading`. Thread: `lookup-N`.
 //!
 //! A get waits for at most one piece of [`PIECE_KEYS`](crate::reading::PIECE_KEYS) keys and for the gets queued before
-//! it. In a cold store the gets that are queued are looked up together: see `reading`. A batch continues after at most [`GETS_A_PIECE`] gets, so that an endless series of gets does not stop it.
+//! it. In a cold store the gets that are queued are looked up together: see `reading`. A batch continues after at most
+//! [`GETS_A_PIECE`] gets, so an endless series of gets does not stop it.
 
 use std::convert::Infallible;
 
