@@ -302,7 +302,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
     let more = ["--uds", uds.to_str().unwrap(), "--feed-retention-bytes", "16MiB"];
-    let more = [&more[..], &["--max-connections", "32"]].concat();
+    let more = [&more[..], &["--max-connections", "64"]].concat();
     let mut service = Service::start(&dir, &options, &geyser, &more);
     let end = end(&stream);
     service.wait_for_slot(end.slot);
@@ -355,7 +355,14 @@ fn slow_late_and_mistaken_subscribers_are_told() {
 async fn slow_is_cut_off(service: &mut Service, uds: &Path, oldest: u64, newest: u64) {
     let mut slow = subscribe(uds, request(Start::FromSeq(oldest))).await.unwrap();
     let mut idle = subscribe(uds, request(Start::FromSeq(newest + 1))).await.unwrap();
-    assert_eq!(refused(uds, request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
+    let mut others = Vec::new();
+    for _ in 2..8 {
+        others.push(subscribe(uds, request(Start::FromSeq(newest + 1))).await.unwrap());
+    }
+    let (code, message) = refused(uds, request(Start::FromSeq(newest))).await;
+    assert_eq!(code, Code::ResourceExhausted, "one user has half of 16");
+    assert!(message.starts_with("E-BUSY: too many subscribers") && message.ends_with("max=8"), "{message}");
+    drop(others);
     while service.metric("solkv_feed_cut_off_total") != Some(1.0) {
         let heartbeat = idle.message().await.unwrap().unwrap();
         assert!(matches!(heartbeat.kind, Some(Kind::Started(_) | Kind::Heartbeat(_))), "{heartbeat:?}");

@@ -73,7 +73,10 @@ fn a_map_that_is_full_says_so_and_a_larger_one_goes_on() {
     let engine = open_with(dir.path(), LmdbOptions { map_bytes: Some(8 << 20), ..OPTIONS });
     let (error, kept) = fill(&engine, 0, 200_000).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FreeSpace);
-    assert!(error.to_string().contains("map_bytes=8388608: reopen with a larger --lmdb-map-size"), "{error}");
+    assert!(
+        error.to_string().contains("map_bytes=8388608: open the store again, with a larger --lmdb-map-size"),
+        "{error}"
+    );
     assert_eq!(map_bytes(&engine), 8 << 20);
     // Nothing of the batch that failed is there.
     assert_eq!(all(&engine), sorted(0, kept));
