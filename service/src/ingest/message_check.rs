@@ -235,7 +235,7 @@ mod tests {
         assert!(take(1 << 39, 1000).is_err(), "its own claim is no evidence");
         state.providers.claim(1, (1 << 39) - reach(None));
         assert!(take(1 << 39, 1000).is_ok());
-        state.providers.distrust(1);
+        state.providers.distrust(1, 0);
         assert!(take(1 << 39, 1000).is_err());
     }
 

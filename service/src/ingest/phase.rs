@@ -37,6 +37,8 @@ pub(super) struct StreamPhase {
     given_up: bool,
     /// Index of the provider of the newest connection; `None` before the first.
     provider: Option<usize>,
+    /// The stream of that connection.
+    stream: u64,
     /// Index of the provider of the newest slot that was taken; `None` before the first, and after a heal.
     author: Option<usize>,
 }
@@ -68,7 +70,17 @@ impl Taker {
 impl StreamPhase {
     /// Begins by catching up, before the first connection.
     pub(super) fn new(taker: Taker, state: State) -> Self {
-        Self { taker, state, live: false, gap: None, connections: 0, given_up: false, provider: None, author: None }
+        Self {
+            taker,
+            state,
+            live: false,
+            gap: None,
+            connections: 0,
+            given_up: false,
+            provider: None,
+            stream: 0,
+            author: None,
+        }
     }
 
     pub(super) fn taker(&self) -> Taker {
@@ -80,10 +92,12 @@ impl StreamPhase {
         self.publish();
     }
 
-    /// Notes a new connection to the provider with this index. Returns whether the one before was to another provider.
-    pub(super) fn reconnected(&mut self, provider: usize) -> bool {
+    /// Notes a new connection of this stream to the provider with this index. Returns whether the one before was to another
+    /// provider.
+    pub(super) fn reconnected(&mut self, provider: usize, stream: u64) -> bool {
         self.connections += 1;
         self.given_up = false;
+        self.stream = stream;
         self.provider.replace(provider).is_some_and(|before| before != provider)
     }
 
@@ -209,10 +223,10 @@ impl StreamPhase {
         self.publish();
     }
 
-    /// Distrusts the provider of the newest connection. Returns false where it is the last one that is trusted.
+    /// Distrusts the provider of the newest connection. Returns false where it stays trusted.
     fn distrusts(&self, gap: &Gap) -> bool {
         let providers = &self.state.providers;
-        let Some(index) = self.provider.filter(|index| providers.distrust(*index)) else { return false };
+        let Some(index) = self.provider.filter(|index| providers.distrust(*index, self.stream)) else { return false };
         let provider = providers.name(index);
         error!(
             provider,
@@ -249,7 +263,7 @@ mod tests {
     }
 
     fn taken(phase: &mut StreamPhase, slot: u64, provider: usize) {
-        phase.reconnected(provider);
+        phase.reconnected(provider, 0);
         phase.taken(slot);
     }
 
@@ -262,14 +276,14 @@ mod tests {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut phase = StreamPhase::new(Taker::Map, state.clone());
         phase.begin();
-        assert!(!phase.reconnected(0));
+        assert!(!phase.reconnected(0, 0));
         phase.committed(8, 0);
         assert!(verdict(&state).is_ready());
         state.providers.set_newest_slot(0, 11);
         phase.gap(gap(12));
         assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
         assert!(phase.has_given_up());
-        assert!(!phase.reconnected(0) && !phase.has_given_up());
+        assert!(!phase.reconnected(0, 0) && !phase.has_given_up());
         phase.committed(11, 0);
         assert_eq!(verdict(&state).gap, Some(gap(12)), "the slots before it came again");
         phase.committed(13, 0);
@@ -293,7 +307,7 @@ mod tests {
             State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }).with_providers(providers);
         let mut phase = StreamPhase::new(Taker::Map, state.clone());
         phase.begin();
-        phase.reconnected(0);
+        phase.reconnected(0, 0);
         let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
         assert!(!phase.gap(contradiction.clone()), "the other one is trusted");
         assert_eq!(verdict(&state).gap, None, "it has not failed yet");
@@ -322,7 +336,7 @@ mod tests {
         let is_contradicted = || state.progress.contradiction().is_some();
         taken(&mut phase, 7, 0);
         state.resume.set_slot(7);
-        phase.reconnected(1);
+        phase.reconnected(1, 0);
         phase.gap(Gap { contradicts: true, ..gap(7) });
         phase.committed(7, 0);
         assert!(is_contradicted(), "slot 7 was committed late");
@@ -333,7 +347,7 @@ mod tests {
         taken(&mut phase, 8, 0);
         phase.committed(8, 0);
         assert!(is_contradicted(), "the accused provider goes on with its own chain");
-        phase.reconnected(0);
+        phase.reconnected(0, 0);
         phase.gap(Gap { contradicts: true, ..gap(8) });
         taken(&mut phase, 9, 0);
         assert!(is_contradicted(), "it has named two blocks, and returned to the first one");

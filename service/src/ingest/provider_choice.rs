@@ -299,7 +299,7 @@ mod tests {
     async fn a_distrusted_one_is_not_chosen() {
         let (mut choice, providers) = three();
         choice.link().progressed = true;
-        assert!(providers.distrust(0));
+        assert!(providers.distrust(0, 0));
         choice.ended(&Ended::Retry("broke".to_owned()), Duration::ZERO, &providers);
         assert_eq!(choice.at(), 1);
         choice.ended(&silent(), SECOND, &providers);

@@ -41,6 +41,9 @@ pub struct Providers {
     lanes: [Lane; LANES_MAX],
     /// Index of the provider of the first lane's newest subscription.
     followed: watch::Sender<usize>,
+    /// Number of receivers that have begun. Slots of an earlier one may still be queued for another taker, and may
+    /// contradict only that one's chain.
+    stream: AtomicU64,
     /// Number of times that another provider took over the stream.
     takeovers: AtomicU64,
 }
@@ -143,6 +146,7 @@ impl Providers {
             unknown: Provider::default(),
             lanes: [lane(0), lane(NOBODY)],
             followed: watch::channel(0).0,
+            stream: AtomicU64::new(0),
             takeovers: AtomicU64::new(0),
         }
     }
@@ -202,7 +206,14 @@ impl Providers {
             provider.skipped_slots.store(0, Ordering::Relaxed);
             provider.reached_slot.store(0, Ordering::Relaxed);
         }
+        // ORDERING: Relaxed: whoever asks has received a message of the receiver, or waits for its first one.
+        self.stream.fetch_add(1, Ordering::Relaxed);
         self.trust_all();
+    }
+
+    /// Returns the number of the receiver that began last, from 1; 0 before the first.
+    pub(super) fn stream(&self) -> u64 {
+        self.stream.load(Ordering::Relaxed)
     }
 
     /// Sets the reason why the lane's stream sends nothing at the moment.
@@ -397,10 +408,12 @@ impl Providers {
         self.of(index).failing.load(Ordering::Relaxed)
     }
 
-    /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
-    /// one is trusted: no other one would be left to ask, and a block that contradicts the chain is never applied.
-    pub(super) fn distrust(&self, index: usize) -> bool {
+    /// Distrusts a provider whose slots, of the stream with this number, have contradicted the applied chain. Returns false
+    /// and trusts it still where another stream has begun since, or no other provider is trusted: none would be left to
+    /// ask, and a block that contradicts the chain is never applied.
+    pub(super) fn distrust(&self, index: usize, stream: u64) -> bool {
         let others = (0..self.all.len()).any(|other| other != index && !self.is_distrusted(other));
+        let others = others && stream == self.stream();
         if let Some(provider) = self.all.get(index).filter(|_| others) {
             // ORDERING: Relaxed: see the read. Only ingest-apply sets it.
             provider.distrusted.store(true, Ordering::Relaxed);
@@ -464,7 +477,7 @@ mod tests {
         assert_eq!(trouble(&providers).as_deref(), Some("cannot connect"), "there is one lane");
         providers.turn(1, Some(1));
         assert_eq!(trouble(&providers), None);
-        providers.distrust(1);
+        providers.distrust(1, 0);
         assert_eq!(trouble(&providers).as_deref(), Some("cannot connect"));
         providers.clear_trouble(0);
         assert_eq!(trouble(&providers), None);
@@ -472,17 +485,19 @@ mod tests {
         assert!(trouble(&providers).is_some_and(|why| why.len() <= TROUBLE_BYTES_MAX));
         providers.begin_stream();
         assert_eq!((trouble(&providers), providers.is_distrusted(1)), (None, false), "of an earlier receiver");
+        assert!(!providers.distrust(1, 0) && !providers.is_distrusted(1), "a message of the earlier stream");
+        assert!(providers.distrust(1, 1));
     }
 
     #[test]
     fn the_last_trusted_provider_stays_trusted() {
         let providers = three();
-        assert!(providers.distrust(1) && providers.distrust(0));
-        assert!(!providers.distrust(2) && !providers.is_distrusted(2));
+        assert!(providers.distrust(1, 0) && providers.distrust(0, 0));
+        assert!(!providers.distrust(2, 0) && !providers.is_distrusted(2));
         providers.set_newest_slot(0, 1 << 39);
         providers.set_newest_slot(2, 7);
         assert_eq!(providers.reports()[2].lag_slots, Some(0), "the slot of a distrusted provider does not count");
         assert!(providers.trust_all() && !providers.is_distrusted(0) && !providers.trust_all());
-        assert!(!Providers::new([]).distrust(0), "the only one");
+        assert!(!Providers::new([]).distrust(0, 0), "the only one");
     }
 }

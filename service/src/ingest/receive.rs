@@ -96,8 +96,9 @@ pub enum Message {
     Batch(Vec<Input>),
     /// The next slot of the chain, assembled already.
     Slot(Whole),
-    /// The batches after this message come from a new connection to the provider with this index.
-    Reconnected { provider: usize },
+    /// The batches after this message come from a new connection to the provider with this index, of the stream with this
+    /// number: see [`super::providers::Providers::stream`].
+    Reconnected { provider: usize, stream: u64 },
     /// Half a second has passed on an open connection: check how long a slot has been waiting for its parent.
     Tick,
     /// The server cannot send these slots, or its stream lacks them.
@@ -273,7 +274,7 @@ impl<U: Upstream> Receiver<'_, U> {
         } else {
             opening.await
         }?;
-        self.send(Message::Reconnected { provider: at }).await?;
+        self.send(Message::Reconnected { provider: at, stream: self.state.providers.stream() }).await?;
         let mut check = MessageCheck::new(self.config.selection, self.config.commitment, at, &self.state);
         let number = self.state.resume.announce();
         let _open = self.state.open();

@@ -72,11 +72,11 @@ impl Sequence {
                 Some(gap) => return Err(gap),
                 None => self.whole = Some(whole.slot),
             },
-            Message::Reconnected { provider } => {
+            Message::Reconnected { provider, stream } => {
                 // The replay may have the missing slots.
                 self.wait.pause();
                 self.assembles = true;
-                if self.phase.reconnected(provider) {
+                if self.phase.reconnected(provider, stream) {
                     // Only the earlier provider has sent the whole slots that wait for a parent, and nothing has confirmed them.
                     self.assembler.restart(self.assembler.last());
                 }
@@ -86,7 +86,7 @@ impl Sequence {
             }
             Message::From { provider } => {
                 self.assembles = false;
-                self.phase.reconnected(provider);
+                self.phase.reconnected(provider, self.state.providers.stream());
             }
             Message::Tick => {
                 let gap = self.check_wait();

@@ -56,7 +56,7 @@ impl Two {
         self.state.providers.turn(lane, Some(provider));
         self.state.providers.follow(lane, provider);
         std::mem::forget(self.merge.lanes[lane].state().open());
-        self.take(lane, Message::Reconnected { provider }).await;
+        self.take(lane, Message::Reconnected { provider, stream: 0 }).await;
     }
 
     /// Ends the connection of a lane's receiver.
@@ -164,7 +164,7 @@ async fn the_wait_for_a_parent_goes_on_from_one_connection_of_a_lane_to_the_next
         assert!(!two.merge.lanes[0].phase.is_in_gap(), "{round}");
         let open = state.open();
         // Another slot each time, as where a server ignores `from_slot`.
-        two.take(0, Message::Reconnected { provider: 0 }).await;
+        two.take(0, Message::Reconnected { provider: 0, stream: 0 }).await;
         two.take(0, Message::Batch(slot(20 + round, 1))).await;
         for _ in 0..10 {
             assert!(two.merge.look().is_ok());

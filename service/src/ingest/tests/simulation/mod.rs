@@ -129,7 +129,7 @@ fn whole_slots_before_a_gap_in_the_same_batch_are_applied() {
     let whole = [meta(base + 1, base, checkpoint.blockhash), confirmed(base + 1)];
     let wrong = meta(base + 2, base + 2, [0; 32]);
     apply.begin();
-    apply.take(Message::Reconnected { provider: 0 }, false).expect("no fault");
+    apply.take(Message::Reconnected { provider: 0, stream: 0 }, false).expect("no fault");
     apply.take(Message::Batch([&whole[..], &[wrong]].concat()), true).expect("no fault");
     assert!(state.progress.gap().is_some(), "a slot is its own parent");
     assert_eq!(state.published.slot(), Some(base + 1));
