@@ -65,7 +65,7 @@ settings! {
         #[serde(with = "crate::base::setting::duration")]
         slow_request: Duration = Duration::from_millis(10), within Duration::ZERO..=HOUR;
         /// Threads that read the engine for lookups; for more cores, or a device that answers more reads at once
-        /// [default: 2, or 16 for a store of RocksDB or redb that is larger than the memory]
+        /// [default: 2, or 16 for a store of RocksDB, LMDB or redb that is larger than the memory]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         lookup_threads: u32, within 1..=THREADS_MAX;

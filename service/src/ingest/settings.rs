@@ -1,4 +1,4 @@
-//! The settings of the ingest: the servers of the stream, the values taken from it, commits, and reconnections.
+//! The settings of the ingest: the providers of the stream, the values taken from it, commits, and reconnections.
 //!
 //! Owns: these settings, their bounds and their rules. Must not: open a file that a setting names. Runs on `main`.
 
@@ -35,7 +35,7 @@ const INGEST_DEPTH_MAX: u32 = 1 << 16;
 /// reconnect without end.
 const IDLE_MIN: Duration = Duration::from_millis(500);
 
-/// Longest such time. A server that restarts is back by then, and a pause of the chain costs one connection each time.
+/// Longest such time. A provider that restarts is back by then, and a pause of the chain costs one connection each time.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// Another provider takes over from one that lags by more slots than this and does not catch up. These are twenty seconds:
@@ -48,38 +48,38 @@ const LAG_SLOTS: u64 = 150;
 /// Nominal duration of a slot.
 const SLOT_TIME: Duration = Duration::from_millis(400);
 
-/// Default of `gap_timeout` with one server.
+/// Default of `gap_timeout` with one provider.
 const GAP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Default of `gap_timeout` with several servers. A stock server sends the slots of 60 s again, and another server has to
+/// Default of `gap_timeout` with several providers. A stock server sends the slots of 60 s again, and another provider has to
 /// be asked for the missing slot while it still has it.
 const GAP_TIMEOUT_OF_SEVERAL: Duration = Duration::from_secs(20);
 
 settings! {
-    /// The servers of the stream, and the values taken from it.
+    /// The providers of the stream, and the values taken from it.
     pub struct StreamSettings from StreamGiven {
         /// URL of a Yellowstone gRPC server, for every service; given several times, the first is followed and the others
         /// take over from it
         ///
-        /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
-        /// contradicts the chain. In the file a server can also be a table [[geyser]] with url, x_token_file, x_token_header,
-        /// ca, cert, key and compression. The settings below that name secrets or certificates apply to the first server.
+        /// Another provider takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
+        /// contradicts the chain. In the file a provider can also be a table [[geyser]] with url, x_token_file, x_token_header,
+        /// ca, cert, key and compression. The settings below that name secrets or certificates apply to the first provider.
         #[arg(value_name = "URL")]
         #[serde(deserialize_with = "geyser::read", serialize_with = "geyser::write")]
         geyser: Vec<Geyser> = bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
-        /// File whose first line is the server's token; for a server that asks for one [default: the systemd credential
+        /// File whose first line is the provider's token; for a provider that asks for one [default: the systemd credential
         /// x-token, if there is one]
         #[arg(value_name = "FILE")]
         x_token_file: PathBuf;
-        /// Name of the header that carries the token; for a server that takes another one, such as authorization
+        /// Name of the header that carries the token; for a provider that takes another one, such as authorization
         /// [default: x-token]
         #[arg(value_name = "NAME")]
         x_token_header: String = "x-token".to_owned();
-        /// Authorities that may sign the server's certificate, PEM; for a server with a private one [default: the systemd
+        /// Authorities that may sign the provider's certificate, PEM; for a provider with a private one [default: the systemd
         /// credential geyser-ca, or those that the machine trusts]
         #[arg(value_name = "FILE")]
         geyser_ca: PathBuf;
-        /// Certificate shown to the stream's server, PEM; for a server that asks for one [default: the systemd credential
+        /// Certificate shown to the stream's provider, PEM; for a provider that asks for one [default: the systemd credential
         /// geyser-cert, if there is one]
         #[arg(value_name = "FILE")]
         geyser_cert: PathBuf;
@@ -90,15 +90,15 @@ settings! {
         /// that it is given, and any other is refused; for a store that records none [default: the store's own]
         #[arg(value_parser = bootstrap::extraction())]
         extract: Extract = bail!(unknown_extract());
-        /// Accounts that a token extraction asks for; "wallets" and "closed" can miss changes, and are for a server that does
+        /// Accounts that a token extraction asks for; "wallets" and "closed" can miss changes, and are for a provider that does
         /// not send every account [default: exact]
         ///
-        /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
+        /// A provider sends the last write of an account in a slot, and only if the account then matches a filter of the
         /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
         /// "wallets" asks for token accounts and System accounts without data; it misses a token account that moves to
         /// another program than System, or becomes a mint, a multisig or uninitialised. "closed" asks for token accounts
         /// and accounts without lamports; it also misses one that is closed and funded again in the same slot, or moves to
-        /// System with lamports. A key whose change is missed keeps its old value for ever. Some servers do not allow a
+        /// System with lamports. A key whose change is missed keeps its old value for ever. Some providers do not allow a
         /// subscription to all accounts (`any`), or allow only a few data slices.
         #[arg(value_enum)]
         follow: Follow = Follow::default();
@@ -171,8 +171,8 @@ impl StreamSettings {
         Ok(())
     }
 
-    /// Returns the settings of the Yellowstone servers, in the order of preference. Their secrets are files: those of
-    /// the settings, or else, of the first server alone, the systemd credentials.
+    /// Returns the settings of the Yellowstone providers, in the order of preference. Their secrets are files: those of
+    /// the settings, or else, of the first provider alone, the systemd credentials.
     pub fn providers(&self) -> Vec<provider::Settings> {
         let provider = |(index, geyser): (usize, Geyser)| {
             let find = |file: Option<PathBuf>, credential| match index {
@@ -227,33 +227,33 @@ settings! {
 }
 
 settings! {
-    /// How long the stream may be silent or lack a slot, and which servers are followed.
+    /// How long the stream may be silent or lack a slot, and which providers are followed.
     #[derive(Copy)]
     pub struct ReceiveSettings from ReceiveGiven {
-        /// A slot whose parent has not come after this long shows a gap; for a server that sends slots late. A connection
+        /// A slot whose parent has not come after this long shows a gap; for a provider that sends slots late. A connection
         /// without a slot that can be applied ends after half as long again, 30s at most, so that with less than 5s a pause of
-        /// the chain ends connections [default: 20s with several servers, 60s with one]
+        /// the chain ends connections [default: 20s with several providers, 60s with one]
         #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
         #[serde(with = "crate::base::setting::duration")]
         // Slots that wait are held in memory.
         gap_timeout: Duration = GAP_TIMEOUT, within WAIT_MIN..=HOUR;
-        /// Number of the servers that are followed at once: 1 or 2; 2 is for an operator for whom no takeover may cost time. Of
-        /// each slot, the server's that sends it first is applied [default: 1]
+        /// Number of the providers that are followed at once: 1 or 2; 2 is for an operator for whom no takeover may cost time. Of
+        /// each slot, the provider's that sends it first is applied [default: 1]
         #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
         geyser_at_once: u8 = 1, within 1..=LANES_MAX as u8;
     }
 }
 
 impl ReceiveSettings {
-    /// Returns how long a connection may send no slot that can be applied. With several servers it is longer than a slot
-    /// waits for its parent, so a missing slot is a gap before its server counts as useless.
+    /// Returns how long a connection may send no slot that can be applied. With several providers it is longer than a slot
+    /// waits for its parent, so a missing slot is a gap before its provider counts as useless.
     pub fn idle_timeout(&self) -> Duration {
         (self.gap_timeout * 3 / 2).clamp(IDLE_MIN, IDLE_MAX)
     }
 }
 
 impl ReceiveGiven {
-    /// Returns these settings for a stream of so many servers, on which the default of `gap_timeout` depends.
+    /// Returns these settings for a stream of so many providers, on which the default of `gap_timeout` depends.
     #[must_use]
     pub fn for_servers(self, servers: usize) -> Self {
         let gap_timeout = self.gap_timeout.or((servers > 1).then_some(GAP_TIMEOUT_OF_SEVERAL));

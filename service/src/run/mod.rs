@@ -1,6 +1,6 @@
 //! Runs the service: connects the map, the servers, the receiver and ingest-apply, from the start to a clean stop.
 //!
-//! Owns: the order in which everything starts and stops, and these threads: `net-N` (tokio: sockets only), `ingest-apply`
+//! Owns: the order in which everything starts and stops, and these threads: `net` (tokio: sockets only), `ingest-apply`
 //! (the map's only writer), `overlay` (processed slots, if followed). The threads that read the map are its own. Must not:
 //! read or write a store.
 

@@ -87,14 +87,14 @@ settings! {
         /// Solana snapshot archive for --create: a file, an unpacked directory, or an http(s) URL, with the slot in its name
         #[arg(value_name = "ARCHIVE")]
         snapshot: PathBuf;
-        /// Incremental snapshot archive on top of --snapshot; for a full archive whose next slots no server has any more
+        /// Incremental snapshot archive on top of --snapshot; for a full archive whose next slots no provider has any more
         #[arg(value_name = "ARCHIVE")]
         incremental: PathBuf;
         /// Close a gap from snapshot archives: a directory in which a validator writes them, or the http(s) URL of a
         /// validator's RPC or of an archive; for a service that has to close gaps by itself; may be given several times
         /// [default: a gap waits for its slots]
         ///
-        /// Once no server has the missing slots, the stream is kept on disk from its newest slot on. The first archive of
+        /// Once no provider has the missing slots, the stream is kept on disk from its newest slot on. The first archive of
         /// that slot or a later one, full or full and incremental, is sorted in DIR/heal and compared with the store. Only
         /// the differences are applied, and then the slots that were kept. Lookups are answered as of the slot before the gap
         /// meanwhile. After a restart while differences are applied, lookups are refused until that is done.
