@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use engine_api::Key;
 
 use crate::out::{say, tell};
@@ -30,11 +30,9 @@ pub(crate) struct GetArgs {
 
 /// Looks up the keys. The exit code is 0 if the store has all of them, and 1 if not.
 pub(crate) fn run(args: &GetArgs) -> Result<u8> {
-    ensure!(
-        served::ask(&args.dir)?.is_none(),
-        "a running service has the store open: dir={}: ask the service (GUIDE.md, Look up), or look into a snapshot of the store",
-        args.dir.display()
-    );
+    if served::ask(&args.dir)?.is_some() {
+        return Err(served::refusal(&args.dir, "ask the service (GUIDE.md, Look up), or look into a snapshot of the store"));
+    }
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;
     let mut reader = engine.reader()?;

@@ -46,11 +46,9 @@ pub(crate) struct CountArgs {
 
 pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     if let Some(served) = served::ask(&args.dir)? {
-        ensure!(
-            !args.digest && args.memory.is_none(),
-            "a running service has the store open: dir={}: for --digest and --memory stop it, or use a snapshot",
-            args.dir.display()
-        );
+        if args.digest || args.memory.is_some() {
+            return Err(served::refusal(&args.dir, "for --digest and --memory stop it, or use a snapshot"));
+        }
         return print(args, &served, "service", None);
     }
     let dir = args.dir.display();

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Error, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use bytesize::ByteSize;
 use engine_api::Code;
 use engines::{EngineArgs, EngineKind};
@@ -14,7 +14,7 @@ use crate::args::LoadArgs;
 use crate::load;
 use crate::out::tell;
 use crate::rank::Order;
-use crate::resume::{check_directory, refuse_part};
+use crate::resume::{check_directory, refuse_part, settle};
 use crate::scan::{open_to_scan, scan_memory};
 use crate::signal::Stop;
 use crate::source::{SourceArgs, Stored};
@@ -84,6 +84,9 @@ fn end_complete(args: &MigrateArgs, error: Error) -> Result<u8> {
         "the load is complete, there is nothing to resume: dir={} pairs={pairs} (its source was not compared: {error:#})",
         args.dir.display()
     );
+    if args.settle {
+        settle(&args.dir, &args.engine)?;
+    }
     Ok(0)
 }
 
@@ -91,7 +94,8 @@ fn end_complete(args: &MigrateArgs, error: Error) -> Result<u8> {
 fn open(args: &MigrateArgs) -> Result<Stored> {
     let dir = &args.from_store;
     let known = engines::inspect(dir)?
-        .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
+        .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))
+        .context(Code::NoStore)?;
     let held = known.engine;
     if let Some(asked) = args.from_engine.filter(|asked| *asked != held) {
         return Err(Wrong::error(
@@ -104,10 +108,11 @@ fn open(args: &MigrateArgs) -> Result<Stored> {
     }
     if is_complete(dir)? == Some(false) {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
-        bail!(
+        let open = anyhow!(
             "the load of the store to read is not complete: dir={} from={source}: finish that load first",
             dir.display()
         );
+        return Err(open.context(Code::Loading));
     }
     // The list of lost pairs is not copied, so the new store would look whole.
     let lost = engines::lost(dir)?;

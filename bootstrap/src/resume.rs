@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, Code, ErrorKind};
+use engines::EngineArgs;
 use solana::{ChainCheckpoint, Extract, MapPhase};
 
 use crate::args::LoadArgs;
@@ -120,6 +121,7 @@ fn interrupted(dir: &Path) -> Error {
         "the directory holds a load that was interrupted: dir={}: continue with --resume, or remove the directory",
         dir.display()
     )
+    .context(Code::Loading)
 }
 
 /// Refuses to continue a load, or to call it complete, after a repair has lost a part of it.
@@ -223,19 +225,19 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> 
         tell!("options without effect, because the load is complete: {}", unused.join(", "));
     }
     if args.settle {
-        settle(args)?;
+        settle(&args.dir, &args.engine)?;
     }
     Ok(true)
 }
 
 /// Merges everything that a complete load, and changes after it, have left unmerged.
-fn settle(args: &LoadArgs) -> Result<()> {
-    let failed = || format!("cannot settle the store: dir={}", args.dir.display());
-    let engine = engines::open_existing(&args.dir, args.engine.memory).with_context(failed)?;
+pub(crate) fn settle(dir: &Path, engine: &EngineArgs) -> Result<()> {
+    let failed = || format!("cannot settle the store: dir={}", dir.display());
+    let engine = engines::open_existing(dir, engine.memory).with_context(failed)?;
     tell!("settling");
     engine.settle().with_context(failed)?;
     engine.close().with_context(failed)?;
-    tell!("settled: dir={}", args.dir.display());
+    tell!("settled: dir={}", dir.display());
     Ok(())
 }
 

@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use engine_api::Code;
 use serde::Deserialize;
 
 /// Name of the service's socket in the store's directory.
@@ -32,6 +33,11 @@ pub(crate) struct Served {
     #[serde(default)]
     pub(crate) no_chain: Option<String>,
     pub(crate) details: Vec<(String, u64)>,
+}
+
+/// Returns the refusal of a command that needs the store itself while a service has it open.
+pub(crate) fn refusal(dir: &Path, way_out: &str) -> anyhow::Error {
+    anyhow!("a running service has the store open: dir={}: {way_out}", dir.display()).context(Code::Lock)
 }
 
 /// Asks the service that has the store in `dir` open; `None` if no service runs.

@@ -4,7 +4,7 @@
 //! Owns: these decisions, and the refusal of options that the directory or its spill contradict. A load that is complete
 //! already ends here. Must not: begin a load. Runs on the main thread.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 use engine_api::Code;
 use engines::{EngineKind, EngineOptions, OpenMode, Terms};
 
@@ -43,11 +43,12 @@ impl Setup {
         let found = check_directory(&args.dir, args.resume)?;
         if !args.resume && is_complete(&args.dir)? == Some(true) {
             engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
-            bail!(
+            let complete = anyhow!(
                 "the directory already holds a complete load: dir={}: the same load with --resume does nothing, `verify` compares \
                  the store with a source; name another directory for another load",
                 args.dir.display()
             );
+            return Err(complete.context(Code::Directory));
         }
         engines::check(&args.dir, &options, mode, &terms)?;
         if found == Found::Complete && resume::end_complete(args, &source, &work)? {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Engine};
 use engines::{Digest, EngineKind};
@@ -76,11 +76,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     source.check_records_before(&args.source)?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".verify", &args.source)?;
     if served::ask(&args.dir)?.is_some() {
-        bail!(
-            "a running service has the store open: dir={}: compare it with a snapshot archive by `service audit`, which does \
-             not stop it, or verify a snapshot of the store",
-            args.dir.display()
-        );
+        let way_out = "compare it with a snapshot archive by `service audit`, which does not stop it, or verify a snapshot \
+                       of the store";
+        return Err(served::refusal(&args.dir, way_out));
     }
     let engine = open_to_scan(&args.dir, args.engine, args.memory)?;
     warn_of_part(&args.dir)?;

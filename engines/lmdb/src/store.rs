@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use engine_api::{Checkpoint, Error, ErrorKind, Result};
+use engine_api::{Checkpoint, Code, Error, ErrorKind, Result};
 use engine_kit::{Commits, Poison, check_space, free_bytes};
 use lmdb::{Database, Environment, EnvironmentFlags, RwTransaction};
 use parking_lot::Mutex;
@@ -54,12 +54,14 @@ impl Store {
         let file = dir.join(FILE_NAME);
         length::check(&file)?;
         let file_bytes = fs::metadata(&file).map_or(0, |found| found.len());
+        // A store that is only read does not grow, and an address space that is limited may have room for no more.
+        let set = if flags.contains(EnvironmentFlags::READ_ONLY) { Some(file_bytes) } else { options.map_bytes };
         let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
         let env = Environment::new()
             .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
             .set_max_dbs(2)
             .set_max_readers(options.readers_max)
-            .set_map_size(map_bytes(options.map_bytes, file_bytes))
+            .set_map_size(map_bytes(set, file_bytes))
             .open(dir)
             .map_err(failed)?;
         let (pairs, meta) = open_tables(&env, dir)?;
@@ -113,7 +115,7 @@ impl Store {
             let bytes = self.env.info().map_or(0, |info| info.map_size());
             let way_out = "open the store again, with a larger --lmdb-map-size or without it";
             let message = format!("{what}: the map is full: map_bytes={bytes}: {way_out}");
-            return Error::with_source(ErrorKind::FreeSpace, message, e);
+            return Error::with_source(ErrorKind::FreeSpace, message, e).with_code(Code::Option);
         }
         let failed = error::lmdb(what, e);
         if failed.kind() == ErrorKind::Reopen {

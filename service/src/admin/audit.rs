@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow};
 use bootstrap::Stop;
 use bootstrap::audit::{self, Archived, Audited, Undo};
 use bytesize::ByteSize;
-use engine_api::{Engine, Error, ErrorKind};
+use engine_api::{Code, Engine, Error, ErrorKind};
 use solana::ChainCheckpoint;
 
 use crate::base::failed::Failed;
@@ -160,7 +160,7 @@ fn at_rest(
 fn extract(args: &AuditArgs) -> Result<Extract, Failed> {
     let dir = args.dir.display();
     if engines::inspect(&args.dir)?.is_none() {
-        return Err(Failed::wrong(anyhow!("there is no store: dir={dir}: correct the path")));
+        return Err(Failed::wrong(anyhow!("there is no store: dir={dir}: correct the path").context(Code::NoStore)));
     }
     match (args.extract, store::extract_of(&args.dir).map_err(Failed::by_remedy)?) {
         (Some(asked), Some(known)) if asked != known => Err(Failed::wrong(anyhow!(

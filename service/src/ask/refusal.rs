@@ -132,6 +132,7 @@ impl From<Refused> for Refusal {
             ),
             Refused::Gone => {
                 Self::new(Cause::Unavailable, "the connection is closed to make room for another, connect again")
+                    .with_code(Code::Busy)
             }
         }
     }

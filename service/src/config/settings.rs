@@ -93,15 +93,43 @@ impl<'de> Deserialize<'de> for Key {
         if KEYS.contains(&key.as_str()) {
             return Ok(Self(key));
         }
+        if let Some((_, instead)) = GONE.iter().find(|(gone, _)| *gone == key) {
+            return Err(D::Error::custom(format_args!("setting {key} is gone: {instead}")));
+        }
         // A setting that lost the unit at the end of its name is nearer than one with as many letters.
-        let of_old = KEYS.iter().find(|known| key.strip_prefix(**known).is_some_and(|unit| unit.starts_with('_')));
+        let of_unit = KEYS.iter().find(|known| key.strip_prefix(**known).is_some_and(|unit| UNITS.contains(&unit)));
         let near = KEYS.iter().min_by_key(|known| edits(&key, known)).filter(|known| edits(&key, known) <= EDITS_MAX);
-        let near = of_old.or(near);
-        let meant =
-            near.map_or_else(|| "`service run --help` lists all".to_owned(), |near| format!("did you mean {near}?"));
+        let meant = of_unit
+            .or(near)
+            .map_or_else(|| "`service run --help` lists all".to_owned(), |near| format!("did you mean {near}?"));
         Err(D::Error::custom(format_args!("unknown setting {key}: {meant}")))
     }
 }
+
+/// Settings of earlier versions, which are near to others that mean something else, and what to do instead.
+const GONE: [(&str, &str); 16] = [
+    ("commit_interval", FIXED),
+    ("feed_heartbeat", FIXED),
+    ("feed_retention_time", "feed_retention_bytes alone decides; remove the line"),
+    ("feed_stall_timeout", FIXED),
+    ("feed_subscribers", "max_connections decides: one in 16 may subscribe"),
+    ("geyser_compression", "give compression in a table [[geyser]]"),
+    ("idle_connection_timeout", FIXED),
+    ("idle_timeout", "gap_timeout decides; remove the line"),
+    ("max_connections_per_address", "it is a quarter of max_connections; remove the line"),
+    ("max_lag_slots", "max_lag decides; remove the line"),
+    ("metrics_hosts", "HTTP answers to IP addresses and to the name in metrics; remove the line"),
+    ("request_timeout", FIXED),
+    ("shutdown_timeout", FIXED),
+    ("shm_mode", "shm_group names who may connect"),
+    ("takeover_lag_slots", FIXED),
+    ("uds_mode", "uds_group names who may connect"),
+];
+
+const FIXED: &str = "its value is fixed; remove the line";
+
+/// What a setting's name may have ended with before its value had a unit.
+const UNITS: [&str; 3] = ["_ms", "_seconds", "_secs"];
 
 /// Largest number of edits between an unknown key and the setting that it is taken for.
 const EDITS_MAX: usize = 4;

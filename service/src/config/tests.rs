@@ -102,6 +102,10 @@ fn unknown_keys_and_missing_values_are_named() {
         ("listne", "did you mean listen?"),
         ("max_lag_ms", "did you mean max_lag?"),
         ("max_lag_seconds", "did you mean max_lag?"),
+        ("max_lag_slots", "max_lag decides"),
+        ("max_connections_per_address", "a quarter of max_connections"),
+        ("shm_mode", "shm_group names"),
+        ("idle_timeout", "gap_timeout decides"),
         ("nothing_of_the_kind", "--help"),
     ] {
         let error = format!("{key} = 1").parse::<Settings>().unwrap_err().to_string();

@@ -69,7 +69,7 @@ impl ContradictionFile {
             warn!(slot = checkpoint.slot, detail, "the store's chain was contradicted before the restart");
             let next_slot = checkpoint.slot.map_or(0, |slot| slot.saturating_add(1));
             let gap = Gap { first_slot: next_slot, last_slot: next_slot, detail, contradicts: true };
-            accused = state.providers.named(&provider);
+            accused = state.providers.accused(&provider);
             state.progress.contradict(&gap, accused);
         }
         Self { path, noted: exists.then_some(accused), retry_at: None }
@@ -172,6 +172,13 @@ mod tests {
         state.progress.contradiction_is_over();
         contradiction_file.remember(&state, &at(11, 1));
         assert_eq!(contradiction_file.retry_at, None, "there is nothing to remove");
+        contradict(&state, "of a provider that is removed");
+        contradiction_file.remember(&state, &at(11, 1));
+        let state = State::at(at(11, 1)).with_providers(["a".to_owned()]);
+        ContradictionFile::begin(temp.path(), &at(11, 1), &state);
+        assert!(state.progress.contradiction().is_some());
+        state.progress.chain_goes_on(12, 0);
+        assert!(state.progress.contradiction().is_none(), "the only provider is not the accused one");
     }
 
     #[tokio::test(start_paused = true)]

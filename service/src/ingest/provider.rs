@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use engine_api::Code;
 use futures::SinkExt as _;
 use futures::channel::mpsc;
 use tokio::sync::watch;
@@ -239,7 +240,7 @@ impl Settings {
 
     fn read(&self) -> Result<Secrets> {
         let of = || format!("the token or the certificates of geyser={:?} cannot be used", shown(&self.url));
-        self.read_files().with_context(of)
+        self.read_files().with_context(of).context(Code::Secret)
     }
 
     fn read_files(&self) -> Result<Secrets> {

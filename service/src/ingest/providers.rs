@@ -165,9 +165,11 @@ impl Providers {
         0..self.all.len()
     }
 
-    /// Returns the index of the provider with this name.
-    pub(super) fn named(&self, name: &str) -> Option<usize> {
-        self.all.iter().position(|provider| !name.is_empty() && provider.name == name)
+    /// Returns the index of an accused provider, whose name an earlier process has noted; `None` for an empty name. One that
+    /// is no longer configured has the number of providers as its index, so that each of them is another one.
+    pub(super) fn accused(&self, name: &str) -> Option<usize> {
+        let at = self.all.iter().position(|provider| provider.name == name);
+        (!name.is_empty()).then(|| at.unwrap_or(self.all.len()))
     }
 
     /// Returns the index of the provider whose slots a spool has under the number `source`. If there is no such

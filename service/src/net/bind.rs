@@ -152,12 +152,12 @@ fn resolve(option: &str, address: &str) -> Result<Vec<SocketAddr>, Failed> {
         Ok(found) => found.collect(),
         // The text is not of this form. Every other error is the resolver's, which may know the name a moment later.
         Err(error) if error.kind() == Io::InvalidInput => {
-            return Err(Failed::wrong(anyhow::Error::new(error).context(named())));
+            return Err(Failed::wrong(anyhow::Error::new(error).context(named()).context(Code::Address)));
         }
-        Err(error) => return Err(anyhow::Error::new(error).context(named()).into()),
+        Err(error) => return Err(anyhow::Error::new(error).context(named()).context(Code::Address).into()),
     };
     if found.is_empty() {
-        return Err(anyhow!("the name has no address: {option}={address:?}").into());
+        return Err(anyhow!("the name has no address: {option}={address:?}").context(Code::Address).into());
     }
     Ok(found)
 }

@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use engine_api::Code;
 use arc_swap::ArcSwap;
 use subtle::{Choice, ConstantTimeEq as _};
 
@@ -59,7 +60,7 @@ impl Tokens {
 }
 
 fn read(path: &Path) -> Result<Vec<Box<[u8]>>> {
-    let (text, name) = (secrets::read(path)?, path.display());
+    let (text, name) = (secrets::read(path).context(Code::Secret)?, path.display());
     let mut tokens = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let (line, number) = (line.trim(), index + 1);
