@@ -203,7 +203,7 @@ size: ## Counts lines of product, tools, tests and scripts, KB of documents, set
 
 # What is made from the metric catalogue is committed: this says when it is old, `make metrics` makes it anew. Built as
 # `make test` builds it, so that nothing is compiled twice.
-GENERATE = $(CARGO) build --locked --release -q $(WORKSPACE) --bins && "$(RELEASE)/service" metrics --format
+GENERATE = $(CARGO) build --locked --release -q $(WORKSPACE) --example metrics && "$(RELEASE)/examples/metrics"
 catalogue:
 	@$(GENERATE) markdown | diff -u METRICS.md - || { echo "METRICS.md is old: make metrics" >&2; exit 1; }
 	@$(GENERATE) grafana | diff -u deploy/grafana/solkv.json - >/dev/null || \

@@ -20,7 +20,6 @@ use crate::config::{Config, LogFormat, Moment, Settings, file};
 use crate::heal;
 use crate::ingest::geyser::Geyser;
 use crate::ingest::provider;
-use crate::pages::metrics;
 use crate::run::{Checked, run};
 use crate::store;
 
@@ -67,21 +66,8 @@ enum Command {
     Restore(backup::RestoreArgs),
     /// Compare a store with a snapshot archive of Solana, even while a service runs, and name the keys that differ
     Audit(audit::AuditArgs),
-    /// Print a document that is made from the metric catalogue
-    #[command(hide = true)]
-    Metrics {
-        /// METRICS.md, or the Grafana dashboard
-        #[arg(long, value_enum)]
-        format: MetricsFormat,
-    },
     #[command(flatten)]
     Shell(program::Shell),
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum MetricsFormat {
-    Markdown,
-    Grafana,
 }
 
 #[derive(clap::Args, Debug)]
@@ -120,14 +106,6 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
         Command::Snapshot(args) => backup::snapshot(&args).map(|()| 0).map_err(Failed::by_remedy),
         Command::Restore(args) => backup::restore(&args).map(|()| 0).map_err(Failed::by_remedy),
         Command::Audit(args) => audit::run(&args),
-        Command::Metrics { format } => {
-            let document = match format {
-                MetricsFormat::Markdown => metrics::document::markdown(),
-                MetricsFormat::Grafana => metrics::grafana::dashboard(),
-            };
-            program::print(format_args!("{document}"));
-            Ok(0)
-        }
         Command::Shell(shell) => shell.run::<Cli>(&name).map(|()| 0).map_err(Failed::from),
     };
     let code = outcome.unwrap_or_else(|failed| {

@@ -4,8 +4,8 @@
 //! memory, metrics and the dashboard, and the order in which all of these start and stop. Must not: apply a slot out of
 //! chain order, skip a gap, or touch the engine on a network thread. Threads: see `run`.
 //!
-//! The program, its tests and the fuzz targets use three modules, which are public, and the names that are re-exported
-//! below. Nobody outside depends on the shape of the rest.
+//! The program, its tests, its example and the fuzz targets use three modules, which are public, and the names that are
+//! re-exported below. Nobody outside depends on the shape of the rest.
 
 mod admin;
 mod ask;

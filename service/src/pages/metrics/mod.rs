@@ -1,12 +1,10 @@
-//! Metrics: the catalogue, its values as Prometheus text, and the documents generated from it.
+//! Metrics: the catalogue, and its values as Prometheus text. The example `metrics` makes documents from the catalogue.
 //!
 //! Owns: everything under `/metrics`. Must not: hold values; each scrape reads them from the service's state. Threads:
-//! the blocking pool; `main` for the documents.
+//! the blocking pool.
 
 pub mod catalogue;
 mod collect;
-pub(crate) mod document;
-pub(crate) mod grafana;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,10 +1,10 @@
 //! METRICS.md, generated from the catalogue.
 //!
-//! Owns: its layout. Must not: state facts about a family that the catalogue does not hold.
+//! Owns: its layout. Must not: state facts about a family that the catalogue does not hold. Thread: `main`.
 
 use std::fmt::Write as _;
 
-use super::catalogue::{ALL, Group, Metric, When};
+use solkv_service::catalogue::{ALL, Group, Metric, When};
 
 const HEAD: &str = "\
 # Metrics

@@ -1,11 +1,10 @@
 //! The Grafana dashboard deploy/grafana/solkv.json, generated from the catalogue.
 //!
 //! Owns: the query for each kind and unit, the layout, and the JSON that Grafana needs around a query. Must not: name a
-//! family, except the two whose values others are shown from.
+//! family, except the two whose values others are shown from. Thread: `main`.
 
 use serde_json::{Value, json};
-
-use super::catalogue::{ALL, CHECKPOINT_SEQ, CHECKPOINT_SLOT, Group, Kind, Metric, Unit};
+use solkv_service::catalogue::{ALL, CHECKPOINT_SEQ, CHECKPOINT_SLOT, Group, Kind, Metric, Unit};
 
 /// Number of columns in Grafana's grid.
 const COLUMNS: u64 = 24;
