@@ -21,7 +21,7 @@ Prometheus as its data source.
 pub(crate) fn markdown() -> String {
     let mut out = HEAD.to_owned();
     for group in Group::ALL {
-        write!(out, "\n## {}\n\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n", group.title())
+        write!(out, "\n## {}\n\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n", group.name())
             .expect("a string takes every write");
         ALL.iter().filter(|metric| metric.group == group).for_each(|metric| row(metric, &mut out));
     }

@@ -174,7 +174,7 @@ fn panels() -> Vec<Value> {
             id
         };
         all.push(json!({
-            "id": next_id(), "type": "row", "title": group.title(), "collapsed": false, "panels": [],
+            "id": next_id(), "type": "row", "title": group.name(), "collapsed": false, "panels": [],
             "gridPos": { "x": 0, "y": y, "w": COLUMNS, "h": 1 },
         }));
         y += 1;

@@ -12,6 +12,7 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 
 use crate::base::figure::count;
+use crate::base::label::labels;
 use crate::base::plausible::SLACK_SLOTS;
 use crate::spool::source_of;
 
@@ -80,30 +81,17 @@ struct Provider {
     last_error: ArcSwapOption<String>,
 }
 
-/// How a provider does, as reports show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// The newest subscription is with it, or one of two at once, and works.
-    Followed,
-    /// It answers, and is not followed.
-    StandsBy,
-    /// Its last answer was an error, or it has not answered.
-    Fails,
-    /// It contradicted the applied chain, and is not asked again.
-    Distrusted,
-}
-
-impl Condition {
-    pub const ALL: [Self; 4] = [Self::Followed, Self::StandsBy, Self::Fails, Self::Distrusted];
-
-    /// The condition in one word, as labels and pages show it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Followed => "followed",
-            Self::StandsBy => "standby",
-            Self::Fails => "fails",
-            Self::Distrusted => "distrusted",
-        }
+labels! {
+    /// How a provider does, in one word, as labels and pages show it.
+    pub enum Condition {
+        /// The newest subscription is with it, or one of two at once, and works.
+        Followed = "followed",
+        /// It answers, and is not followed.
+        StandsBy = "standby",
+        /// Its last answer was an error, or it has not answered.
+        Fails = "fails",
+        /// It contradicted the applied chain, and is not asked again.
+        Distrusted = "distrusted",
     }
 }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use super::view::{Block, View, Writes, is_parent};
 use crate::base::chain::{Base, Event};
+use crate::base::label::labels;
 
 /// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
 /// ten.
@@ -70,22 +71,26 @@ pub(crate) struct Limits {
     pub bytes_max: usize,
 }
 
-/// Counts of banks dropped since the start, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dropped {
-    /// Banks whose slot is committed in the engine.
-    pub committed: u64,
-    /// Banks that were reported dead.
-    pub dead: u64,
-    /// Banks that another fork, once confirmed, has passed.
-    pub abandoned: u64,
-    /// Banks dropped because they were too many or too large.
-    pub overflow: u64,
-    /// Banks that were not whole when their connection ended.
-    pub disconnected: u64,
-    /// Banks that were already there from an earlier connection.
-    pub duplicate: u64,
+labels! {
+    /// Reason why a bank is dropped; the label `reason` of the metrics.
+    pub(crate) enum Reason {
+        /// Its slot is committed in the engine.
+        Committed = "committed",
+        /// It was reported dead by the server.
+        Dead = "dead",
+        /// Another fork, once confirmed, has passed it.
+        Abandoned = "abandoned",
+        /// The banks were too many or too large.
+        Overflow = "overflow",
+        /// It was not whole when its connection ended.
+        Disconnected = "disconnected",
+        /// It was already there from an earlier connection.
+        Duplicate = "duplicate",
+    }
 }
+
+/// Counts of banks dropped since the start, by [`Reason`].
+pub(crate) type Dropped = [u64; Reason::ALL.len()];
 
 /// The state machine of banks: [`Banks::push`] each input, [`Banks::advance`] with the engine, read the
 /// [`Banks::view`].
@@ -141,20 +146,6 @@ struct Bank {
 struct Meta {
     base: Base,
     parent: Base,
-}
-
-impl Dropped {
-    /// Returns each reason with its count.
-    pub(crate) fn by_reason(&self) -> [(&'static str, u64); 6] {
-        [
-            ("committed", self.committed),
-            ("dead", self.dead),
-            ("abandoned", self.abandoned),
-            ("overflow", self.overflow),
-            ("disconnected", self.disconnected),
-            ("duplicate", self.duplicate),
-        ]
-    }
 }
 
 impl Default for Limits {
@@ -219,8 +210,8 @@ impl Banks {
                 self.bytes -= bank.bytes();
                 match (bank.dead, committed && on_chain) {
                     (true, _) => {}
-                    (_, true) => self.dropped.committed += 1,
-                    (_, false) => self.dropped.abandoned += 1,
+                    (_, true) => self.dropped[Reason::Committed as usize] += 1,
+                    (_, false) => self.dropped[Reason::Abandoned as usize] += 1,
                 }
                 false
             });
@@ -301,7 +292,7 @@ impl Banks {
                 if bank.order == 0 {
                     self.banks -= 1;
                     self.bytes -= bank.bytes();
-                    self.dropped.disconnected += u64::from(!bank.dead);
+                    self.dropped[Reason::Disconnected as usize] += u64::from(!bank.dead);
                 }
                 bank.order > 0
             });
@@ -381,7 +372,7 @@ impl Banks {
             *held = Bank { origin, dead: true, ..Bank::default() };
             self.bytes += held.bytes();
         }
-        self.dropped.dead += dropped;
+        self.dropped[Reason::Dead as usize] += dropped;
         dropped > 0
     }
 
@@ -403,7 +394,7 @@ impl Banks {
             let old = held.remove(old);
             self.banks -= 1;
             self.bytes -= old.bytes();
-            self.dropped.duplicate += 1;
+            self.dropped[Reason::Duplicate as usize] += 1;
             let bank = held.iter_mut().find(|bank| bank.order == 0 && bank.meta.is_some_and(|it| it.base == meta.base));
             if let Some(bank) = bank {
                 (bank.order, bank.confirmed) = (old.order, bank.confirmed || old.confirmed);
@@ -484,7 +475,7 @@ impl Banks {
         if held <= self.limits.banks_max && self.bytes <= self.limits.bytes_max {
             return false;
         }
-        self.dropped.overflow += self.banks as u64;
+        self.dropped[Reason::Overflow as usize] += self.banks as u64;
         self.overflow_through = self.slots.last_key_value().map(|(slot, _)| *slot).max(self.overflow_through);
         self.slots.clear();
         (self.banks, self.bytes) = (0, 0);

@@ -46,6 +46,10 @@ fn feed(banks: &mut Banks, seen: impl IntoIterator<Item = Seen>) {
     seen.into_iter().for_each(|seen| _ = banks.push(seen));
 }
 
+fn dropped(banks: &Banks, reason: Reason) -> u64 {
+    banks.dropped()[reason as usize]
+}
+
 /// Returns the slots of the processed fork, the tip first.
 fn path(banks: &Banks) -> Vec<u64> {
     banks.view().path.iter().map(|block| block.base.slot).collect()
@@ -112,7 +116,7 @@ fn the_tip_descends_from_what_is_confirmed_and_is_the_highest_then_the_newest() 
     assert_eq!(path(&banks), [12], "what is confirmed decides before the slot does");
     banks.advance(Some(10), Some(base(11)));
     assert_eq!(path(&banks), [13, 12, 11], "the root decides before a status does");
-    assert_eq!(banks.dropped().abandoned, 1, "the one beside the root's fork");
+    assert_eq!(dropped(&banks, Reason::Abandoned), 1, "the one beside the root's fork");
 }
 
 #[test]
@@ -126,10 +130,10 @@ fn abandoned_forks_go_once_the_root_is_past_them() {
     assert_eq!(banks.banks(), 5);
     banks.advance(Some(11), Some(base(14)));
     assert_eq!((banks.banks(), path(&banks)), (2, vec![14]));
-    assert_eq!((banks.dropped().committed, banks.dropped().abandoned), (1, 2));
+    assert_eq!((dropped(&banks, Reason::Committed), dropped(&banks, Reason::Abandoned)), (1, 2));
     banks.advance(Some(14), Some(base(14)));
     assert_eq!((banks.banks(), path(&banks)), (1, vec![]));
-    assert_eq!(banks.dropped().committed, 2);
+    assert_eq!(dropped(&banks, Reason::Committed), 2);
     feed(&mut banks, whole(base(14), base(11), 4));
     assert_eq!(banks.banks(), 1, "what is committed is not held again");
 }
@@ -147,7 +151,7 @@ fn a_dead_bank_goes_and_what_still_comes_of_it_is_let_go() {
     assert_eq!((path(&banks), tip_value(&banks, A)), (vec![12, 11], Some(3)), "the slot's other bank");
     banks.push(status(12, None, BankStatus::Dead));
     assert_eq!(path(&banks), [11], "without an id all of the slot are meant");
-    assert_eq!(banks.dropped().dead, 2);
+    assert_eq!(dropped(&banks, Reason::Dead), 2);
 }
 
 #[test]
@@ -156,7 +160,7 @@ fn a_new_connection_keeps_what_is_whole_and_forgets_what_is_not() {
     feed(&mut banks, whole(base(11), base(10), 1));
     feed(&mut banks, whole(base(12), base(11), 2).into_iter().take(2));
     banks.push(Seen::Connected);
-    assert_eq!((path(&banks), banks.dropped().disconnected), (vec![11], 1));
+    assert_eq!((path(&banks), dropped(&banks, Reason::Disconnected)), (vec![11], 1));
     feed(&mut banks, whole(base(12), base(11), 2).into_iter().skip(2));
     assert_eq!(path(&banks), [11], "its first writes were on the other connection");
     // Another server uses the same id for another block, and another id for the held block.
@@ -172,7 +176,7 @@ fn a_new_connection_keeps_what_is_whole_and_forgets_what_is_not() {
             status(11, again, BankStatus::Processed),
         ],
     );
-    assert_eq!((path(&banks), tip_value(&banks, A), banks.dropped().duplicate), (vec![11], Some(1), 1));
+    assert_eq!((path(&banks), tip_value(&banks, A), dropped(&banks, Reason::Duplicate)), (vec![11], Some(1), 1));
 }
 
 #[test]
@@ -213,7 +217,7 @@ fn too_much_is_dropped_and_refused_until_the_engine_has_it() {
     for limits in [Limits { banks_max: 3, bytes_max: usize::MAX }, Limits { banks_max: 100, bytes_max: 2000 }] {
         let mut banks = Banks::new(Some(base(10)), limits);
         let mut slot = 10;
-        while banks.dropped().overflow == 0 {
+        while dropped(&banks, Reason::Overflow) == 0 {
             slot += 1;
             feed(&mut banks, whole(base(slot), base(slot - 1), 1));
         }

@@ -5,108 +5,54 @@
 
 use engine_latency::export;
 
-/// Type of a metric family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A count that only grows, until a restart.
-    Counter,
-    /// A value that goes up and down.
-    Gauge,
-    /// A distribution: buckets, their sum and their count.
-    Histogram,
-}
+use crate::base::label::labels;
 
-impl Kind {
-    /// The type's name in the Prometheus text format.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
+labels! {
+    /// Type of a metric family, with its name in the Prometheus text format.
+    pub enum Kind {
+        /// A count that only grows, until a restart.
+        Counter = "counter",
+        /// A value that goes up and down.
+        Gauge = "gauge",
+        /// A distribution: buckets, their sum and their count.
+        Histogram = "histogram",
     }
 }
 
-/// Unit of a family's values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// A flag: 1 or 0.
-    Bool,
-    Bytes,
-    /// A number of things that the metric's name gives.
-    Count,
-    Seconds,
-    /// A time, in seconds since the Unix epoch.
-    UnixSeconds,
-    Slot,
-    /// Sequence numbers of changes in the feed.
-    Seq,
-    /// Units differ between values; the name of each value gives its unit.
-    Mixed,
-}
-
-impl Unit {
-    /// The unit in words, for METRICS.md.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "1 or 0",
-            Self::Bytes => "bytes",
-            Self::Count => "count",
-            Self::Seconds => "seconds",
-            Self::UnixSeconds => "unix seconds",
-            Self::Slot => "slot",
-            Self::Seq => "seq",
-            Self::Mixed => "by name",
-        }
+labels! {
+    /// Unit of a family's values, in words for METRICS.md.
+    pub enum Unit {
+        /// A flag: 1 or 0.
+        Bool = "1 or 0",
+        Bytes = "bytes",
+        /// A number of things that the metric's name gives.
+        Count = "count",
+        Seconds = "seconds",
+        /// A time, in seconds since the Unix epoch.
+        UnixSeconds = "unix seconds",
+        Slot = "slot",
+        /// Sequence numbers of changes in the feed.
+        Seq = "seq",
+        /// Units differ between values; the name of each value gives its unit.
+        Mixed = "by name",
     }
 }
 
-/// Groups of families: the sections of METRICS.md and the rows of the dashboard, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    Health,
-    Lag,
-    Ingest,
-    Loading,
-    Latency,
-    Memory,
-    Engine,
-    Feed,
-    Connections,
-    Commitments,
-    Snapshots,
-}
-
-impl Group {
-    pub const ALL: [Self; 11] = [
-        Self::Health,
-        Self::Lag,
-        Self::Ingest,
-        Self::Loading,
-        Self::Latency,
-        Self::Memory,
-        Self::Engine,
-        Self::Feed,
-        Self::Connections,
-        Self::Commitments,
-        Self::Snapshots,
-    ];
-
-    /// The heading of the group's section and row.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Health => "Health",
-            Self::Lag => "Lag",
-            Self::Ingest => "Ingest",
-            Self::Loading => "Load, warm-up, spool and heal",
-            Self::Latency => "Latency and lookups",
-            Self::Memory => "Memory and disk",
-            Self::Engine => "Engine",
-            Self::Feed => "Feed and subscribers",
-            Self::Connections => "Connections and refusals",
-            Self::Commitments => "Processed and finalized",
-            Self::Snapshots => "Snapshots",
-        }
+labels! {
+    /// Groups of families: the sections of METRICS.md and the rows of the dashboard, in their order and with their
+    /// headings.
+    pub enum Group {
+        Health = "Health",
+        Lag = "Lag",
+        Ingest = "Ingest",
+        Loading = "Load, warm-up, spool and heal",
+        Latency = "Latency and lookups",
+        Memory = "Memory and disk",
+        Engine = "Engine",
+        Feed = "Feed and subscribers",
+        Connections = "Connections and refusals",
+        Commitments = "Processed and finalized",
+        Snapshots = "Snapshots",
     }
 }
 

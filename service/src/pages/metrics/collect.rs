@@ -15,6 +15,7 @@ use crate::feed::Feed;
 use crate::ingest::providers::Condition;
 use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
 use crate::overlay::Overlay;
+use crate::overlay::banks::Reason;
 use crate::pages::handles::Handles;
 use crate::status::Status;
 use crate::warmth;
@@ -181,7 +182,8 @@ impl Families<'_> {
         out.maybe(&c::PROCESSED_SLOT, overlay.slot(Commitment::Processed).map(|slot| slot as f64));
         out.one(&c::OVERLAY, read(&figures.bytes) as f64);
         out.one(&c::OVERLAY_OVERFLOWED, flag(processed.view().overflowed));
-        out.by(&c::OVERLAY_DROPPED, "reason", figures.dropped.load().by_reason());
+        let dropped = figures.dropped.load();
+        out.by(&c::OVERLAY_DROPPED, "reason", Reason::ALL.map(|reason| (reason.name(), dropped[reason as usize])));
     }
 
     fn snapshots(&self, out: &mut Out<'_>) {
