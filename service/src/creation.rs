@@ -41,7 +41,6 @@ use crate::overlay::Overlay;
 use crate::pages::dashboard::{Identity, Sampler};
 use crate::pages::handles::Handles;
 use crate::pages::http::{self, Hosts, HttpState};
-use crate::readiness::Readiness;
 use crate::spool;
 use crate::store::{self, StoreSettings};
 use crate::systemd;
@@ -310,7 +309,7 @@ fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, l
             "; the stream lacks the slots from {first_slot} to {last_slot}, which heal_from brings later"
         ));
     }
-    let trouble = spool.stopped().or_else(|| Readiness::of(spooling.state()).verdict().not_ready);
+    let trouble = spool.stopped().or_else(|| spooling.state().verdict().not_ready);
     if let Some(trouble) = trouble {
         text.push_str(&format!("; stream: {trouble}"));
     }

@@ -1,7 +1,8 @@
 //! Readiness: whether lookups reflect the live chain. One computation by the clock, which every page, probe and metric
 //! asks.
 //!
-//! Owns: the verdict and its words. Must not: hold or change state, or block. It reads the state of the ingest. Any thread.
+//! Owns: the verdict on the state of the ingest, and its words. Must not: change that state, or block; the ingest itself does
+//! not ask for it. Any thread.
 //!
 //! Nothing here is a latch that must be reset. The ingest's state has events with their times, and each question compares
 //! these with the clock. So readiness ends without an event if the stream is dead, silent or slow, the ingest lags, or
@@ -17,12 +18,6 @@ use engine_api::Code;
 
 /// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
-
-/// The readiness of a service whose ingest has this state. Clones read the same state.
-#[derive(Clone, Debug)]
-pub struct Readiness {
-    pub(crate) state: State,
-}
 
 /// Readiness at one moment, with its reason and the lag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,26 +38,11 @@ impl Verdict {
     }
 }
 
-impl Readiness {
-    /// Returns the readiness of a service whose ingest has this state.
-    pub fn of(state: &State) -> Self {
-        Self { state: state.clone() }
-    }
-
-    /// Returns the phase of the ingest.
-    pub fn phase(&self) -> Phase {
-        self.state.progress.phase()
-    }
-
-    /// Returns the newest known slot of the stream: see [`State::newest_slot`].
-    pub fn newest_slot(&self) -> Option<u64> {
-        self.state.newest_slot()
-    }
-
+impl State {
     /// Returns the number of slots between the newest one mentioned and the newest applied; `None` before the first of
     /// either.
     pub fn lag_slots(&self) -> Option<u64> {
-        let applied = self.state.published.slot()?;
+        let applied = self.published.slot()?;
         Some(self.newest_slot()?.saturating_sub(applied))
     }
 
@@ -73,7 +53,7 @@ impl Readiness {
 
     /// Computes readiness at this moment. `lag_slots` is the distance to the newest known slot.
     fn verdict_at(&self, lag_slots: Option<u64>) -> Verdict {
-        let (progress, trouble) = (&self.state.progress, self.state.providers.trouble());
+        let (progress, trouble) = (&self.progress, self.providers.trouble());
         let (phase, applied) = (progress.phase(), progress.applied());
         let since = applied.map(|applied| applied.at.elapsed());
         let age = applied.map(|Applied { age, .. }| age);
@@ -88,7 +68,7 @@ impl Readiness {
             Phase::CatchingUp | Phase::Live if trouble.is_some() => {
                 let contradiction = progress.contradiction();
                 let gap = contradiction.as_ref().map(|contradiction| &contradiction.gap);
-                gap.filter(|gap| self.state.published.slot() < Some(gap.first_slot)).cloned()
+                gap.filter(|gap| self.published.slot() < Some(gap.first_slot)).cloned()
             }
             _ => None,
         };
@@ -117,7 +97,7 @@ impl Readiness {
     /// Describes missing slots, or a contradiction.
     fn lacks(&self, gap: &Gap) -> String {
         let Gap { first_slot, last_slot, detail, contradicts } = gap;
-        let remedy = self.state.remedy(*contradicts);
+        let remedy = self.remedy(*contradicts);
         let before = if remedy.is_empty() { "" } else { "; " };
         match contradicts {
             true => {
@@ -141,7 +121,7 @@ impl Readiness {
         lag: Option<Duration>,
         lag_slots: Option<u64>,
     ) -> Option<String> {
-        let limits = self.state.limits;
+        let limits = self.limits;
         let (max_lag, shown) = (limits.max_lag, humantime::format_duration(limits.max_lag));
         if let Some(since) = since.filter(|since| *since >= max_lag) {
             return Some(match self.awaits() {
@@ -165,7 +145,7 @@ impl Readiness {
 
     /// Describes the slot that waits for its parent, if there is one.
     fn awaits(&self) -> Option<String> {
-        let Awaited { slot, parent_slot, since, gap_timeout } = self.state.progress.awaited()?;
+        let Awaited { slot, parent_slot, since, gap_timeout } = self.progress.awaited()?;
         Some(format!(
             "slot={slot} has waited {} s for its parent_slot={parent_slot}: gap_timeout={gap_timeout:?}",
             since.elapsed().as_secs()

@@ -3,52 +3,33 @@
 //! Owns: the content of this answer, which the Status rpc, `/status.json`, the dashboard and shared memory give alike.
 //! Must not: block; every read is wait-free. Any thread.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use proto::v1::{Checkpoint, Gap, StatusResponse};
 
-use crate::base::published::Published;
-use crate::ingest::providers::Providers;
-use crate::ingest::{self, IngestFigures};
-use crate::readiness::Readiness;
+use crate::ingest;
 
 /// State of which the answer is made. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// Label of the engine, as answers and metrics name it.
     pub engine: &'static str,
-    pub published: Arc<Published>,
-    pub readiness: Readiness,
-    pub ingest: Arc<IngestFigures>,
-    pub providers: Arc<Providers>,
+    pub ingest: ingest::State,
 }
 
 impl Status {
-    /// Returns the status of a service on the engine with the label `engine`.
-    pub fn new(engine: &'static str, state: &ingest::State) -> Self {
-        Self {
-            engine,
-            published: Arc::clone(&state.published),
-            readiness: Readiness::of(state),
-            ingest: Arc::clone(&state.figures),
-            providers: Arc::clone(&state.providers),
-        }
-    }
-
     /// Returns the answer at this moment.
     pub fn response(&self) -> StatusResponse {
-        let checkpoint = self.published.checkpoint();
-        let verdict = self.readiness.verdict();
+        let checkpoint = self.ingest.published.checkpoint();
+        let verdict = self.ingest.verdict();
         StatusResponse {
             engine: self.engine.to_owned(),
-            pairs_estimate: self.ingest.stats.load().pairs_estimate,
+            pairs_estimate: self.ingest.figures.stats.load().pairs_estimate,
             checkpoint: Some(Checkpoint {
                 seq: checkpoint.seq,
                 slot: checkpoint.slot,
                 blockhash: Bytes::copy_from_slice(&checkpoint.blockhash),
             }),
-            lag_slots: self.readiness.lag_slots(),
+            lag_slots: self.ingest.lag_slots(),
             lag_ms: verdict.lag_ms,
             ready: verdict.is_ready(),
             not_ready_reason: verdict.not_ready.unwrap_or_default(),

@@ -169,7 +169,7 @@ fn without_digits(text: &str) -> impl Iterator<Item = char> + '_ {
 
 /// Describes the state of the service in one line, and each provider where there are several.
 fn describe(of: &Status) -> String {
-    let reports = of.providers.reports();
+    let reports = of.ingest.providers.reports();
     let several = if reports.len() > 1 { reports.as_slice() } else { &[] };
     let providers = several.iter().map(|report| {
         let lag = report.lag_slots.map_or_else(String::new, |lag| format!(" lag {lag} slots"));
@@ -180,15 +180,17 @@ fn describe(of: &Status) -> String {
 
 fn describe_service(of: &Status) -> String {
     // ORDERING: Relaxed: a statistic.
-    let connected = of.ingest.is_connected();
-    let (newest, slot) = (of.readiness.newest_slot().unwrap_or(0), of.published.slot());
+    let connected = of.ingest.figures.is_connected();
+    let (newest, slot) = (of.ingest.newest_slot().unwrap_or(0), of.ingest.published.slot());
     let at = slot.map_or_else(|| "no slot yet".to_owned(), |slot| format!("slot {slot}"));
-    let Verdict { not_ready, gap, lag_ms } = of.readiness.verdict();
+    let Verdict { not_ready, gap, lag_ms } = of.ingest.verdict();
     match (gap, not_ready) {
         (Some(gap), _) => {
             format!("not ready: gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot)
         }
-        (None, Some(why)) if matches!(of.readiness.phase(), Phase::Healing(_)) => format!("not ready: {why}: at {at}"),
+        (None, Some(why)) if matches!(of.ingest.progress.phase(), Phase::Healing(_)) => {
+            format!("not ready: {why}: at {at}")
+        }
         (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
             format!("not ready: {why}: replaying, {at} of {newest}")
         }
@@ -213,17 +215,17 @@ mod tests {
     #[test]
     fn every_state_has_its_line() {
         let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
-        let of = Status::new("redb", &ingest::State::at(checkpoint));
-        let set = |phase| of.readiness.state.progress.set_phase(phase);
+        let of = Status { engine: "redb", ingest: ingest::State::at(checkpoint) };
+        let set = |phase| of.ingest.progress.set_phase(phase);
         assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups continue, at slot 7");
-        of.ingest.subscriptions.store(1, Ordering::Relaxed);
-        of.readiness.state.providers.set_newest_slot(0, 9);
+        of.ingest.figures.subscriptions.store(1, Ordering::Relaxed);
+        of.ingest.providers.set_newest_slot(0, 9);
         set(Phase::CatchingUp);
         assert_eq!(describe(&of), "not ready: catching up with the stream: replaying, slot 7 of 9");
-        of.readiness.state.progress.slot_applied(Age::Known(Duration::from_millis(20)));
+        of.ingest.progress.slot_applied(Age::Known(Duration::from_millis(20)));
         set(Phase::Live);
         assert_eq!(describe(&of), "live at slot 7, lag 20 ms");
-        of.ingest.subscriptions.store(0, Ordering::Relaxed);
+        of.ingest.figures.subscriptions.store(0, Ordering::Relaxed);
         assert_eq!(describe(&of), "live at slot 7, not connected to the stream, lag 20 ms");
         set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false }));
         assert_eq!(describe(&of), "not ready: gap: slots 8 to 9 are missing, at slot 7");
@@ -232,22 +234,22 @@ mod tests {
     #[test]
     fn each_of_several_providers_is_named() {
         let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
-        let state = ingest::State::at(checkpoint).with_providers(["http://a:1", "http://b:2"].map(str::to_owned));
-        let line = describe(&Status::new("redb", &state));
+        let ingest = ingest::State::at(checkpoint).with_providers(["http://a:1", "http://b:2"].map(str::to_owned));
+        let line = describe(&Status { engine: "redb", ingest });
         assert!(line.ends_with("; http://a:1 followed errors 0; http://b:2 standby errors 0"), "{line}");
     }
 
     #[test]
     fn a_line_with_other_numbers_waits_and_one_in_other_words_does_not() {
-        let of =
-            Status::new("redb", &ingest::State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }));
+        let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
+        let of = Status { engine: "redb", ingest: ingest::State::at(checkpoint) };
         let (mut line, start) = (Line::default(), Instant::now());
         assert!(line.due(&of, start).is_some());
-        of.published.publish(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() });
+        of.ingest.published.publish(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() });
         assert_eq!(line.due(&of, start + LOOK_EVERY), None);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
-        of.ingest.subscriptions.store(1, Ordering::Relaxed);
-        of.readiness.state.progress.set_phase(Phase::CatchingUp);
+        of.ingest.figures.subscriptions.store(1, Ordering::Relaxed);
+        of.ingest.progress.set_phase(Phase::CatchingUp);
         assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
     }
 }

@@ -101,7 +101,7 @@ impl Admin {
         if *running {
             return Err(Status::resource_exhausted("a snapshot is under way, try again later"));
         }
-        if self.inner.status.published.is_healing() {
+        if self.inner.status.ingest.published.is_healing() {
             return Err(Status::unavailable(between_slots().to_string()));
         }
         let (answer, answered) = oneshot::channel();
@@ -177,7 +177,8 @@ async fn info(State(admin): State<Admin>) -> Response {
     let Some(engine) = admin.inner.engine.upgrade() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down\n").into_response();
     };
-    let (checkpoint, stats) = (admin.inner.status.published.checkpoint(), admin.inner.status.ingest.stats.load());
+    let ingest = &admin.inner.status.ingest;
+    let (checkpoint, stats) = (ingest.published.checkpoint(), ingest.figures.stats.load());
     let json = serde_json::json!({
         "engine": engine.label(),
         "pairs_estimate": stats.pairs_estimate,

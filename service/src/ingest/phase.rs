@@ -256,11 +256,6 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
-    use crate::readiness::{Readiness, Verdict};
-
-    fn verdict(state: &State) -> Verdict {
-        Readiness::of(state).verdict()
-    }
 
     fn taken(phase: &mut StreamPhase, slot: u64, provider: usize) {
         phase.reconnected(provider, 0);
@@ -278,26 +273,26 @@ mod tests {
         phase.begin();
         assert!(!phase.reconnected(0, 0));
         phase.committed(8, 0);
-        assert!(verdict(&state).is_ready());
+        assert!(state.verdict().is_ready());
         state.providers.set_newest_slot(0, 11);
         phase.gap(gap(12));
         assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
         assert!(phase.has_given_up());
         assert!(!phase.reconnected(0, 0) && !phase.has_given_up());
         phase.committed(11, 0);
-        assert_eq!(verdict(&state).gap, Some(gap(12)), "the slots before it came again");
+        assert_eq!(state.verdict().gap, Some(gap(12)), "the slots before it came again");
         phase.committed(13, 0);
-        assert!(verdict(&state).is_ready(), "slot 12 was skipped by the chain");
+        assert!(state.verdict().is_ready(), "slot 12 was skipped by the chain");
         phase.gap(gap(1 << 39));
         phase.committed(14, 0);
-        assert!(verdict(&state).is_ready(), "a slot that a message made up does not keep the gap open");
+        assert!(state.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
         state.resume.set_slot(14);
         state.providers.set_newest_slot(0, 5000);
         phase.gap(gap(4000));
         phase.committed(314, 0);
-        assert!(verdict(&state).gap.is_some(), "as many slots may wait for a parent");
+        assert!(state.verdict().gap.is_some(), "as many slots may wait for a parent");
         phase.committed(315, 0);
-        assert_eq!(verdict(&state).gap, None, "nothing has confirmed the block that is said to be the newest");
+        assert_eq!(state.verdict().gap, None, "nothing has confirmed the block that is said to be the newest");
     }
 
     #[test]
@@ -310,17 +305,17 @@ mod tests {
         phase.reconnected(0, 0);
         let contradiction = Gap { contradicts: true, detail: "parent".to_owned(), ..gap(8) };
         assert!(!phase.gap(contradiction.clone()), "the other one is trusted");
-        assert_eq!(verdict(&state).gap, None, "it has not failed yet");
+        assert_eq!(state.verdict().gap, None, "it has not failed yet");
         state.providers.set_trouble(0, "cannot connect");
-        let shown = verdict(&state);
+        let shown = state.verdict();
         assert_eq!(shown.gap, Some(contradiction));
         assert!(shown.not_ready.is_some_and(|why| why.starts_with("E-CONTRADICTION: the stream contradicts the applied chain: parent")));
         phase.committed(7, 0);
-        assert!(verdict(&state).is_ready(), "the slot before it");
+        assert!(state.verdict().is_ready(), "the slot before it");
         phase.committed(8, 0);
         state.published.publish(ChainCheckpoint { slot: Some(8), ..ChainCheckpoint::default() });
         state.progress.set_phase(Phase::CatchingUp);
-        assert_eq!(verdict(&state).gap, None, "the other one has sent it");
+        assert_eq!(state.verdict().gap, None, "the other one has sent it");
         assert!(state.providers.is_distrusted(0));
         phase.healed();
         assert!(!state.providers.is_distrusted(0), "it had contradicted a chain that the store has left");

@@ -32,7 +32,7 @@ pub struct State {
     /// How far the ingest has come, from which readiness is computed.
     pub progress: Arc<Progress>,
     pub figures: Arc<IngestFigures>,
-    /// Figures of healing from snapshot archives.
+    /// Figures of healing from snapshot archives. Writers: the task that heals, and ingest-apply.
     pub healing: Arc<healing::HealFigures>,
     /// The providers of the stream. Writers: the receiver, and ingest-apply for distrust.
     pub providers: Arc<Providers>,

@@ -44,8 +44,6 @@ pub struct Handles {
     pub warmth: Arc<warmth::Figures>,
     /// Written by the thread `spool`.
     pub spool: Arc<spool::SpoolFigures>,
-    /// Written by the task that heals, and by ingest-apply.
-    pub healing: Arc<ingest::healing::HealFigures>,
 }
 
 impl Handles {
@@ -53,7 +51,7 @@ impl Handles {
     pub fn new(engine: &'static str, ingest: &ingest::State) -> Self {
         Self {
             start_unix_ms: unix_ms(),
-            status: Status::new(engine, ingest),
+            status: Status { engine, ingest: ingest.clone() },
             lookups: LookupState::new(Arc::clone(&ingest.published), Arc::clone(&ingest.overlay)),
             feed: None,
             net: Arc::default(),
@@ -63,7 +61,6 @@ impl Handles {
             load: Seen::default(),
             warmth: Arc::default(),
             spool: Arc::default(),
-            healing: Arc::clone(&ingest.healing),
         }
     }
 

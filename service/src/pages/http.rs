@@ -176,11 +176,11 @@ mod tests {
         let pool = Pool::start();
         let address = start(&pool).await;
         assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
-        pool.handles.status.readiness.state.progress.slot_applied(Age::Known(Duration::from_millis(20)));
-        pool.handles.status.readiness.state.progress.set_phase(Phase::Live);
+        pool.handles.status.ingest.progress.slot_applied(Age::Known(Duration::from_millis(20)));
+        pool.handles.status.ingest.progress.set_phase(Phase::Live);
         assert_eq!(fetch(address, "/readyz").await.0, 200);
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
-        pool.handles.status.readiness.state.progress.set_phase(Phase::Gap(gap));
+        pool.handles.status.ingest.progress.set_phase(Phase::Gap(gap));
         let (code, reason) = fetch(address, "/readyz").await;
         assert_eq!((code, reason.as_str()), (503, "E-GAP: slots are missing: first_slot=8 last_slot=9: parent\n"));
         assert_eq!(fetch(address, "/healthz").await.0, 200);
@@ -209,9 +209,9 @@ mod tests {
         let address = start(&pool).await;
         pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
-        pool.handles.status.ingest.stats.store(Arc::new(stats));
+        pool.handles.status.ingest.figures.stats.store(Arc::new(stats));
         let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false };
-        pool.handles.status.readiness.state.progress.set_phase(Phase::Gap(gap));
+        pool.handles.status.ingest.progress.set_phase(Phase::Gap(gap));
         let (_, text) = fetch(address, "/metrics").await;
         for line in [
             "# TYPE solkv_lookups_total counter",

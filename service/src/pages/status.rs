@@ -12,7 +12,7 @@ use crate::pages::metrics;
 /// Returns every field of the Status rpc under its own name, the providers, the load, the spool, the heal, the warm-up, and
 /// the counters.
 pub(super) fn json(handles: &Handles) -> Value {
-    let phase = handles.status.readiness.phase();
+    let phase = handles.status.ingest.progress.phase();
     let status = handles.status.response();
     let checkpoint = status.checkpoint.map(|checkpoint| {
         json!({
@@ -37,10 +37,10 @@ pub(super) fn json(handles: &Handles) -> Value {
         "not_ready_reason": status.not_ready_reason,
         "gap": gap,
         "version": status.version,
-        "providers": handles.status.providers.reports(),
+        "providers": handles.status.ingest.providers.reports(),
         "load": load_json(&handles.load, matches!(phase, Phase::Loading(_))),
         "spool": handles.spool.json(),
-        "heal": handles.healing.json(matches!(phase, Phase::Healing(_))),
+        "heal": handles.status.ingest.healing.json(matches!(phase, Phase::Healing(_))),
         "warm_up": handles.warmth.json(),
         "counters": counters,
     })

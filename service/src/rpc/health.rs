@@ -39,12 +39,12 @@ pub(super) async fn follow(health: HealthReporter, status: Status) {
     let mut was_ready = false;
     loop {
         looks.tick().await;
-        let verdict = status.readiness.verdict();
+        let verdict = status.ingest.verdict();
         if verdict.is_ready() == was_ready {
             continue;
         }
         was_ready = verdict.is_ready();
-        let slot = status.published.slot().unwrap_or(0);
+        let slot = status.ingest.published.slot().unwrap_or(0);
         match verdict.not_ready {
             None => info!(slot, "ready"),
             Some(why) => warn!(slot, "no longer ready: {why}"),

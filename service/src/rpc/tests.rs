@@ -43,8 +43,8 @@ const NOT_SERVING: i32 = ServingStatus::NotServing as i32;
 impl Running {
     /// Sets readiness as after a slot that was applied.
     fn live(&self) {
-        self.pool.handles.status.readiness.state.progress.slot_applied(Age::Known(Duration::from_millis(20)));
-        self.pool.handles.status.readiness.state.progress.set_phase(Phase::Live);
+        self.pool.handles.status.ingest.progress.slot_applied(Age::Known(Duration::from_millis(20)));
+        self.pool.handles.status.ingest.progress.set_phase(Phase::Live);
     }
 }
 
@@ -169,7 +169,7 @@ async fn packed_batches_are_the_same_answers_in_less() {
 async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
     let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
-    run.pool.handles.status.readiness.state.progress.set_phase(Phase::Gap(gap));
+    run.pool.handles.status.ingest.progress.set_phase(Phase::Gap(gap));
     let status = run.client.status(StatusRequest::default()).await.unwrap().into_inner();
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
     assert_eq!(status.checkpoint.unwrap().slot, Some(7));
@@ -233,7 +233,7 @@ async fn health_and_reflection_answer() {
         let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
         assert_eq!(health.check(asked).await.unwrap().into_inner().status, status, "{service:?}");
     }
-    run.pool.handles.status.readiness.state.progress.set_phase(Phase::CatchingUp);
+    run.pool.handles.status.ingest.progress.set_phase(Phase::CatchingUp);
     assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
     for (service, status) in [("", NOT_SERVING), ("solkv.v1.Feed", NOT_SERVING), ("liveness", SERVING)] {
         let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };

@@ -5,7 +5,6 @@ use solana::ChainCheckpoint;
 use super::*;
 use crate::base::chain::Event;
 use crate::ingest::phase::Taker;
-use crate::readiness::Readiness;
 
 const BASE: u64 = 10;
 
@@ -382,8 +381,8 @@ async fn a_contradiction_is_shown_while_the_first_provider_is_away() {
     two.take(0, Message::Batch(named(11, 99, 10))).await;
     two.take(1, Message::Batch(named(11, 11, 10))).await;
     two.state.providers.set_trouble(0, "cannot connect");
-    let verdict = Readiness::of(&two.state).verdict();
+    let verdict = two.state.verdict();
     assert!(verdict.gap.is_some_and(|gap| gap.contradicts && gap.first_slot == 12), "{:?}", verdict.not_ready);
     two.state.progress.chain_goes_on(11, 1);
-    assert!(Readiness::of(&two.state).verdict().gap.is_some(), "slot 11 was applied before");
+    assert!(two.state.verdict().gap.is_some(), "slot 11 was applied before");
 }

@@ -24,16 +24,16 @@ pub(crate) fn render(state: &Dashboard, since: u64) -> Vec<u8> {
     let resources = &newest.resources;
     let mut answer = status::json(&state.handles);
     let Handles { status, net, shm_sessions, feed, .. } = &state.handles;
-    let checkpoint = status.published.checkpoint();
+    let checkpoint = status.ingest.published.checkpoint();
     // ORDERING: Relaxed, also below: statistics, nothing is inferred from them.
     let open = |listener| net.of(listener).open.load(Ordering::Relaxed);
     let more = json!({
         "now_unix_ms": unix_ms(),
-        "connected": status.ingest.is_connected(),
-        "newest_slot": status.readiness.newest_slot(),
+        "connected": status.ingest.figures.is_connected(),
+        "newest_slot": status.ingest.newest_slot(),
         "applied_slot": checkpoint.slot,
         "checkpoint_seq": checkpoint.seq,
-        "queue_batches": status.ingest.queue_batches.load(Ordering::Relaxed),
+        "queue_batches": status.ingest.figures.queue_batches.load(Ordering::Relaxed),
         "queue_batches_max": queue_batches(),
         "identity": *state.identity,
         "connections": {
@@ -49,7 +49,7 @@ pub(crate) fn render(state: &Dashboard, since: u64) -> Vec<u8> {
             "rss": resources.rss,
             "group": resources.group,
         },
-        "disk": { "store_bytes": status.ingest.stats.load().disk_bytes, "space": resources.space },
+        "disk": { "store_bytes": status.ingest.figures.stats.load().disk_bytes, "space": resources.space },
         "details": details(&newest),
         "subscribers": feed.as_ref().map(|feed| feed.subscribed()).unwrap_or_default(),
         "latency": {

@@ -124,7 +124,7 @@ impl Reading {
             series: Vec::new(),
             connected: false,
             connected_since_unix_ms: unix_ms(SystemTime::now()),
-            applied: handles.status.published.slot(),
+            applied: handles.status.ingest.published.slot(),
             applied_unix_ms: None,
             stats: VecDeque::new(),
             latency,
@@ -150,11 +150,11 @@ impl Reading {
             set(name, (elapsed_s > 0.0).then(|| total.saturating_sub(before) as f64 / elapsed_s));
         }
         let some = |value: u64| Some(value as f64);
-        let (readiness, ingest) = (&self.handles.status.readiness, &self.handles.status.ingest);
-        let verdict = readiness.verdict();
-        set("lag_slots", readiness.lag_slots().map(|slots| slots as f64));
+        let ingest = &self.handles.status.ingest;
+        let verdict = ingest.verdict();
+        set("lag_slots", ingest.lag_slots().map(|slots| slots as f64));
         set("lag_ms", verdict.lag_ms.map(|lag_ms| lag_ms as f64));
-        set("queue_batches", some(load(&ingest.queue_batches)));
+        set("queue_batches", some(load(&ingest.figures.queue_batches)));
         set("ready", some(u64::from(verdict.is_ready())));
         set("connected", some(u64::from(self.connected)));
         set("rss_anon_bytes", newest.resources.rss.map(|rss| rss.anon_bytes as f64));
@@ -162,7 +162,7 @@ impl Reading {
         set("page_cache_bytes", newest.resources.group.map(|group| group.page_cache_bytes as f64));
         set("charged_bytes", newest.resources.group.map(|group| group.charged_bytes as f64));
         set("cap_bytes", some(newest.resources.cap_bytes));
-        set("store_bytes", some(ingest.stats.load().disk_bytes));
+        set("store_bytes", some(ingest.figures.stats.load().disk_bytes));
         set("free_bytes", newest.resources.space.map(|space| space.free_bytes as f64));
         let latencies = self.latencies(now, totals, time_unix_ms);
         let newest = Newest { series: self.series.clone(), window_unix_ms: self.window_unix_ms, ..newest };
@@ -172,11 +172,11 @@ impl Reading {
     /// Records the time if the connection or the applied slot has changed.
     fn watch(&mut self, time_unix_ms: u64) {
         // ORDERING: Relaxed: a statistic, nothing is inferred from it.
-        let connected = self.handles.status.ingest.is_connected();
+        let connected = self.handles.status.ingest.figures.is_connected();
         if connected != self.connected {
             (self.connected, self.connected_since_unix_ms) = (connected, time_unix_ms);
         }
-        let applied = self.handles.status.published.slot();
+        let applied = self.handles.status.ingest.published.slot();
         if applied != self.applied {
             (self.applied, self.applied_unix_ms) = (applied, Some(time_unix_ms));
         }
@@ -202,7 +202,7 @@ impl Reading {
     }
 
     fn details(&mut self, now: Instant) -> Vec<Detail> {
-        let stats = self.handles.status.ingest.stats.load_full();
+        let stats = self.handles.status.ingest.figures.stats.load_full();
         // ingest-apply has not asked the engine yet.
         if stats.details.is_empty() {
             return Vec::new();
@@ -275,7 +275,7 @@ fn curve(series: &Series) -> Curve {
 }
 
 fn totals(handles: &Handles) -> Totals {
-    let (c, lookups) = (&handles.status.ingest, &handles.lookups.figures);
+    let (c, lookups) = (&handles.status.ingest.figures, &handles.lookups.figures);
     [
         load(&c.updates_received),
         load(&c.events_applied),
@@ -325,7 +325,7 @@ mod tests {
         assert!(figure(&first, "lag_slots").is_nan() && figure(&first, "lag_ms").is_nan());
         assert!(newest.resources.cap_bytes > 0 && newest.resources.space.is_some() && newest.resources.rss.is_some());
 
-        crate::base::figure::count(&handles.status.ingest.events_applied, 10);
+        crate::base::figure::count(&handles.status.ingest.figures.events_applied, 10);
         ingest.record(Op::Write, 1000);
         rpc.record(Op::ReadPositive, 5);
         let (second, newest) = reading.sample();
@@ -352,7 +352,7 @@ mod tests {
         let mut at = |second: u64, value: Option<u64>| {
             if let Some(value) = value {
                 let stats = Stats { pairs_estimate: 0, disk_bytes: 0, details: vec![("merges", value)] };
-                handles.status.ingest.stats.store(Arc::new(stats));
+                handles.status.ingest.figures.stats.store(Arc::new(stats));
             }
             reading.details(start + Duration::from_secs(second)).first().map(|detail| (detail.value, detail.per_s))
         };

@@ -48,37 +48,37 @@ struct Families<'h> {
 
 impl Families<'_> {
     fn health(&self, out: &mut Out<'_>) {
-        let Status { engine, readiness, ingest, .. } = &self.handles.status;
+        let Status { engine, ingest } = &self.handles.status;
         out.head(&c::BUILD_INFO);
         out.sample(&c::BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION")), ("engine", engine)], 1.0);
         out.one(&c::START_TIME, self.handles.start_unix_ms as f64 / 1e3);
-        let verdict = readiness.verdict();
+        let verdict = ingest.verdict();
         out.one(&c::READY, flag(verdict.is_ready()));
         let gap = verdict.gap;
         out.one(&c::GAP_OPEN, flag(gap.is_some()));
         out.maybe(&c::GAP_FIRST_SLOT, gap.as_ref().map(|gap| gap.first_slot as f64));
         out.maybe(&c::GAP_LAST_SLOT, gap.as_ref().map(|gap| gap.last_slot as f64));
-        let since = Some(read(&ingest.busy_since_unix_ms)).filter(|since| *since > 0);
+        let since = Some(read(&ingest.figures.busy_since_unix_ms)).filter(|since| *since > 0);
         out.one(&c::INGEST_BUSY, since.map_or(0.0, |since| unix_ms().saturating_sub(since) as f64 / 1e3));
     }
 
     /// Writes the lag. A value that is unknown is absent rather than 0, because 0 would be read as a slot, a lag or a
     /// time.
     fn lag(&self, out: &mut Out<'_>) {
-        let Status { published, readiness, ingest, .. } = &self.handles.status;
-        let checkpoint = published.checkpoint();
-        out.one(&c::CONNECTED, flag(ingest.is_connected()));
-        out.one(&c::QUEUE_BATCHES, read(&ingest.queue_batches) as f64);
+        let ingest = &self.handles.status.ingest;
+        let (checkpoint, figures) = (ingest.published.checkpoint(), &ingest.figures);
+        out.one(&c::CONNECTED, flag(figures.is_connected()));
+        out.one(&c::QUEUE_BATCHES, read(&figures.queue_batches) as f64);
         out.one(&c::CHECKPOINT_SEQ, checkpoint.seq as f64);
         out.maybe(&c::CHECKPOINT_SLOT, checkpoint.slot.map(|slot| slot as f64));
-        out.maybe(&c::NEWEST_SLOT, readiness.newest_slot().map(|slot| slot as f64));
-        out.maybe(&c::LAG_SLOTS, readiness.lag_slots().map(|lag| lag as f64));
-        out.maybe(&c::LAG, readiness.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3));
-        out.maybe(&c::LAST_UPDATE_TIME, time(&ingest.last_update_unix_ms));
+        out.maybe(&c::NEWEST_SLOT, ingest.newest_slot().map(|slot| slot as f64));
+        out.maybe(&c::LAG_SLOTS, ingest.lag_slots().map(|lag| lag as f64));
+        out.maybe(&c::LAG, ingest.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3));
+        out.maybe(&c::LAST_UPDATE_TIME, time(&figures.last_update_unix_ms));
     }
 
     fn providers(&self, out: &mut Out<'_>) {
-        let providers = &self.handles.status.providers;
+        let providers = &self.handles.status.ingest.providers;
         let reports = providers.reports();
         out.head(&c::PROVIDER_CONDITION);
         for (report, condition) in reports.iter().flat_map(|report| Condition::ALL.map(|condition| (report, condition)))
@@ -94,8 +94,9 @@ impl Families<'_> {
     }
 
     fn loading(&self, out: &mut Out<'_>) {
-        let Handles { warmth: figures, spool, healing, status, .. } = &self.handles;
-        out.one(&c::LOADING, flag(matches!(status.readiness.phase(), Phase::Loading(_))));
+        let Handles { warmth: figures, spool, status, .. } = &self.handles;
+        let (phase, healing) = (status.ingest.progress.phase(), &status.ingest.healing);
+        out.one(&c::LOADING, flag(matches!(phase, Phase::Loading(_))));
         let warmth::Progress { state, warmed } = figures.now();
         out.one(&c::WARMING, flag(state == warmth::State::UnderWay));
         out.one(&c::WARM_UP_MISSING, warmed.missing_bytes as f64);
@@ -105,7 +106,7 @@ impl Families<'_> {
         out.one(&c::SPOOL, is_open * spool.flushed_bytes() as f64);
         out.one(&c::SPOOL_SLOTS, is_open * read(&spool.slots) as f64);
         out.one(&c::SPOOL_STOPPED, flag(spool.stopped().is_some()));
-        out.one(&c::HEALING, flag(matches!(status.readiness.phase(), Phase::Healing(_))));
+        out.one(&c::HEALING, flag(matches!(phase, Phase::Healing(_))));
         out.one(&c::HEAL_DIFFERENCES, read(&healing.differences) as f64);
         out.one(&c::HEAL_APPLIED, read(&healing.applied) as f64);
         out.one(&c::HEALS, read(&healing.healed) as f64);
@@ -131,7 +132,7 @@ impl Families<'_> {
     }
 
     fn engine(&self, out: &mut Out<'_>) {
-        let stats = self.handles.status.ingest.stats.load();
+        let stats = self.handles.status.ingest.figures.stats.load();
         out.one(&c::ENGINE_PAIRS, stats.pairs_estimate as f64);
         out.one(&c::ENGINE_DISK, stats.disk_bytes as f64);
         out.by(&c::ENGINE_DETAIL, "name", stats.details.iter().copied());

@@ -40,7 +40,7 @@ pub(crate) fn counters(handles: &Handles) -> [(&'static Metric, u64); 14] {
     use catalogue as c;
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let (of, lookups) = (&handles.status.ingest, &handles.lookups.figures);
+    let (of, lookups) = (&handles.status.ingest.figures, &handles.lookups.figures);
     [
         (&c::UPDATES_RECEIVED, read(&of.updates_received)),
         (&c::UPDATES_MALFORMED, read(&of.updates_malformed)),

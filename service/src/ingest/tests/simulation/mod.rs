@@ -55,7 +55,7 @@ use crate::ingest::map_writer::MapConfig;
 use crate::ingest::receive::{Message, ReceiveConfig};
 use crate::ingest::settings::{CommitGiven, ReadinessSettings, ReceiveGiven};
 use crate::ingest::subscribe::Commitment;
-use crate::readiness::{Readiness, Verdict};
+use crate::readiness::Verdict;
 
 /// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
 /// and twice a second where none arrives.
@@ -365,7 +365,7 @@ impl Simulation {
             self.tear_spool(flushed_bytes);
         }
         self.end(apply, killed, &engine, &feed, &state);
-        let verdict = Readiness::of(&state).verdict();
+        let verdict = state.verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)
     }
@@ -440,7 +440,7 @@ impl Simulation {
 
     /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
     fn check_readiness(&self, state: &State, started_at: u64, moved_at: Option<Instant>) {
-        let verdict = Readiness::of(state).verdict();
+        let verdict = state.verdict();
         let slot = self.oracle.slot();
         if verdict.is_ready() {
             assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
