@@ -43,7 +43,7 @@ use solana::ChainCheckpoint;
 use crate::base::chain::{Base, Commitment};
 use crate::base::figure::count;
 use crate::base::published::{Published, between_slots, is_between_slots};
-use crate::base::slow::SlowLog;
+use crate::base::slow::{Parts, SlowLog};
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
 use crate::overlay::{Known, Overlay};
@@ -123,20 +123,12 @@ pub(crate) struct Reading<'e> {
     /// Label under which its lookups are recorded.
     source: &'static str,
     snapshot: Option<Snapshot<'e>>,
-    spent: Spent,
+    /// Time that the last answered lookup spent in the overlay and in the engine.
+    spent: Parts,
     /// Whether the engine's `get_many` keeps several reads of the device in flight.
     reads_together: bool,
     /// Whether the last confirmed lookup took so long that it has waited for the device.
     waited: bool,
-}
-
-/// Time that the last answered lookup spent in each part, in ns.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
-    /// Time in the overlay, in ns; 0 at confirmed, which has no overlay.
-    pub(crate) overlay_ns: u64,
-    /// Time in the engine, in ns.
-    pub(crate) read_ns: u64,
 }
 
 struct Snapshot<'e> {
@@ -152,12 +144,13 @@ impl<'e> Reading<'e> {
     /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
     pub(crate) fn new(engine: &'e Measured, state: &'e LookupState, source: &'static str) -> Self {
         let LookupState { published, overlay, figures, reads_together, .. } = state;
-        let (snapshot, spent, reads_together) = (None, Spent::default(), *reads_together);
+        let (snapshot, spent, reads_together) = (None, Parts::default(), *reads_together);
         Self { engine, published, overlay, figures, source, snapshot, spent, reads_together, waited: false }
     }
 
-    /// Time that the last answered lookup spent in each part.
-    pub(crate) fn spent(&self) -> Spent {
+    /// Time that the last answered lookup spent in the overlay and in the engine. The other parts are 0 here: the caller
+    /// knows them.
+    pub(crate) fn spent(&self) -> Parts {
         self.spent
     }
 
@@ -220,7 +213,7 @@ impl<'e> Reading<'e> {
         known: &mut Vec<Known>,
         commitment: Commitment,
     ) -> Result<Option<u64>, LookupError> {
-        self.spent = Spent::default();
+        self.spent = Parts::default();
         known.clear();
         if commitment == Commitment::Confirmed {
             return Ok(self.moved()?.map(|base| base.slot));

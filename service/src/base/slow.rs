@@ -25,7 +25,7 @@ labels! {
     }
 }
 
-/// Known parts of a request's duration, in ns.
+/// Known parts of a request's duration, in ns; 0 for those that were not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Waiting for the slot that `min_context_slot` asks for.
@@ -54,20 +54,6 @@ impl Parts {
         ];
         parts.into_iter().max_by_key(|(ns, _)| *ns).map_or("other", |(_, name)| name)
     }
-}
-
-/// A request slower than the threshold.
-#[derive(Clone, Copy, Debug)]
-pub struct Slow {
-    pub transport: Transport,
-    /// Number of keys asked for.
-    pub keys: usize,
-    pub commitment: Commitment,
-    /// Time from decoding the request to answering it, in ns. For shared memory the sum of the parts, because the time
-    /// at which the client wrote the request is unknown.
-    pub total_ns: u64,
-    /// The parts of `total_ns` that were measured.
-    pub parts: Parts,
 }
 
 /// Counts slow requests and logs them.
@@ -102,18 +88,18 @@ impl SlowLog {
         self.counts[transport as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts the request and logs it.
+    /// Counts a request for so many keys, and logs it. `total_ns` is the time from decoding the request to answering it, and
+    /// `parts` are the parts of it that were measured.
     #[cold]
-    pub fn report(&self, slow: &Slow) {
-        count(&self.counts[slow.transport as usize], 1);
-        let parts = slow.parts;
-        let other_ns = slow.total_ns.saturating_sub(parts.sum_ns());
+    pub fn report(&self, transport: Transport, keys: usize, commitment: Commitment, total_ns: u64, parts: Parts) {
+        count(&self.counts[transport as usize], 1);
+        let other_ns = total_ns.saturating_sub(parts.sum_ns());
         tracing::warn!(
             cause = parts.cause(other_ns),
-            transport = slow.transport.name(),
-            keys = slow.keys,
-            commitment = ?slow.commitment,
-            total_us = slow.total_ns / 1000,
+            transport = transport.name(),
+            keys,
+            commitment = ?commitment,
+            total_us = total_ns / 1000,
             slot_wait_us = parts.slot_wait_ns / 1000,
             queue_us = parts.queue_ns / 1000,
             overlay_us = parts.overlay_ns / 1000,
@@ -143,14 +129,7 @@ mod tests {
     #[test]
     fn every_slow_request_is_counted() {
         let log = SlowLog::default();
-        let slow = Slow {
-            transport: Transport::Shm,
-            keys: 1,
-            commitment: Commitment::Confirmed,
-            total_ns: 1,
-            parts: Parts::default(),
-        };
-        (0..100).for_each(|_| log.report(&slow));
+        (0..100).for_each(|_| log.report(Transport::Shm, 1, Commitment::Confirmed, 1, Parts::default()));
         assert_eq!((log.count(Transport::Shm), log.count(Transport::GrpcTcp)), (100, 0));
     }
 }

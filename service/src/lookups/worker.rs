@@ -18,7 +18,7 @@ use super::queue::{Batch, BatchQueue};
 use super::{Answer, IDLE_REFRESH, LookupError, LookupState, Origin, SOURCE};
 use crate::base::chain::Commitment;
 use crate::base::pulse::Pulse;
-use crate::base::slow::{Parts, Slow, SlowLog};
+use crate::base::slow::{Parts, SlowLog};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 
 /// Maximum number of gets that are looked up together: as many reads as strata keeps in flight.
@@ -198,8 +198,8 @@ impl<'a> Worker<'a> {
         if self.slow.is_slow(total_ns) {
             let slot_wait_ns = origin.slot_wait_ns;
             let queue_ns = clock.delta_as_nanos(origin.asked, taken).saturating_sub(slot_wait_ns);
-            let parts = Parts { slot_wait_ns, queue_ns, overlay_ns: spent.overlay_ns, read_ns: spent.read_ns };
-            self.slow.report(&Slow { transport: origin.transport, keys: 1, commitment, total_ns, parts });
+            let parts = Parts { slot_wait_ns, queue_ns, ..spent };
+            self.slow.report(origin.transport, 1, commitment, total_ns, parts);
         }
     }
 
@@ -243,11 +243,10 @@ impl<'a> Worker<'a> {
         let clock = self.latency.clock();
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
         if answered && keys > 0 && self.slow.is_slow(total_ns) {
-            let (slot_wait_ns, overlay_ns, read_ns) = (origin.slot_wait_ns, spent.overlay_ns, spent.read_ns);
+            let mut parts = Parts { slot_wait_ns: origin.slot_wait_ns, ..spent };
             // The rest of a batch's time was spent in the queue: waiting for a thread, or while gets went first.
-            let queue_ns = total_ns.saturating_sub(slot_wait_ns + overlay_ns + read_ns);
-            let parts = Parts { slot_wait_ns, queue_ns, overlay_ns, read_ns };
-            self.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
+            parts.queue_ns = total_ns.saturating_sub(parts.sum_ns());
+            self.slow.report(origin.transport, keys, commitment, total_ns, parts);
         }
     }
 

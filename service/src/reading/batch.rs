@@ -11,9 +11,10 @@
 use engine_api::{Key, Value};
 use engine_latency::Measured;
 
-use super::{LookupError, LookupState, Reading, Spent};
+use super::{LookupError, LookupState, Reading};
 use crate::base::chain::Commitment;
 use crate::base::figure::count;
+use crate::base::slow::Parts;
 use crate::overlay::Known;
 
 /// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and
@@ -79,7 +80,7 @@ impl<'e> BatchReading<'e> {
     }
 
     /// Time that the batch spent in each part, without the waits between its pieces.
-    pub(crate) fn spent(&self) -> Spent {
+    pub(crate) fn spent(&self) -> Parts {
         self.reading.spent()
     }
 

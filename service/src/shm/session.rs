@@ -31,8 +31,8 @@ use super::state::ShmState;
 use crate::ask::refusal::{Cause, Refusal};
 use crate::ask::wait::Wanted;
 use crate::base::chain::Commitment;
-use crate::base::slow::{Parts, Slow, Transport};
-use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
+use crate::base::slow::{Parts, Transport};
+use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 
 // A client splits a request at one size, whichever way it goes.
 const _: () = assert!(KEYS_MAX == GET_MANY_KEYS_MAX);
@@ -182,7 +182,7 @@ impl Session {
         asked: &Asked,
         slot: Option<u64>,
         values: &[Option<Value>],
-        spent: Spent,
+        spent: Parts,
         state: &ShmState,
     ) {
         let response = self.found(asked, slot, values);
@@ -274,13 +274,12 @@ impl Session {
     }
 }
 
-/// Logs a lookup if it was slow. The time that a batch waits between its pieces does not count: see [`Slow`].
-fn report_slow(asked: &Asked, response: Response, spent: Spent, state: &ShmState) {
-    let Spent { overlay_ns, read_ns } = spent;
-    if response.status == status::OK && state.lookups.slow.is_slow(overlay_ns + read_ns) {
-        let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
-        let (keys, commitment, total_ns) = (asked.keys, asked.wanted.commitment, parts.sum_ns());
-        state.lookups.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns, parts });
+/// Logs a lookup if it was slow. Its time is the sum of the parts, because the time at which the client wrote the request is
+/// unknown; so the time that a batch waits between its pieces does not count.
+fn report_slow(asked: &Asked, response: Response, spent: Parts, state: &ShmState) {
+    let (slow, total_ns) = (&state.lookups.slow, spent.sum_ns());
+    if response.status == status::OK && slow.is_slow(total_ns) {
+        slow.report(Transport::Shm, asked.keys, asked.wanted.commitment, total_ns, spent);
     }
 }
 
