@@ -75,7 +75,7 @@ pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> R
     let slot = of_a_chain(update.slot)?;
     let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
     let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
-    selection.extract(&account).map_err(|error| malformed(error.to_string()))
+    selection.extract(&account).map_err(malformed)
 }
 
 /// Decodes a block meta into an [`Input::BlockMeta`].

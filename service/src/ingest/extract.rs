@@ -3,8 +3,6 @@
 //! Owns: the data slices of each subscription, and the check that an update has them. Must not: do I/O, allocate for a
 //! well-formed update, or panic on any message of a server. Runs on the receivers' tasks.
 
-use std::fmt;
-
 pub use solana::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 use solana::token::TokenProgram;
 use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
@@ -12,18 +10,6 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
 use super::follow::{Follow, Selection};
 use super::token::{self, SHAPE_SLICES};
 use crate::base::chain::Event;
-
-/// Reason why an account update cannot be converted into an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// The address does not have 32 bytes but this many.
-    Pubkey(usize),
-    /// The owner does not have 32 bytes but this many.
-    Owner(usize),
-    /// The data of a token account do not have the requested slices: the account's address, and the length of the data
-    /// in bytes.
-    Data([u8; 32], usize),
-}
 
 /// How much of the data of a token account has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +25,33 @@ impl Selection {
     ///
     /// An account without lamports is closed, so its value is `None`. Under a token extraction the value is also `None`
     /// for an account that is no token account, or no longer one.
-    pub fn extract(self, account: &SubscribeUpdateAccountInfo) -> Result<Event, Malformed> {
-        let key = bytes_32(&account.pubkey).ok_or(Malformed::Pubkey(account.pubkey.len()))?;
-        let owner = bytes_32(&account.owner).ok_or(Malformed::Owner(account.owner.len()))?;
+    ///
+    /// # Errors
+    /// The defect, in words: an address or an owner of another length than 32 bytes, or the data of a token account without
+    /// the requested slices.
+    pub fn extract(self, account: &SubscribeUpdateAccountInfo) -> Result<Event, String> {
+        let not_32 = |name, len| format!("account {name} is not 32 bytes long: len_bytes={len}");
+        let key = bytes_32(&account.pubkey).ok_or_else(|| not_32("address", account.pubkey.len()))?;
+        let owner = bytes_32(&account.owner).ok_or_else(|| not_32("owner", account.owner.len()))?;
         let open = account.lamports > 0;
         let value = match (self.extract, TokenProgram::of(&owner)) {
             _ if !open => None,
             (Extract::AccountOwner, _) => Some(owner),
             (Extract::TokenOwner | Extract::TokenMint, None) => None,
             (Extract::TokenOwner | Extract::TokenMint, Some(program)) => {
-                self.token_value(program, &account.data).map_err(|len| Malformed::Data(key, len))?
+                self.token_value(program, &account.data).map_err(|len| {
+                    format!(
+                        "token account data is not what was asked for: account={} len_bytes={len}; \
+                         the server has to honour accounts_data_slice",
+                        bs58::encode(key).into_string()
+                    )
+                })?
             }
         };
         Ok(Event { key, value, write_version: account.write_version })
     }
 
+    /// Returns the value of a token account, or the length of data without the requested slices.
     fn token_value(self, program: TokenProgram, data: &[u8]) -> Result<Option<[u8; 32]>, usize> {
         match self.follow {
             Follow::Exact => token::value(program, data),
@@ -89,23 +87,6 @@ impl Selection {
         std::iter::once(self.extract.value_slice()).chain(shape.iter().copied())
     }
 }
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pubkey(len) => write!(f, "account address is not 32 bytes long: len_bytes={len}"),
-            Self::Owner(len) => write!(f, "account owner is not 32 bytes long: len_bytes={len}"),
-            Self::Data(key, len) => write!(
-                f,
-                "token account data is not what was asked for: account={} len_bytes={len}; \
-                 the server has to honour accounts_data_slice",
-                bs58::encode(key).into_string()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
     bytes.try_into().ok()
@@ -185,20 +166,31 @@ mod tests {
     #[test]
     fn wrong_lengths_are_named() {
         let exact = Selection::exact(Extract::TokenMint);
+        let refusal =
+            |selection: Selection, bad: &SubscribeUpdateAccountInfo| selection.extract(bad).expect_err("malformed");
         let mut bad = account([3; 32], 1, vec![]);
         bad.pubkey.pop();
-        assert_eq!(Selection::exact(Extract::AccountOwner).extract(&bad), Err(Malformed::Pubkey(31)));
+        let why = "account address is not 32 bytes long: len_bytes=31";
+        assert_eq!(refusal(Selection::exact(Extract::AccountOwner), &bad), why);
         let mut bad = account([3; 32], 1, vec![]);
         bad.owner.clear();
-        assert_eq!(Selection::exact(Extract::AccountOwner).extract(&bad), Err(Malformed::Owner(0)));
+        let why = "account owner is not 32 bytes long: len_bytes=0";
+        assert_eq!(refusal(Selection::exact(Extract::AccountOwner), &bad), why);
+        let why = |len| {
+            format!(
+                "token account data is not what was asked for: account={} len_bytes={len}; \
+                 the server has to honour accounts_data_slice",
+                bs58::encode([7; 32]).into_string()
+            )
+        };
         for len in [1, 31, 38, 82, 165] {
             let bad = account(TOKEN_PROGRAM_BYTES, 1, vec![0; len]);
-            assert_eq!(exact.extract(&bad), Err(Malformed::Data([7; 32], len)));
+            assert_eq!(refusal(exact, &bad), why(len));
         }
         for len in [31, 33, 165] {
             let bad = account(TOKEN_PROGRAM_BYTES, 1, vec![0; len]);
             let filtered = Selection { follow: Follow::Closed, ..exact };
-            assert_eq!(filtered.extract(&bad), Err(Malformed::Data([7; 32], len)));
+            assert_eq!(refusal(filtered, &bad), why(len));
         }
     }
 }
