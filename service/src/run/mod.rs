@@ -113,8 +113,7 @@ pub(crate) fn run(config: &Config) -> Result<(), Failed> {
     stops.keep();
     let mut map = Map::start(config, store, &shown)?;
     let healer = Healer::new(config, &map.engine, &shown);
-    let front = Front { ports, access, stops };
-    let outcome = runtime.block_on(serve(config, front, &mut map, Sources { begin, healer }));
+    let outcome = runtime.block_on(serve(config, ports, access, stops, &mut map, begin, healer));
     let deadline = Instant::now() + JOIN_LIMIT;
     runtime.shutdown_timeout(Duration::from_secs(1));
     let stuck = map.close(deadline)?;
@@ -150,19 +149,6 @@ async fn prepare(
     Ok(spooling.map(|spooling| (ports, Some(spooling))))
 }
 
-/// The listening ports, the access rules, and the signals that stop the service.
-struct Front {
-    ports: Ports,
-    access: Arc<Access>,
-    stops: Stops,
-}
-
-/// The sources of the first slots and of those that the stream lacks.
-struct Sources {
-    begin: Begin,
-    healer: Option<Healer>,
-}
-
 /// The tasks that end once the service stops.
 struct Tasks {
     receiver: JoinHandle<()>,
@@ -174,8 +160,17 @@ struct Tasks {
 /// The outcome of ingest-apply; an error if it ended without one.
 type Applied = Result<engine_api::Result<()>, oneshot::error::RecvError>;
 
-async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -> Result<()> {
-    let Front { ports, access, mut stops } = front;
+/// Serves until a signal of `stops`, or until the engine fails. `begin` and `healer` are the sources of the first slots and of
+/// those that the stream lacks.
+async fn serve(
+    config: &Config,
+    ports: Ports,
+    access: Arc<Access>,
+    mut stops: Stops,
+    map: &mut Map,
+    begin: Begin,
+    healer: Option<Healer>,
+) -> Result<()> {
     let Handles { status, feed: log, net, .. } = map.handles.clone();
     let (tcp, http) = ports.listen()?;
     let uds = config.grpc.uds.as_deref().map(|path| UdsListener::bind(path, &config.grpc.uds_access()?)).transpose()?;
@@ -200,7 +195,6 @@ async fn serve(config: &Config, front: Front, map: &mut Map, sources: Sources) -
         identity: Arc::new(Identity::of(config)),
         hosts: Arc::new(Hosts::new(&config.http.metrics)),
     };
-    let Sources { begin, healer } = sources;
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
     // A store between two slots answers no lookup.
     let answers = !state.published.is_healing();
