@@ -38,9 +38,9 @@ use crate::ingest::provider;
 use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::spooling::{SpoolConfig, Spooling};
 use crate::overlay::Overlay;
-use crate::pages::dashboard::{Identity, Sampler};
+use crate::pages::dashboard::Sampler;
 use crate::pages::handles::Handles;
-use crate::pages::http::{self, Hosts, HttpState};
+use crate::pages::http::{self, HttpState};
 use crate::spool;
 use crate::store::{self, StoreSettings};
 use crate::systemd;
@@ -367,19 +367,9 @@ impl Pages {
         state.progress.set_phase(Phase::Loading("beginning".to_owned()));
         let label = config.engine.options().label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
-        let latency = Latency::new(label);
-        let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
-            .context("cannot start the sampling thread")?;
-        let state_of_http = HttpState {
-            latency,
-            handles,
-            history,
-            identity: Arc::new(Identity::of(config)),
-            hosts: Arc::new(Hosts::new(&config.http.metrics)),
-        };
+        let (pages, sampler) = HttpState::start(config, Latency::new(label), handles)?;
         let (close, closed) = oneshot::channel();
-        let served =
-            tokio::spawn(http::serve(listener, state_of_http, async move { closed.await.unwrap_or_default() }));
+        let served = tokio::spawn(http::serve(listener, pages, async move { closed.await.unwrap_or_default() }));
         Ok(Self { state, sampler, close, served })
     }
 

@@ -10,6 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -19,12 +20,13 @@ use engine_latency::{Latency, Snapshot, export};
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 
+use crate::config::Config;
 use crate::net::limit::Limit;
-use crate::pages::dashboard::{self, Dashboard, History, Identity};
+use crate::pages::dashboard::{self, Dashboard, Identity, Sampler};
 use crate::pages::handles::Handles;
 use crate::pages::{metrics, status};
 
-pub(crate) use host::Hosts;
+use host::Hosts;
 
 /// How long a request under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -36,13 +38,23 @@ const JSON: &str = "application/json";
 /// State from which the pages are rendered.
 #[derive(Clone)]
 pub(crate) struct HttpState {
-    pub latency: Arc<Latency>,
-    pub handles: Handles,
-    /// Past samples for the dashboard.
-    pub history: Arc<History>,
+    latency: Arc<Latency>,
+    dashboard: Dashboard,
     /// Host names that requests may use.
-    pub hosts: Arc<Hosts>,
-    pub identity: Arc<Identity>,
+    hosts: Arc<Hosts>,
+}
+
+impl HttpState {
+    /// Returns the state of a service that has these histograms and handles, with the running sampler of its dashboard.
+    ///
+    /// # Errors
+    /// The operating system cannot start a thread.
+    pub(crate) fn start(config: &Config, latency: Arc<Latency>, handles: Handles) -> Result<(Self, Sampler)> {
+        let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
+            .context("cannot start the sampling thread")?;
+        let dashboard = Dashboard { handles, history, identity: Arc::new(Identity::of(config)) };
+        Ok((Self { latency, dashboard, hosts: Arc::new(Hosts::new(&config.http.metrics)) }, sampler))
+    }
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
@@ -52,7 +64,7 @@ where
 {
     let ended = shutdown.boxed().shared();
     let overdue = ended.clone().then(|()| tokio::time::sleep(SHUTDOWN_GRACE));
-    let limit = Limit::http(&state.handles.net);
+    let limit = Limit::http(&state.dashboard.handles.net);
     tokio::select! {
         () = server::serve(listener, router(state), limit, ended) => {}
         () = overdue => {}
@@ -61,11 +73,6 @@ where
 
 fn router(state: HttpState) -> Router {
     let host = middleware::from_fn_with_state(Arc::clone(&state.hosts), host::check);
-    let dashboard = Dashboard {
-        handles: state.handles.clone(),
-        history: Arc::clone(&state.history),
-        identity: Arc::clone(&state.identity),
-    };
     Router::new()
         .route("/healthz", get(async || page(TEXT, "ok\n")))
         .route("/readyz", get(readyz))
@@ -73,13 +80,13 @@ fn router(state: HttpState) -> Router {
         .route("/status.json", get(status))
         .route("/histograms.json", get(histograms_json))
         .route("/histograms.hlog", get(histograms_hlog))
-        .merge(dashboard::routes(dashboard))
+        .merge(dashboard::routes(state.dashboard.clone()))
         .with_state(state)
         .layer(host)
 }
 
 async fn readyz(State(state): State<HttpState>) -> Response {
-    let status = state.handles.status.response();
+    let status = state.dashboard.handles.status.response();
     if status.ready {
         return page(TEXT, "ready\n");
     }
@@ -87,7 +94,8 @@ async fn readyz(State(state): State<HttpState>) -> Response {
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
-    let (handles, resources) = (state.handles.clone(), state.history.resources());
+    let Dashboard { handles, history, .. } = state.dashboard.clone();
+    let resources = history.resources();
     let render = move |snapshot: &Snapshot| metrics::prometheus(&handles, resources, snapshot).into_bytes();
     of_snapshot(state, PROMETHEUS, render).await
 }
@@ -104,7 +112,7 @@ async fn histograms_hlog(State(state): State<HttpState>) -> Response {
 }
 
 async fn status(State(state): State<HttpState>) -> Response {
-    page(JSON, status::json(&state.handles).to_string())
+    page(JSON, status::json(&state.dashboard.handles).to_string())
 }
 
 async fn of_snapshot(
@@ -160,13 +168,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
-        let state = HttpState {
-            latency,
-            handles: pool.handles.clone(),
-            history: Arc::default(),
-            hosts: Arc::default(),
-            identity: Arc::default(),
-        };
+        let (history, identity) = Default::default();
+        let dashboard = Dashboard { handles: pool.handles.clone(), history, identity };
+        let state = HttpState { latency, dashboard, hosts: Arc::default() };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }

@@ -29,8 +29,9 @@ use crate::ingest::map_writer::MapConfig;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, LookupThreads, Lookups};
 use crate::overlay::Overlay;
-use crate::pages::dashboard::{History, Sampler};
+use crate::pages::dashboard::Sampler;
 use crate::pages::handles::Handles;
+use crate::pages::http::HttpState;
 use crate::rpc::FeedService;
 use crate::shm::{Doorbell, ShmServer, ShmState};
 use crate::store::{self, WarmUpArg};
@@ -54,8 +55,8 @@ pub(crate) struct Map {
     pub(crate) pulses: Pulses,
     pub(crate) lookups: Lookups,
     pub(crate) admin: Admin,
-    /// Past samples of the dashboard.
-    pub(crate) history: Arc<History>,
+    /// State from which the pages are rendered, with the dashboard's past samples.
+    pub(crate) pages: HttpState,
     /// Writer of the feed, until ingest-apply has it.
     writer: Option<FeedWriter>,
     threads: Threads,
@@ -133,13 +134,11 @@ impl Map {
         let start_workers = |_| Workers::start(Arc::clone(&engine), Arc::clone(&handles.views));
         let workers =
             handles.feed.as_ref().map(start_workers).transpose().context("cannot start the feed's threads")?;
-        let (sampler, history) =
-            Sampler::start(Arc::clone(engine.latency()), handles.clone(), config.store.dir.clone())
-                .context("cannot start the sampling thread")?;
+        let (pages, sampler) = HttpState::start(config, Arc::clone(engine.latency()), handles.clone())?;
         let (snapshots, views) = (Arc::clone(&handles.snapshots), Arc::clone(&handles.views));
         let admin = Admin::new(&engine, handles.status.clone(), snapshots, views);
         let threads = Threads { lookups: lookup_threads, warm_up, shm, workers, sampler };
-        Ok(Self { engine, state, handles, pulses, lookups, admin, history, writer, threads })
+        Ok(Self { engine, state, handles, pulses, lookups, admin, pages, writer, threads })
     }
 
     /// Returns the applying side of the ingest, which takes over the feed's writer.

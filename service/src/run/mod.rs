@@ -35,9 +35,8 @@ use crate::ingest::settings::TAKEOVER_LAG_SLOTS;
 use crate::ingest::spooling::Spooling;
 use crate::net::limit::{self, ConnectionLimits};
 use crate::net::{Access, Addresses, Ports};
-use crate::pages::dashboard::Identity;
 use crate::pages::handles::Handles;
-use crate::pages::http::{self, Hosts, HttpState};
+use crate::pages::http;
 use crate::processed;
 use crate::rpc::{self, Door, UdsListener};
 use crate::store;
@@ -188,19 +187,12 @@ async fn serve(
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
     let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), Arc::clone(&net));
     let services = rpc::Services { ask, status: status.clone(), feed: map.feed_service(config), net };
-    let http_state = HttpState {
-        latency: Arc::clone(map.engine.latency()),
-        handles: map.handles.clone(),
-        history: Arc::clone(&map.history),
-        identity: Arc::new(Identity::of(config)),
-        hosts: Arc::new(Hosts::new(&config.http.metrics)),
-    };
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
     // A store between two slots answers no lookup.
     let answers = !state.published.is_healing();
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
-        http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
+        http: tokio::spawn(http::serve(http, map.pages.clone(), until(stopped.clone()))),
         admin: tokio::spawn(admin::serve(config.store.dir.clone(), map.admin.clone(), until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };

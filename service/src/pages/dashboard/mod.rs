@@ -21,7 +21,7 @@ use base64::prelude::BASE64_STANDARD;
 
 use crate::pages::handles::Handles;
 
-pub(crate) use history::History;
+use history::History;
 pub(crate) use identity::Identity;
 pub(crate) use sample::Sampler;
 
