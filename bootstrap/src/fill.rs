@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use engine_api::{BulkLoad, Durability, Engine as _, Key, Value};
+use engine_api::{Durability, Engine as _, Key, Value};
 use engine_latency::Measured;
 use engines::Digest;
 use solana::{ChainCheckpoint, MapPhase};
@@ -77,10 +77,7 @@ impl<'a> Fill<'a> {
     /// # Errors
     /// Errors of the engine, with the way out; errors of reading the spill or giving it back, naming the file.
     pub(crate) fn pairs(&mut self) -> Result<Tally> {
-        match self.engine.bulk().filter(|_| self.setup.order == Order::Sorted) {
-            None => self.batches(),
-            Some(bulk) => self.chunks(bulk),
-        }
+        if self.setup.order == Order::Sorted { self.chunks() } else { self.batches() }
     }
 
     fn batches(&mut self) -> Result<Tally> {
@@ -105,7 +102,7 @@ impl<'a> Fill<'a> {
         Ok(tally)
     }
 
-    fn chunks(&mut self, bulk: &dyn BulkLoad) -> Result<Tally> {
+    fn chunks(&mut self) -> Result<Tally> {
         let (ordered, skip) = (self.ordered, self.checkpoint.seq);
         ordered.for_each(skip, self.args.on_duplicate, &mut |chunk| {
             if self.stop.asked().is_some() {
@@ -114,7 +111,7 @@ impl<'a> Fill<'a> {
             self.marks.extend(chunk.mark.clone());
             self.expect(chunk);
             if !chunk.pairs.is_empty() {
-                self.chunk(bulk, &chunk.pairs)?;
+                self.chunk(&chunk.pairs)?;
             }
             Ok(self.stop.asked().is_none())
         })
@@ -128,7 +125,7 @@ impl<'a> Fill<'a> {
         self.progress.expect(expected as u64);
     }
 
-    fn chunk(&mut self, bulk: &dyn BulkLoad, pairs: &[(Key, Value)]) -> Result<()> {
+    fn chunk(&mut self, pairs: &[(Key, Value)]) -> Result<()> {
         let mut checkpoint = self.checkpoint;
         checkpoint.seq += pairs.len() as u64;
         // The thread `digest` adds the pairs to the digest while the engine waits for the device.
@@ -140,7 +137,7 @@ impl<'a> Fill<'a> {
                 })
             };
             let adding = self.digest.map(begin).transpose().context("cannot start the thread of the digest")?;
-            bulk.load_sorted(pairs, &checkpoint.write()).with_context(|| self.failed())?;
+            self.engine.load_sorted(pairs, &checkpoint.write()).with_context(|| self.failed())?;
             adding.map(|adding| adding.join().map_err(|_| anyhow!("the thread of the digest panicked"))).transpose()
         });
         self.digest = digest?;

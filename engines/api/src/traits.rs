@@ -1,4 +1,4 @@
-//! The traits: [`Engine`], [`Reader`], [`WriteTxn`], and [`BulkLoad`] for sorted input.
+//! The traits: [`Engine`], [`Reader`], and [`WriteTxn`].
 //!
 //! All are object-safe, because the registry hands out `Box<dyn Engine>`. An indirect call costs about 2 ns, where
 //! operations take 200 ns and more. No method may exist that only one engine can implement.
@@ -39,8 +39,17 @@ pub trait Engine: Send + Sync {
     /// opens as a store of the same engine.
     fn snapshot(&self, dir: &Path) -> Result<()>;
 
-    /// Returns the engine's fast path for sorted input, or `None` if it has none.
-    fn bulk(&self) -> Option<&dyn BulkLoad>;
+    /// Loads sorted pairs through the engine's fastest path: appends `pairs`, strictly ascending and all greater than
+    /// every key in the store, and then records `checkpoint`. Everything is flushed to the device before this returns.
+    ///
+    /// After a crash the store has either this checkpoint and the whole chunk, or the older checkpoint. In the second
+    /// case loading the same chunk again is safe: it leads to the same state even if the engine already holds the
+    /// chunk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::FixInput`] if the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
+    /// allows. Nothing was loaded then.
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
 
     /// Completes background work after a load (a full compaction, a flush), so that reads are measured on the state
     /// that they will have for months. May take minutes. Engines without such work return at once.
@@ -129,21 +138,6 @@ pub trait WriteTxn {
     /// - [`ErrorKind::FixInput`]: the checkpoint is longer than [`Checkpoint::BYTES_MAX`] allows. Nothing of the batch
     ///   was applied.
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()>;
-}
-
-/// Loads sorted pairs through the engine's fastest path.
-pub trait BulkLoad {
-    /// Appends `pairs`, strictly ascending and all greater than every key in the store, and then records `checkpoint`.
-    /// Everything is flushed to the device before this returns.
-    ///
-    /// After a crash the store has either this checkpoint and the whole chunk, or the older checkpoint. In the second
-    /// case loading the same chunk again is safe: it leads to the same state even if the engine already holds the
-    /// chunk.
-    ///
-    /// # Errors
-    /// [`ErrorKind::FixInput`] if the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
-    /// allows. Nothing was loaded then.
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
 }
 
 /// How an [`Engine::warm_up`] continues after a piece.

@@ -190,12 +190,10 @@ pub fn a_checkpoint_too_long_is_refused(store: &dyn Store) {
             assert!(refused.to_string().contains(&format!("bytes={length} most=1024")), "{refused}");
             assert_holds(&*engine, &map, &mark(1));
         }
-        if let Some(bulk) = engine.bulk() {
-            let pairs = [([0xff; 32], value(3))];
-            must_fail("load_sorted", ErrorKind::FixInput, bulk.load_sorted(&pairs, &long));
-            must_fail("load_sorted of nothing", ErrorKind::FixInput, bulk.load_sorted(&[], &long));
-            assert_holds(&*engine, &map, &mark(1));
-        }
+        let pairs = [([0xff; 32], value(3))];
+        must_fail("load_sorted", ErrorKind::FixInput, engine.load_sorted(&pairs, &long));
+        must_fail("load_sorted of nothing", ErrorKind::FixInput, engine.load_sorted(&[], &long));
+        assert_holds(&*engine, &map, &mark(1));
     }
     commit(&*engine, &[(key(2), Some(value(2)))], 2, Durability::Synced);
     must("close", engine.close());

@@ -1,6 +1,6 @@
-//! [`engine_api::BulkLoad`]: sorted chunks through the engine's fastest path.
+//! [`engine_api::Engine::load_sorted`]: sorted chunks through the engine's fastest path.
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Checkpoint, Durability, ErrorKind, Key, Value};
 
 use crate::Store;
 use crate::support::{Map, apply, ascending_key, assert_holds, commit, mark, must, must_fail, temp_dir, value};
@@ -11,15 +11,14 @@ const CHUNK: u64 = 2000;
 pub fn loaded_chunks_equal_puts(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
-    let Some(bulk) = bulk(&*engine) else { return };
     let mut map = Map::new();
     for seq in 1..=4 {
         let pairs = chunk(seq);
-        must("load_sorted", bulk.load_sorted(&pairs, &mark(seq)));
+        must("load_sorted", engine.load_sorted(&pairs, &mark(seq)));
         map.extend(pairs);
         assert_holds(&*engine, &map, &mark(seq));
     }
-    must("load_sorted of nothing", bulk.load_sorted(&[], &mark(5)));
+    must("load_sorted of nothing", engine.load_sorted(&[], &mark(5)));
     assert_holds(&*engine, &map, &mark(5));
     let changes = [(ascending_key(3), Some(value(1))), (ascending_key(CHUNK), None), ([0xff; 32], Some([0; 32]))];
     commit(&*engine, &changes, 6, Durability::Synced);
@@ -34,7 +33,6 @@ pub fn loaded_chunks_equal_puts(store: &dyn Store) {
 pub fn unsorted_input_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
-    let Some(bulk) = bulk(&*engine) else { return };
     let (mut map, mut checkpoint) = (Map::new(), Checkpoint::default());
     for number in 1..=2 {
         let mut descending = chunk(number);
@@ -42,10 +40,10 @@ pub fn unsorted_input_is_refused(store: &dyn Store) {
         let mut repeated = chunk(number);
         repeated[CHUNK as usize - 1].0 = repeated[CHUNK as usize - 2].0;
         for pairs in [descending, repeated] {
-            must_fail("load_sorted of unsorted pairs", ErrorKind::FixInput, bulk.load_sorted(&pairs, &mark(number)));
+            must_fail("load_sorted of unsorted pairs", ErrorKind::FixInput, engine.load_sorted(&pairs, &mark(number)));
             assert_holds(&*engine, &map, &checkpoint);
         }
-        must("load_sorted after a refusal", bulk.load_sorted(&chunk(number), &mark(number)));
+        must("load_sorted after a refusal", engine.load_sorted(&chunk(number), &mark(number)));
         map.extend(chunk(number));
         checkpoint = mark(number);
         assert_holds(&*engine, &map, &checkpoint);
@@ -57,15 +55,14 @@ pub fn unsorted_input_is_refused(store: &dyn Store) {
 pub fn loading_a_chunk_again_converges(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
-    let Some(bulk) = bulk(&*engine) else { return };
-    must("load_sorted", bulk.load_sorted(&chunk(1), &mark(1)));
-    must("load_sorted", bulk.load_sorted(&chunk(2), &mark(2)));
+    must("load_sorted", engine.load_sorted(&chunk(1), &mark(1)));
+    must("load_sorted", engine.load_sorted(&chunk(2), &mark(2)));
     let map: Map = chunk(1).into_iter().chain(chunk(2)).collect();
-    if let Err(error) = bulk.load_sorted(&chunk(2), &mark(2)) {
+    if let Err(error) = engine.load_sorted(&chunk(2), &mark(2)) {
         assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
     }
     assert_holds(&*engine, &map, &mark(2));
-    must("load_sorted", bulk.load_sorted(&chunk(3), &mark(3)));
+    must("load_sorted", engine.load_sorted(&chunk(3), &mark(3)));
     must("close", engine.close());
     let map = map.into_iter().chain(chunk(3)).collect();
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(3));
@@ -74,12 +71,4 @@ pub fn loading_a_chunk_again_converges(store: &dyn Store) {
 /// Returns chunk `number` (from 1) of the ascending pairs.
 fn chunk(number: u64) -> Vec<(Key, Value)> {
     (number * CHUNK..(number + 1) * CHUNK).map(|i| (ascending_key(i), value(i))).collect()
-}
-
-fn bulk(engine: &dyn Engine) -> Option<&dyn BulkLoad> {
-    let bulk = engine.bulk();
-    if bulk.is_none() {
-        println!("{} has no path for sorted input: nothing to check", engine.label());
-    }
-    bulk
 }

@@ -121,11 +121,10 @@ fn apply_step(engine: &dyn Engine, step: &Step, state: &mut State) {
             }
         }
         Step::Bulk(count) => {
-            let Some(bulk) = engine.bulk() else { return };
             state.seq += 1;
             let numbers = state.loaded..state.loaded + count;
             let pairs: Vec<_> = numbers.map(|i| (above(i), value(i))).collect();
-            if let Err(error) = bulk.load_sorted(&pairs, &mark(state.seq)) {
+            if let Err(error) = engine.load_sorted(&pairs, &mark(state.seq)) {
                 panic!("load_sorted count={count}: {}", describe(&error));
             }
             state.loaded += count;

@@ -6,14 +6,12 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine_api::{Checkpoint, Durability, Engine, Key, Reader, Result, Value};
+use engine_api::{Checkpoint, Durability, Engine, Reader, Result};
 
 use crate::files::copy_to_new;
 
 /// Number of pairs that are loaded at once: 64 MiB of them, so that the flushes of a commit do not matter.
 const PAIRS_PER_LOAD: usize = 1 << 20;
-/// Number of pairs in one transaction of an engine that has no fast path for sorted input.
-const PAIRS_PER_COMMIT: usize = 1 << 16;
 
 /// Copies everything that `from` shows into the new store that `create` makes in `dir`, which must not exist yet.
 ///
@@ -28,7 +26,7 @@ pub fn copy_by_scan(from: &mut dyn Reader, dir: &Path, create: impl FnOnce() -> 
 }
 
 fn copy_pairs(from: &mut dyn Reader, to: &dyn Engine) -> Result<()> {
-    let checkpoint = from.checkpoint()?;
+    let (checkpoint, none_yet) = (from.checkpoint()?, Checkpoint::default());
     let mut pairs = Vec::with_capacity(PAIRS_PER_LOAD);
     let mut stored = Ok(());
     from.scan(&mut |key, value| {
@@ -36,24 +34,11 @@ fn copy_pairs(from: &mut dyn Reader, to: &dyn Engine) -> Result<()> {
         if pairs.len() < PAIRS_PER_LOAD {
             return ControlFlow::Continue(());
         }
-        stored = store(to, &pairs);
+        stored = to.load_sorted(&pairs, &none_yet);
         pairs.clear();
         if stored.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     stored?;
-    store(to, &pairs)?;
+    to.load_sorted(&pairs, &none_yet)?;
     to.begin()?.commit(&checkpoint, Durability::Synced)
-}
-
-fn store(to: &dyn Engine, pairs: &[(Key, Value)]) -> Result<()> {
-    let none_yet = Checkpoint::default();
-    if let Some(bulk) = to.bulk() {
-        return bulk.load_sorted(pairs, &none_yet);
-    }
-    for pairs in pairs.chunks(PAIRS_PER_COMMIT) {
-        let mut txn = to.begin()?;
-        pairs.iter().try_for_each(|(key, value)| txn.put(key, value))?;
-        txn.commit(&none_yet, Durability::Buffered)?;
-    }
-    Ok(())
 }

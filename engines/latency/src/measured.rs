@@ -6,9 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{
-    BulkLoad, Checkpoint, Durability, Engine, Key, Pace, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn,
-};
+use engine_api::{Checkpoint, Durability, Engine, Key, Pace, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn};
 
 use crate::{Latency, Op, Recorder};
 
@@ -96,8 +94,8 @@ impl Engine for Measured {
         self.engine.snapshot(dir)
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        self.engine.bulk()
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        self.engine.load_sorted(pairs, checkpoint)
     }
 
     fn settle(&self) -> Result<()> {

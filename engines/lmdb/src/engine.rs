@@ -9,9 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use engine_api::{
-    BulkLoad, Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan,
-};
+use engine_api::{Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan};
 use engine_kit::{allocated_bytes, copy_to_new, create_dir, sync_dir};
 use lmdb::{EnvironmentFlags, Transaction};
 
@@ -122,8 +120,8 @@ impl Engine for LmdbEngine {
         copy_to_new(dir, || self.copy_into(dir))
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        Some(self)
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        load_sorted(&self.store, pairs, checkpoint)
     }
 
     /// LMDB has no checksums: a walk over every page finds a broken tree, but never a changed value.
@@ -141,11 +139,5 @@ impl Engine for LmdbEngine {
 
     fn close(self: Box<Self>) -> Result<()> {
         self.store.flush()
-    }
-}
-
-impl BulkLoad for LmdbEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        load_sorted(&self.store, pairs, checkpoint)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use engine_api::{BulkLoad, Checkpoint, Engine, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan};
+use engine_api::{Checkpoint, Engine, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan};
 use engine_kit::{allocated_bytes, copy_by_scan, create_dir};
 use redb::ReadableTableMetadata;
 
@@ -86,8 +86,8 @@ impl Engine for RedbEngine {
         copy_by_scan(&mut *self.reader()?, dir, || Ok(Box::new(Self::open(dir, &options)?)))
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        Some(self)
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        load_sorted(&self.store, pairs, checkpoint)
     }
 
     /// Runs redb's own check of every page, then a scan. If only the newest commit is damaged, redb goes back to the
@@ -100,11 +100,5 @@ impl Engine for RedbEngine {
     /// Every commit is flushed already. Dropping the database records the allocator's state.
     fn close(self: Box<Self>) -> Result<()> {
         self.store.poison.check()
-    }
-}
-
-impl BulkLoad for RedbEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        load_sorted(&self.store, pairs, checkpoint)
     }
 }

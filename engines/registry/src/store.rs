@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Code, Engine, Error, ErrorKind, Pace, Reader, Result, Stats, Warmed, WriteTxn};
+use engine_api::{
+    Checkpoint, Code, Engine, Error, ErrorKind, Key, Pace, Reader, Result, Stats, Value, Warmed, WriteTxn,
+};
 
 use crate::checked;
 use crate::content::{Load, LoadState};
@@ -267,8 +269,9 @@ impl Engine for Store {
         copy::write(&*self.engine, &self.identity, &self.dir, dir)
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        self.place.as_ref().and_then(|_| self.engine.bulk())
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        self.writable()?;
+        self.engine.load_sorted(pairs, checkpoint)
     }
 
     fn settle(&self) -> Result<()> {

@@ -5,9 +5,7 @@
 
 use std::path::Path;
 
-use engine_api::{
-    BulkLoad, Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan,
-};
+use engine_api::{Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn, scrub_by_scan};
 use engine_kit::create_dir;
 use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, WaitForCompactOptions, properties};
 
@@ -121,8 +119,8 @@ impl Engine for RocksdbEngine {
         Keeper::keep_copy(dir)
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        Some(self)
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        bulk::load_sorted(&self.store, pairs, checkpoint)
     }
 
     /// Flushes, compacts everything above the bottommost level into it, and waits. Sorted files that were ingested at
@@ -165,11 +163,5 @@ impl Engine for RocksdbEngine {
         // The length at the last flush is recorded already, so a failure here is ignored.
         self.store.keep_manifest().ok();
         Ok(())
-    }
-}
-
-impl BulkLoad for RocksdbEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        bulk::load_sorted(&self.store, pairs, checkpoint)
     }
 }

@@ -86,13 +86,12 @@ fn stat(engine: &dyn Engine, name: &str) -> Result<u64> {
 }
 
 fn load(engine: &StrataEngine, pairs: u64) -> Result<()> {
-    let bulk = engine.bulk().ok_or_else(|| Error::new(ErrorKind::Internal, "strata loads sorted pairs"))?;
     let mut chunk: Vec<(Key, Value)> = Vec::new();
     for first in (0..pairs).step_by(CHUNK as usize) {
         chunk.clear();
         chunk.extend((first..pairs.min(first + CHUNK)).map(|n| (key(n, pairs), [n as u8; 32])));
         chunk.sort_unstable();
-        bulk.load_sorted(&chunk, &at(first + 1))?;
+        engine.load_sorted(&chunk, &at(first + 1))?;
     }
     Ok(())
 }
@@ -105,8 +104,7 @@ fn add_run(engine: &StrataEngine, number: u64, records: u64, pairs: u64) -> Resu
     }
     txn.commit(&at(pairs + number), Durability::Buffered)?;
     // A load without pairs writes the memtable as a run and merges nothing.
-    let bulk = engine.bulk().ok_or_else(|| Error::new(ErrorKind::Internal, "strata loads sorted pairs"))?;
-    bulk.load_sorted(&[], &at(pairs + number))
+    engine.load_sorted(&[], &at(pairs + number))
 }
 
 /// Waits until `value` has not changed for [`STEADY`], and returns it.

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use engine_api::{
-    BulkLoad, Checkpoint, Engine, Error, Key, Pace, Reader, Repaired, Result, Stats, Value, Warmed, WriteTxn,
-    scrub_by_scan,
+    Checkpoint, Engine, Error, Key, Pace, Reader, Repaired, Result, Stats, Value, Warmed, WriteTxn, scrub_by_scan,
 };
 
 use crate::format::manifest::Manifest;
@@ -210,8 +209,8 @@ impl Engine for StrataEngine {
         engine_kit::copy_to_new(dir, || bulk::copy_store(&self.shared, dir))
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        Some(self)
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        bulk::load_sorted(&self.shared, pairs, checkpoint)
     }
 
     fn settle(&self) -> Result<()> {
@@ -238,11 +237,5 @@ impl Engine for StrataEngine {
         let synced = self.shared.commits.close();
         self.stop();
         synced
-    }
-}
-
-impl BulkLoad for StrataEngine {
-    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-        bulk::load_sorted(&self.shared, pairs, checkpoint)
     }
 }

@@ -46,7 +46,7 @@ impl Op {
 pub(crate) enum Work {
     /// Changes for one transaction. A key may occur twice.
     Batch(Vec<Op>),
-    /// Sorted pairs for [`engine_api::BulkLoad`]. They have no epoch: a load that was cut short is repeated with the
+    /// Sorted pairs for [`engine_api::Engine::load_sorted`]. They have no epoch: a load that was cut short is repeated with the
     /// same pairs.
     Chunk(Vec<Op>),
 }

@@ -108,23 +108,22 @@ fn put<'e>(engine: &'e dyn Engine, model: &Model, ops: &[Op], rng: &mut Rng) -> 
 
 fn load(engine: &dyn Engine, model: &Model, ops: &[Op], seq: u64, rng: &mut Rng) -> Result<(), Failed> {
     let wrong = |what: String| Err(Failed::Before(Bad::Wrong(what)));
-    let Some(bulk) = engine.bulk() else { return wrong("the engine has lost its path for sorted input".to_owned()) };
     let checkpoint = model.plan.checkpoint(seq, model.history.epoch(seq));
     let pair = |op: &Op| (model.plan.key(op.id), op.value().unwrap_or_default());
     let mut pairs: Vec<(Key, Value)> = ops.iter().map(pair).collect();
     if pairs.len() > 1 && rng.once_in(4) {
         pairs.swap(0, 1);
-        match bulk.load_sorted(&pairs, &checkpoint) {
+        match engine.load_sorted(&pairs, &checkpoint) {
             Err(error) if error.kind() == ErrorKind::FixInput => {}
             Err(error) => return Err(Failed::Load(error)),
             Ok(()) => return wrong(format!("keys that do not ascend were loaded: seq={seq}")),
         }
         pairs.swap(0, 1);
     }
-    bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
+    engine.load_sorted(&pairs, &checkpoint).map_err(Failed::Load)?;
     if model.column.engine().loads_twice && rng.once_in(4) {
         // A loader does the same after a crash, when it does not know whether the chunk was loaded.
-        bulk.load_sorted(&pairs, &checkpoint).map_err(Failed::Repeat)?;
+        engine.load_sorted(&pairs, &checkpoint).map_err(Failed::Repeat)?;
     }
     Ok(())
 }

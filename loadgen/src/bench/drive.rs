@@ -341,7 +341,7 @@ mod tests {
     use std::ops::ControlFlow;
     use std::path::Path;
 
-    use engine_api::{BulkLoad, Stats, Visitor, WriteTxn};
+    use engine_api::{Stats, Visitor, WriteTxn};
     use engine_latency::Latency;
     use workload::Skew;
 
@@ -374,8 +374,8 @@ mod tests {
         fn snapshot(&self, _: &Path) -> engine_api::Result<()> {
             Ok(())
         }
-        fn bulk(&self) -> Option<&dyn BulkLoad> {
-            None
+        fn load_sorted(&self, _: &[(Key, Value)], _: &Checkpoint) -> engine_api::Result<()> {
+            unreachable!("only reads here")
         }
         fn close(self: Box<Self>) -> engine_api::Result<()> {
             Ok(())

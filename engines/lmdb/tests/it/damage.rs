@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use conformance::numbered::{all, at, commit, sorted};
-use engine_api::{BulkLoad as _, Durability, Engine, ErrorKind};
+use engine_api::{Durability, Engine, ErrorKind};
 use solkv_engine_lmdb::{FILE_NAME, LmdbEngine, explain_faults};
 
 use crate::{OPTIONS, open};

@@ -164,7 +164,7 @@ fn the_disk_reserve_refuses_writes_and_leaves_reads() {
     commit(&open(dir.path()), 0, 10, Durability::Synced);
     let full = RedbEngine::open(dir.path(), &RedbOptions { disk_reserve_bytes: u64::MAX, ..OPTIONS }).unwrap();
     assert_eq!(full.begin().err().unwrap().kind(), ErrorKind::FreeSpace);
-    let bulk = full.bulk().unwrap().load_sorted(&[([0xff; 32], [1; 32])], &at(11));
+    let bulk = full.load_sorted(&[([0xff; 32], [1; 32])], &at(11));
     assert_eq!(bulk.unwrap_err().kind(), ErrorKind::FreeSpace);
     assert_eq!(full.reader().unwrap().get(&key(3)).unwrap(), Some(value(3)));
 }

@@ -9,7 +9,7 @@ mod settings;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
 
 const PAIRS: u64 = 5000;

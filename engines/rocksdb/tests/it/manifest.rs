@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use engine_api::{BulkLoad, Engine, ErrorKind};
+use engine_api::{Engine, ErrorKind};
 use solkv_engine_rocksdb::RocksdbEngine;
 
 use crate::{PAIRS, commit, count, mark, pairs, small};

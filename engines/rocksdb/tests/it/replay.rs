@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine};
+use engine_api::{Checkpoint, Durability, Engine};
 use solkv_engine_rocksdb::RocksdbEngine;
 
 use crate::{commit, count, mark, pairs, small};

@@ -4,7 +4,7 @@
 use std::fs;
 use std::ops::ControlFlow;
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
 
 use crate::{PAIRS, commit, count, key, mark, pairs, tuned_with};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, Key};
+use engine_api::{Durability, Engine, Key};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::groups::SIZES;

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
+use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 use solkv_engine_strata::StrataEngine;
 
 use crate::support::{key, stat};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};

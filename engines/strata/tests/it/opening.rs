@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
+use engine_api::{Durability, Engine, ErrorKind};
 use solkv_engine_strata::StrataEngine;
 use solkv_engine_strata::storage::DirStorage;
 

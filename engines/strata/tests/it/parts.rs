@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::faulty::{Fault, FaultyStorage};
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
+use engine_api::{Durability, Engine, ErrorKind};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine};
 

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::faulty::FaultyStorage;
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::groups;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Reader, Value};
+use engine_api::{Durability, Engine, Key, Reader, Value};
 use proptest::prelude::*;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 

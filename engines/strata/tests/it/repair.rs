@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Repaired};
+use engine_api::{Durability, Engine, ErrorKind, Key, Repaired};
 use solkv_engine_strata::storage::{DirStorage, Storage};
 use solkv_engine_strata::{Sizes, StrataEngine};
 

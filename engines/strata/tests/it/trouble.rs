@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
+use engine_api::{Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_strata::storage::Storage;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{BulkLoad, Engine, Key, Pace, Value, Warmed};
+use engine_api::{Engine, Key, Pace, Value, Warmed};
 use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use crate::seq;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use engine_api::{
-    BulkLoad, Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, Visitor, WriteTxn,
+    Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, Visitor, WriteTxn,
 };
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
@@ -234,8 +234,8 @@ impl Engine for Mortal {
         self.engine.snapshot(dir)
     }
 
-    fn bulk(&self) -> Option<&dyn BulkLoad> {
-        self.engine.bulk()
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        self.engine.load_sorted(pairs, checkpoint)
     }
 
     fn close(self: Box<Self>) -> Result<()> {
