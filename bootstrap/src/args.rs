@@ -5,7 +5,7 @@
 
 use engine_api::Code;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -20,8 +20,9 @@ use crate::seen::Seen;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;
 
+// The default has the defaults of the command line.
 /// Loads pairs into a store.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -99,32 +100,6 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The options of a load with the defaults of the command line.
-    pub(crate) fn new(engine: EngineArgs, dir: &Path, source: SourceArgs) -> Self {
-        Self {
-            engine,
-            dir: dir.to_owned(),
-            meaning: MeaningArgs::default(),
-            source,
-            order: None,
-            on_duplicate: OnDuplicate::Error,
-            resume: false,
-            slot: None,
-            batch: None,
-            synced: false,
-            sample_every: None,
-            settle: false,
-            work_dir: None,
-            sort_memory: None,
-            skip_disk_check: false,
-            report: None,
-            hlog: None,
-            seen: Seen::default(),
-            beside_bytes: 0,
-            is_part: false,
-        }
-    }
-
     /// Returns the words that say how an interrupted load is continued.
     pub(crate) fn way_on(&self) -> &'static str {
         if self.is_part { "the next start continues" } else { "the same command with --resume continues" }

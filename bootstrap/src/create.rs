@@ -80,11 +80,14 @@ fn args(store: &NewStore<'_>, seen: &Seen) -> LoadArgs {
         ..SourceArgs::default()
     };
     LoadArgs {
+        engine: EngineArgs::from(engine),
+        dir: dir.to_owned(),
+        source,
         meaning: MeaningArgs { extract: Some(extract), cluster: cluster.map(str::to_owned) },
         resume: true,
         seen: seen.clone(),
         beside_bytes,
         is_part: true,
-        ..LoadArgs::new(EngineArgs::from(engine), dir, source)
+        ..LoadArgs::default()
     }
 }

@@ -62,11 +62,14 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let source = SourceArgs { store: Some(stored), ..SourceArgs::default() };
     let load = LoadArgs {
+        engine: args.engine.clone(),
+        dir: args.dir.clone(),
+        source,
         order: Some(Order::Sorted),
         resume: args.resume,
         settle: args.settle,
         skip_disk_check: args.skip_disk_check,
-        ..LoadArgs::new(args.engine.clone(), &args.dir, source)
+        ..LoadArgs::default()
     };
     load::run_until(&load, &stop)
 }

@@ -42,9 +42,10 @@ pub(crate) use spill::Tell;
 pub(crate) use work::WorkDir;
 
 /// How a key is treated that comes twice with different values. The same pair twice is harmless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnDuplicate {
     /// Stop with an error that names both places.
+    #[default]
     Error,
     /// The last one in the source wins.
     Last,

@@ -11,12 +11,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::source::Record;
 
 /// The order in which pairs reach the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Order {
     /// Random: the worst case for a B+tree, and the order in which keys arrive in a live stream.
     Shuffled,
     /// Ascending by key, through the engine's bulk path.
+    #[default]
     Sorted,
 }
 

@@ -55,7 +55,7 @@ impl WorkDir {
 }
 
 /// A spill's source, its progress, and its files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     pub(crate) version: u32,
@@ -93,23 +93,7 @@ pub(crate) struct Manifest {
 impl Manifest {
     /// Creates the manifest of a spill without records.
     pub(crate) fn new(spill: u64, source: String, format: Option<Format>, order: Order, seed: u64) -> Self {
-        Self {
-            version: FORMAT,
-            spill: format!("{spill:016x}"),
-            source,
-            format,
-            order,
-            seed,
-            asked: Asked::default(),
-            records: 0,
-            content: String::new(),
-            complete: false,
-            place: Place::default(),
-            stamp: None,
-            given_back: Tally::default(),
-            told: Told::default(),
-            runs: Vec::new(),
-        }
+        Self { version: FORMAT, spill: format!("{spill:016x}"), source, format, order, seed, ..Self::default() }
     }
 
     /// Parses the spill's number from its hex.
