@@ -16,8 +16,10 @@ use crate::paths::beside;
 use crate::scan::open_to_scan;
 use crate::seen::Seen;
 use crate::served;
-use crate::side_by_side::{Changed, Compared, Differs, SideBySide};
-use crate::sides::{Counts, base58, base58_or_nothing};
+pub use crate::side_by_side::Contents;
+use crate::side_by_side::{Compared, Differs, SideBySide};
+pub use crate::sides::Counts;
+use crate::sides::{base58, base58_or_nothing};
 use crate::signal::Stop;
 pub use crate::source::OtherChain;
 use crate::source::{Archives, Source};
@@ -47,6 +49,12 @@ pub struct Store<'a> {
     pub skip_disk_check: bool,
     /// Ends the comparison with an error.
     pub stop: &'a Stop,
+}
+
+impl Store<'_> {
+    fn work(&self) -> WorkDir {
+        WorkDir { is_default: true, ..WorkDir::named(&self.sort_dir) }
+    }
 }
 
 /// Returns the default working directory of an audit of the store in `dir`, which is next to the store.
@@ -80,40 +88,17 @@ pub fn open(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
 pub struct Audited {
     /// Versions of accounts in the archives.
     pub records: u64,
-    /// Pairs of the archive: accounts that have a value.
-    pub expected_pairs: u64,
-    /// Pairs of the store at the archive's slot.
-    pub stored_pairs: u64,
-    /// Keys with another value in the store.
-    pub different: u64,
-    /// Keys of the archive that the store lacks.
-    pub missing: u64,
-    /// Keys that the archive lacks.
-    pub only_in_store: u64,
+    /// Pairs of the archive, which are the accounts that have a value, on this side; those of the store at the archive's
+    /// slot on the other one.
+    pub counts: Counts,
     /// Keys changed since the archive's slot whose newest value the store does not hold.
     pub lost_changes: u64,
-}
-
-/// Facts of archives that were read to their end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Contents {
-    /// Number of pairs: accounts that have a value. Of an incremental archive without its full one, number of accounts.
-    pub pairs: u64,
-    /// Blockhash of the newest archive's slot; all zeros if it is unknown.
-    pub blockhash: [u8; 32],
 }
 
 impl Audited {
     /// Whether the store holds exactly the pairs of the archive, and the changes after it.
     pub fn is_equal(&self) -> bool {
-        self.different + self.missing + self.only_in_store + self.lost_changes == 0
-    }
-
-    /// Names the usual cause where store and archive have no key in common.
-    pub fn hint(&self) -> Option<&'static str> {
-        let Self { expected_pairs, stored_pairs, different, missing, only_in_store, .. } = *self;
-        let (pairs, other_pairs) = (expected_pairs, stored_pairs);
-        Counts { pairs, other_pairs, only_here: missing, only_there: only_in_store, different }.hint()
+        self.counts.unequal() + self.lost_changes == 0
     }
 }
 
@@ -151,22 +136,12 @@ impl Archived {
     /// # Errors
     /// Errors of reading and sorting the archives, naming the place; errors of scanning the store; the stop.
     pub fn compare(&self, store: &Store<'_>, name: &mut dyn FnMut(&str)) -> Result<Audited> {
-        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
-        let Compared { records, counts, lost, .. } = self.side_by_side(store, &work).compare(name)?;
+        let Compared { records, counts, lost, .. } = self.side_by_side(store, &store.work()).compare(name)?;
         for one in &lost.named {
             let (expected, found) = (base58_or_nothing(one.expected.as_ref()), base58_or_nothing(one.found.as_ref()));
             name(&format!("lost change: key={} expected={expected} found={found}", base58(&one.key)));
         }
-        let Counts { pairs, other_pairs, only_here, only_there, different } = counts;
-        Ok(Audited {
-            records,
-            expected_pairs: pairs,
-            stored_pairs: other_pairs,
-            different,
-            missing: only_here,
-            only_in_store: only_there,
-            lost_changes: lost.count,
-        })
+        Ok(Audited { records, counts, lost_changes: lost.count })
     }
 
     /// Calls `take` for every key whose value in the store differs from that in the archives, in ascending order, with
@@ -175,8 +150,7 @@ impl Archived {
     /// # Errors
     /// Those of [`Self::compare`].
     pub fn differences(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
-        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
-        let compared = self.side_by_side(store, &work).differences(u64::MAX, seen, take)?;
+        let compared = self.side_by_side(store, &store.work()).differences(u64::MAX, seen, take)?;
         Ok(Contents { pairs: compared.counts.pairs, blockhash: compared.blockhash })
     }
 
@@ -203,9 +177,7 @@ impl Archived {
     /// # Errors
     /// Those of [`Self::compare`].
     pub fn changes(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
-        let work = WorkDir { is_default: true, ..WorkDir::named(&store.sort_dir) };
-        let Changed { keys, blockhash } = self.side_by_side(store, &work).changes(seen, take)?;
-        Ok(Contents { pairs: keys, blockhash })
+        self.side_by_side(store, &store.work()).changes(seen, take)
     }
 
     fn side_by_side<'a>(&'a self, store: &'a Store<'_>, work: &'a WorkDir) -> SideBySide<'a> {

@@ -61,12 +61,14 @@ pub(crate) struct Compared {
     pub(crate) lost: LostChanges,
 }
 
-/// Result of looking up the keys of an incremental archive.
-pub(crate) struct Changed {
-    /// Number of keys that were looked up: accounts with or without a value.
-    pub(crate) keys: u64,
-    /// Blockhash of the archive's slot; all zeros if it is unknown.
-    pub(crate) blockhash: [u8; 32],
+/// Facts of archives that were read to their end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Number of pairs: accounts that have a value. Of an incremental archive without its full one, number of keys that
+    /// were looked up: accounts with or without a value.
+    pub pairs: u64,
+    /// Blockhash of the newest archive's slot; all zeros if it is unknown.
+    pub blockhash: [u8; 32],
 }
 
 impl SideBySide<'_> {
@@ -113,7 +115,7 @@ impl SideBySide<'_> {
     ///
     /// # Errors
     /// Errors of reading and sorting the archive, and of the lookups; the stop.
-    pub(crate) fn changes(&self, seen: &Seen, take: &mut Differs<'_>) -> Result<Changed> {
+    pub(crate) fn changes(&self, seen: &Seen, take: &mut Differs<'_>) -> Result<Contents> {
         let ordered = self.sort(seen)?;
         let mut looking = Progress::new(Some(ordered.records), "looking up in the store").seen_by(seen);
         let mut reader = self.engine.reader()?;
@@ -143,7 +145,7 @@ impl SideBySide<'_> {
         let (tally, blockhash) = (tally?, ordered.blockhash);
         undone.try_for_each(|(undone, before)| take_back(&mut *reader, undone, before, take))?;
         ordered.discard()?;
-        Ok(Changed { keys: tally.pairs + tally.absent, blockhash })
+        Ok(Contents { pairs: tally.pairs + tally.absent, blockhash })
     }
 
     /// Sorts the source by key. Continues with the spill of an earlier comparison with the same source.

@@ -85,15 +85,15 @@ pub(crate) fn merge<N: FnMut(&Key, Option<&Value>, Option<&Value>)>(
 
 /// Result of comparing two sides, in numbers of pairs and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Number of pairs on this side.
-    pub(crate) pairs: u64,
-    pub(crate) other_pairs: u64,
+    pub pairs: u64,
+    pub other_pairs: u64,
     /// Keys that only this side has.
-    pub(crate) only_here: u64,
-    pub(crate) only_there: u64,
+    pub only_here: u64,
+    pub only_there: u64,
     /// Keys that both sides have, with different values.
-    pub(crate) different: u64,
+    pub different: u64,
 }
 
 impl Counts {
@@ -103,7 +103,7 @@ impl Counts {
     }
 
     /// Names the usual cause where both sides have pairs, but no key in common.
-    pub(crate) fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&'static str> {
         let has_no_common_key = self.only_here == self.pairs && self.only_there == self.other_pairs;
         (has_no_common_key && self.pairs > 0 && self.other_pairs > 0).then_some(
             "store and source have no key in common: the source is probably of another chain, or of another --extract",

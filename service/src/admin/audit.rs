@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use bootstrap::Stop;
-use bootstrap::audit::{self, Archived, Audited, Undo};
+use bootstrap::audit::{self, Archived, Audited, Counts, Undo};
 use bytesize::ByteSize;
 use engine_api::{Code, Engine, Error, ErrorKind};
 use solana::ChainCheckpoint;
@@ -213,14 +213,15 @@ fn undo(history: &History, bytes_max: u64) -> Result<Undo, Failed> {
 }
 
 fn report(said: &mut String, at: &str, audited: &Audited) -> std::fmt::Result {
-    let Audited { records, expected_pairs, stored_pairs, different, missing, only_in_store, lost_changes } = audited;
+    let Audited { records, counts, lost_changes } = audited;
+    let Counts { pairs, other_pairs, only_here, only_there, different } = counts;
     if audited.is_equal() {
-        return writeln!(said, "equal: {at} records={records} stored_pairs={stored_pairs}");
+        return writeln!(said, "equal: {at} records={records} stored_pairs={other_pairs}");
     }
     writeln!(
         said,
-        "not equal: {at} records={records} expected_pairs={expected_pairs} stored_pairs={stored_pairs} \
-         different={different} missing={missing} only_in_store={only_in_store} lost_changes={lost_changes}"
+        "not equal: {at} records={records} expected_pairs={pairs} stored_pairs={other_pairs} \
+         different={different} missing={only_here} only_in_store={only_there} lost_changes={lost_changes}"
     )?;
-    audited.hint().map_or(Ok(()), |hint| writeln!(said, "{hint}"))
+    counts.hint().map_or(Ok(()), |hint| writeln!(said, "{hint}"))
 }
