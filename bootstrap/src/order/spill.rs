@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
 use anyhow::{Error, Result, anyhow, ensure};
-use engine_api::Code;
+use engine_api::{Code, ErrorKind};
 
 use super::merge::combine;
 use super::runs::{Batch, sort_batches, write_runs};
@@ -394,7 +394,9 @@ impl<'a> Collector<'a> {
         if now != stamp {
             let message =
                 format!("the file was changed while it was read: {source}: start again once it stays as it is");
-            return Err(Code::InputChanged.error(message).into());
+            // Not `FixInput`: the same start succeeds once the file stays as it is.
+            let changed = engine_api::Error::new(ErrorKind::Retry, message).with_code(Code::InputChanged);
+            return Err(changed.into());
         }
         if self.begun_runs > 0 && !self.records.is_empty() {
             self.send(Some(told.clone()))?;

@@ -118,33 +118,6 @@ codes! {
     FeedStalled "E-FEED-STALLED"
 }
 
-/// An error with a code and a message, for where no other type of error is needed.
-#[derive(Debug)]
-pub struct Coded {
-    code: Code,
-    message: String,
-}
-
-impl Code {
-    /// Makes an error with this code. The message, in lower case, names the way out.
-    pub fn error(self, message: impl Into<String>) -> Coded {
-        Coded { code: self, message: message.into() }
-    }
-}
-
-impl fmt::Display for Coded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-/// The source is the code, by which [`Code::of`] finds it.
-impl StdError for Coded {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        Some(&self.code)
-    }
-}
-
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

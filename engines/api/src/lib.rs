@@ -16,7 +16,7 @@ mod traits;
 mod words;
 
 pub use checkpoint::{Checkpoint, Durability};
-pub use code::{Code, Coded};
+pub use code::Code;
 pub use descriptor::{
     Buffered, Column, Count, Descriptor, Note, Open, OpenReadOnly, Options, PairBytes, Repair, Repaired, Settings,
     Share,

@@ -41,7 +41,8 @@ mod tests {
     fn the_code_comes_first_wherever_it_is_in_the_chain() {
         let held = Error::new(ErrorKind::Retry, "store is open in another process").with_code(Code::Lock);
         assert_eq!(words(&held), "E-LOCK: store is open in another process");
-        let outer = Error::with_source(ErrorKind::FixInput, "cannot begin", Code::Resume.error("nothing to resume"));
+        let outer =
+            Error::with_source(ErrorKind::FixInput, "cannot begin", Error::wrong(Code::Resume, "nothing to resume"));
         assert_eq!(words(&outer), "E-RESUME: cannot begin: nothing to resume");
     }
 }

@@ -14,7 +14,7 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use engine_api::Code;
+use engine_api::{Code, Error};
 use futures::task::AtomicWaker;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -372,11 +372,14 @@ pub(crate) fn open_files(max_connections: u32) -> Result<()> {
     let needed = u64::from(max_connections) + u64::from(HTTP_CONNECTIONS_MAX) + FILES_RESERVE;
     ensure!(
         limit.maximum.is_none_or(|maximum| maximum >= needed),
-        Code::OpenFiles.error(format!(
-            "max_connections={max_connections} needs more open files than the process may have: needed={needed} \
+        Error::wrong(
+            Code::OpenFiles,
+            format!(
+                "max_connections={max_connections} needs more open files than the process may have: needed={needed} \
              hard_limit={}; give fewer, or raise LimitNOFILE= (systemd) or ulimit -Hn",
-            limit.maximum.unwrap_or_default()
-        ))
+                limit.maximum.unwrap_or_default()
+            )
+        )
     );
     Ok(())
 }
