@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
+use engines::resolved;
 
 use crate::args::LoadArgs;
 use crate::order::WorkDir;
@@ -106,16 +107,4 @@ pub(crate) fn beside(dir: &Path, ending: &str) -> PathBuf {
     let mut name = dir.into_os_string();
     name.push(ending);
     PathBuf::from(name)
-}
-
-/// Returns the real path of a file that may not exist yet: its nearest existing ancestor with all links resolved, and
-/// the remaining names.
-fn resolved(path: &Path) -> PathBuf {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    for above in path.ancestors() {
-        if let (Ok(real), Ok(below)) = (above.canonicalize(), path.strip_prefix(above)) {
-            return if below.as_os_str().is_empty() { real } else { real.join(below) };
-        }
-    }
-    path
 }

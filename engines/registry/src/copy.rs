@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use engine_api::{Code, Engine, Error, ErrorKind, Result};
 
 use crate::checked::{self, Found};
-use crate::directory::{CONTRADICTION, DATA, names, new_dir, sync_parent};
+use crate::directory::{CONTRADICTION, DATA, names, new_dir, resolved, sync_parent};
 use crate::hold::holder;
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, Identity, MARKER_TEMPORARY};
@@ -164,18 +164,6 @@ pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
             place.display()
         ),
     ))
-}
-
-/// Returns the future path of `dir`: the nearest directory above it that exists, without links, and the names below
-/// that one.
-fn resolved(dir: &Path) -> PathBuf {
-    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
-    for above in dir.ancestors() {
-        if let (Ok(real), Ok(below)) = (above.canonicalize(), dir.strip_prefix(above)) {
-            return real.join(below);
-        }
-    }
-    dir
 }
 
 fn refuse_unless_empty(dir: &Path) -> Result<()> {

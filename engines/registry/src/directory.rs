@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind as Io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine_api::{Error, Result};
 
@@ -30,15 +30,35 @@ const DIR_MODE: u32 = 0o700;
 
 /// Returns the names in `dir`; empty if it is missing.
 pub(crate) fn names(dir: &Path) -> Result<BTreeSet<String>> {
-    let failed = |e: std::io::Error| {
-        Error::io(format!("cannot list the store's directory: dir={} reason={e}", dir.display()), e)
-    };
+    listed(dir, "directory", &[Io::NotFound])
+}
+
+/// Returns the names of the engine's files; empty if their directory is missing.
+pub(crate) fn names_of_files(dir: &Path) -> Result<BTreeSet<String>> {
+    listed(&dir.join(DATA), "files", &[Io::NotFound, Io::NotADirectory])
+}
+
+/// Returns the names in `dir`, which messages call the store's `role`; empty if an error says that it is `missing`.
+fn listed(dir: &Path, role: &str, missing: &[Io]) -> Result<BTreeSet<String>> {
+    let failed =
+        |e: std::io::Error| Error::io(format!("cannot list the store's {role}: dir={} reason={e}", dir.display()), e);
     let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == Io::NotFound => return Ok(BTreeSet::new()),
-        Err(e) => return Err(failed(e)),
+        Err(e) if missing.contains(&e.kind()) => return Ok(BTreeSet::new()),
+        entries => entries.map_err(failed)?,
     };
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Returns the real path of a directory or file that may not exist yet: its nearest existing ancestor with all links
+/// resolved, and the remaining names.
+pub fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for above in path.ancestors() {
+        if let (Ok(real), Ok(below)) = (above.canonicalize(), path.strip_prefix(above)) {
+            return if below.as_os_str().is_empty() { real } else { real.join(below) };
+        }
+    }
+    path
 }
 
 /// Creates the directory of a store if it is missing, and makes its name durable.

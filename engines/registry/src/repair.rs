@@ -7,7 +7,7 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::{Code, Error, Repaired, Result};
 
-use crate::directory::DATA;
+use crate::directory::{DATA, names_of_files};
 use crate::engine::{effective, open_engine};
 use crate::list::EngineKind;
 use crate::lock::DirLock;
@@ -25,7 +25,7 @@ use crate::standing;
 /// any error of the engine's repair.
 pub fn repair(dir: &Path) -> Result<Repaired> {
     let Some(known) = marker::read(dir)? else { return Err(standing::no_store(dir)) };
-    if standing::names(dir)?.is_empty() {
+    if names_of_files(dir)?.is_empty() {
         // Without files a repair would make an empty store, so refuse as an opening does.
         standing::check_files(dir, &known)?;
     }

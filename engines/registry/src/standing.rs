@@ -11,7 +11,7 @@ use std::path::Path;
 
 use engine_api::{Code, Error, ErrorKind, Result};
 
-use crate::directory::DATA;
+use crate::directory::{DATA, names_of_files};
 use crate::engine::open_engine;
 use crate::list::{EngineKind, compiled};
 use crate::marker::{Identity, MARKER};
@@ -29,7 +29,7 @@ const WAYS_OUT: &str =
 pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
     let engine = engine.descriptor();
     let is_part = |name: &String| engine.part_endings.iter().any(|ending| name.ends_with(ending));
-    if !engine.part_endings.is_empty() && names(dir)?.iter().any(is_part) {
+    if !engine.part_endings.is_empty() && names_of_files(dir)?.iter().any(is_part) {
         return Ok(true);
     }
     let path = dir.join(DATA).join(engine.main_file);
@@ -40,23 +40,10 @@ pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
     }
 }
 
-/// Returns the names of the engine's files; empty if their directory is missing.
-pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
-    let data = dir.join(DATA);
-    let failed =
-        |e: std::io::Error| Error::io(format!("cannot list the store's files: dir={} reason={e}", data.display()), e);
-    let entries = match fs::read_dir(&data) {
-        Ok(entries) => entries,
-        Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => return Ok(Vec::new()),
-        Err(e) => return Err(failed(e)),
-    };
-    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
-}
-
 /// Builds the error for a directory without a marker.
 pub(crate) fn no_store(dir: &Path) -> Error {
     let shown = dir.display();
-    let message = match names(dir) {
+    let message = match names_of_files(dir) {
         Ok(names) if !names.is_empty() => format!(
             "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
         ),
@@ -127,7 +114,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
     let engine = known.engine.descriptor();
     let Some(ending) = engine.log_ending.filter(|_| known.seq.is_some_and(|seq| seq > 0)) else { return Ok(()) };
     // An engine that cannot be opened for reading alone has its seq checked once it is open.
-    if engine.open_read_only.is_none() || names(dir)?.iter().any(|name| name.ends_with(ending)) {
+    if engine.open_read_only.is_none() || names_of_files(dir)?.iter().any(|name| name.ends_with(ending)) {
         return Ok(());
     }
     process::raise_open_files();
@@ -143,7 +130,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
 pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
     let Some(ending) = engine.descriptor().log_ending else { return Ok(false) };
     let aside = format!("{ending}.set-aside");
-    Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.contains(&aside)))
+    Ok(names_of_files(dir)?.iter().any(|name| name.ends_with(ending) || name.contains(&aside)))
 }
 
 /// Refuses a store whose seq is below the one at which it was last closed or its load was completed. The message offers
