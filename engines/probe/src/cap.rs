@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::memory::{GroupMemory, group_memory};
+
 /// How a child's memory is capped and accounted.
 #[derive(Debug)]
 pub enum Cap {
@@ -85,16 +87,13 @@ impl Cap {
 
     /// Returns the memory that the cgroup has accounted; `None` if this cap has no cgroup directory of its own.
     pub fn charged(&self) -> Option<Charged> {
-        let (dir, peak, now, cache) = match self {
-            Self::V2(dir) => (dir, "memory.peak", "memory.current", "file "),
-            Self::V1(dir) => (dir, "memory.max_usage_in_bytes", "memory.usage_in_bytes", "total_cache "),
+        let (dir, peak) = match self {
+            Self::V2(dir) => (dir, "memory.peak"),
+            Self::V1(dir) => (dir, "memory.max_usage_in_bytes"),
             Self::Systemd(_) | Self::None(_) => return None,
         };
-        let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
-        let (peak_bytes, now_bytes) = (number(peak)?, number(now)?);
-        let stat = fs::read_to_string(dir.join("memory.stat")).ok()?;
-        let page_cache_bytes =
-            stat.lines().find_map(|line| line.strip_prefix(cache)).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        let peak_bytes = fs::read_to_string(dir.join(peak)).ok()?.trim().parse().ok()?;
+        let GroupMemory { charged_bytes: now_bytes, page_cache_bytes, .. } = group_memory(dir)?;
         Some(Charged { peak_bytes, now_bytes, page_cache_bytes })
     }
 }

@@ -103,51 +103,40 @@ fn measure(path: &Path) -> Result<Baseline> {
     })
 }
 
-/// Measures 4 KiB reads at random offsets of all files in `dir`, one at a time, bypassing the page cache. This shows
-/// the device's present performance over the space that a store takes. `None` if no file has 1 MiB, or the file system
-/// has no direct reads.
-///
-/// # Errors
-/// Any I/O error of listing the directory, which the message names, or of opening and reading its files.
-pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
-    let measure = || {
-        let mut files = Vec::new();
-        if !open_large_files(dir, &mut files)? || files.is_empty() {
-            return Ok(None);
-        }
-        anyhow::Ok(Some(Quantiles::of(&read_at_random(&files, u32::MAX, time)?)))
-    };
-    measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
-}
-
 /// Measures 4 KiB reads at random offsets of all files in `dir`, `depth` of them at once on as many threads, bypassing
-/// the page cache. Returns the reads a second. `None` if no file has 1 MiB, or the file system has no direct reads.
+/// the page cache. This shows the device's present performance over the space that a store takes. Returns the latencies
+/// and the reads a second. `None` if no file has 1 MiB, or the file system has no direct reads.
 ///
 /// # Errors
 /// Any I/O error of listing the directory, which the message names, or of opening and reading its files.
-pub fn random_reads_at_depth(dir: &Path, depth: u32, time: Duration) -> Result<Option<f64>> {
+pub fn random_reads(dir: &Path, depth: u32, time: Duration) -> Result<Option<(Quantiles, f64)>> {
     let measure = || {
-        let mut files = Vec::new();
-        if !open_large_files(dir, &mut files)? || files.is_empty() {
-            return Ok(None);
-        }
-        let started = Instant::now();
-        let read = || read_at_random(&files, u32::MAX, time).map(|histogram| histogram.len());
-        let reads = std::thread::scope(|scope| {
+        let Some(files) = large_files(dir)? else { return Ok(None) };
+        let (started, mut taken) = (Instant::now(), histogram());
+        let read = || read_at_random(&files, u32::MAX, time);
+        std::thread::scope(|scope| {
             let threads: Vec<_> = (0..depth).map(|_| scope.spawn(read)).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().expect("a loop of reads does not panic"))
-                .sum::<Result<u64>>()
+            threads.into_iter().try_for_each(|thread| {
+                taken.add(thread.join().expect("a loop of reads does not panic")?)?;
+                anyhow::Ok(())
+            })
         })?;
-        anyhow::Ok(Some(reads as f64 / started.elapsed().as_secs_f64()))
+        let per_second = taken.len() as f64 / started.elapsed().as_secs_f64();
+        anyhow::Ok(Some((Quantiles::of(&taken), per_second)))
     };
     measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
 }
 
-/// Opens every file of 1 MiB or more below `dir` for direct reads, and notes its allocated bytes. Returns false if the
-/// file system has no direct reads.
-pub(crate) fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
+/// Opens every file of 1 MiB or more below `dir` for direct reads, with its allocated bytes. `None` if there is no such
+/// file, or the file system has no direct reads.
+pub(crate) fn large_files(dir: &Path) -> Result<Option<Vec<(File, u64)>>> {
+    let mut files = Vec::new();
+    let is_direct = open_large_files(dir, &mut files)?;
+    Ok((is_direct && !files.is_empty()).then_some(files))
+}
+
+/// Adds these files to `files`. Returns false if the file system has no direct reads.
+fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let metadata = entry.metadata()?;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use memmap2::{Advice, MmapMut};
 
-use crate::device::{Aligned, PAGE_BYTES, Place, Quantiles, histogram, open_large_files, random, seed};
+use crate::device::{Aligned, PAGE_BYTES, Place, Quantiles, histogram, large_files, random, seed};
 
 /// Size of the memory whose lines are read: many times a processor's last cache, so nearly every line is a miss.
 const MEMORY_BYTES: usize = 1 << 30;
@@ -42,12 +42,9 @@ impl Floor {
     /// # Errors
     /// I/O errors of listing and opening the files.
     pub fn of_device(dir: &Path) -> Result<Option<Self>> {
-        let mut files = Vec::new();
-        let is_direct = open_large_files(dir, &mut files)
+        let files = large_files(dir)
             .with_context(|| format!("cannot open the files for direct reads: dir={}", dir.display()))?;
-        let of = Of::Device { files, buffer: Aligned::new(PAGE_BYTES) };
-        let has_files = matches!(&of, Of::Device { files, .. } if !files.is_empty());
-        Ok((is_direct && has_files).then(|| Self::new(of)))
+        Ok(files.map(|files| Self::new(Of::Device { files, buffer: Aligned::new(PAGE_BYTES) })))
     }
 
     /// Prepares loads of random cache lines of 1 GiB of memory in huge pages, if the kernel has some.

@@ -16,7 +16,7 @@ mod process;
 mod store;
 
 pub use cap::{Cap, Charged};
-pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads, random_reads_at_depth};
+pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads};
 pub use floor::Floor;
 pub use heap::limit_arenas;
 pub use limit::{MemoryLimit, available_bytes, memory_limit};

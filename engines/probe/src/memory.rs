@@ -79,7 +79,7 @@ pub(crate) fn hierarchies(cgroups: &str) -> impl Iterator<Item = (&'static str, 
 }
 
 /// Returns the number that follows `name` at the start of a line.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }

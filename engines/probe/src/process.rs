@@ -4,6 +4,8 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
+use crate::memory::field;
+
 /// Counters of a process since its start. Subtract two of them to get an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct ProcessCounts {
@@ -73,10 +75,9 @@ pub fn rss_peak_bytes(pid: u32) -> u64 {
     status_kib(pid, "VmHWM:") << 10
 }
 
-fn status_kib(pid: u32, field: &str) -> u64 {
+fn status_kib(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
+    field(&status, name).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -279,9 +279,9 @@ fn looked_at(run: &Run, dir: &Path, notes: &mut Vec<String>) -> String {
 fn device(run: &Run, dir: &Path) -> Result<(Option<Quantiles>, Option<f64>)> {
     let is_live = run.cell.workload == Kind::Live;
     let reads = is_live || run.cell.workload.is_read() || run.cell.workload == Kind::Beside;
-    let one = if reads { probe::random_reads(dir, DEVICE_READS_TIME)? } else { None };
-    let many = if is_live { probe::random_reads_at_depth(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
-    Ok((one, many))
+    let one = if reads { probe::random_reads(dir, 1, DEVICE_READS_TIME)? } else { None };
+    let many = if is_live { probe::random_reads(dir, DEVICE_DEPTH, DEVICE_READS_TIME)? } else { None };
+    Ok((one.map(|(latencies, _)| latencies), many.map(|(_, per_second)| per_second)))
 }
 
 fn title(run: &Run) -> String {
