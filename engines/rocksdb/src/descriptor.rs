@@ -4,7 +4,7 @@
 
 use engine_api::{Buffered, Column, Descriptor, PairBytes, Settings, Share};
 
-use crate::options::{BLOOM, PROFILE, bloom_bits, check, kept, profile};
+use crate::options::{BLOOM, PROFILE, bloom_bits, check, kept, label, profile};
 use crate::{Profile, RocksdbEngine, RocksdbOptions, notes, set, settings};
 
 /// Memtables: two of 64 MiB or eight of 16 MiB. Only the tuned profile charges them to its cache.
@@ -38,33 +38,16 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     kept,
     settings: || settings().collect(),
     check,
-    label: |options| match (profile(options), bloom_bits(options)) {
-        (Profile::Memory, _) => Some("rocksdb_memory"),
-        (Profile::Tuned, _) => Some("rocksdb_tuned"),
-        (Profile::Vanilla, 0) => None,
-        (Profile::Vanilla, _) => Some("rocksdb_bloom"),
-    },
-    share: |options| match profile(options) {
-        // Memtables, filters and indexes are outside of the cache.
-        Profile::Vanilla => Share {
-            cache_eighths: 2,
-            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
-            rest_bytes: 0,
-            memtables_bytes: MEMTABLES_BYTES,
-        },
-        Profile::Memory => Share {
-            cache_eighths: 4,
-            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
-            rest_bytes: 0,
-            memtables_bytes: MEMTABLES_BYTES,
-        },
-        // All of the memory is in the cache, and none of it in the page cache.
-        Profile::Tuned => Share {
-            cache_eighths: 5,
-            cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES,
-            rest_bytes: notes::REST_TUNED_BYTES,
-            memtables_bytes: 0,
-        },
+    label: |options| Some(label(profile(options), bloom_bits(options) > 0)),
+    share: |options| {
+        let (cache_eighths, rest_bytes, memtables_bytes) = match profile(options) {
+            // Memtables, filters and indexes are outside of the cache.
+            Profile::Vanilla => (2, 0, MEMTABLES_BYTES),
+            Profile::Memory => (4, 0, MEMTABLES_BYTES),
+            // All of the memory is in the cache, and none of it in the page cache.
+            Profile::Tuned => (5, notes::REST_TUNED_BYTES, 0),
+        };
+        Share { cache_eighths, cache_min_bytes: Share::INDEX_CACHE_MIN_BYTES, rest_bytes, memtables_bytes }
     },
     page_cache_endings: |settings| if set::reads_directly(&settings.set) { &[] } else { &[".sst"] },
     has_filter_in_memory: |options| bloom_bits(options) > 0,

@@ -10,11 +10,12 @@ use engine_kit::create_dir;
 use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, WaitForCompactOptions, properties};
 
 use crate::manifest::Keeper;
+use crate::options::label;
 use crate::reader::RocksdbReader;
 use crate::replay::Filter;
 use crate::store::{Store, open_read_only};
 use crate::write::RocksdbTxn;
-use crate::{Profile, RocksdbOptions, bulk, error, scrub, settings};
+use crate::{RocksdbOptions, bulk, error, scrub, settings};
 
 pub struct RocksdbEngine {
     store: Store,
@@ -64,13 +65,8 @@ impl Engine for RocksdbEngine {
     /// Returns the label, whose part about filters depends on the existing files. If there is no file yet, it depends
     /// on whether new files will have filters.
     fn label(&self) -> &'static str {
-        let filtered = self.store.filter_bytes.map_or(self.store.options.bloom_bits.is_some(), |bytes| bytes > 0);
-        match (self.store.options.profile, filtered) {
-            (Profile::Memory, _) => "rocksdb_memory",
-            (Profile::Tuned, _) => "rocksdb_tuned",
-            (Profile::Vanilla, true) => "rocksdb_bloom",
-            (Profile::Vanilla, false) => "rocksdb",
-        }
+        let is_filtered = self.store.filter_bytes.map_or(self.store.options.bloom_bits.is_some(), |bytes| bytes > 0);
+        label(self.store.options.profile, is_filtered)
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {

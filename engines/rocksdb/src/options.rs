@@ -22,6 +22,16 @@ pub(crate) fn bloom_bits(options: &Options) -> u32 {
     options.get(BLOOM).and_then(|bits| bits.parse().ok()).unwrap_or(0)
 }
 
+/// Returns the label of a store with this profile, whose files have filters or not.
+pub(crate) fn label(profile: Profile, is_filtered: bool) -> &'static str {
+    match (profile, is_filtered) {
+        (Profile::Memory, _) => "rocksdb_memory",
+        (Profile::Tuned, _) => "rocksdb_tuned",
+        (Profile::Vanilla, true) => "rocksdb_bloom",
+        (Profile::Vanilla, false) => "rocksdb",
+    }
+}
+
 /// Refuses a filter of too many bits, and settings that RocksDB does not take.
 pub(crate) fn check(settings: &Settings) -> Result<()> {
     let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
