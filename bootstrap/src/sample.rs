@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use engine_api::Reader as _;
+use engine_latency::export::{self, ReportSeries};
 use engine_latency::{Measured, Op, Snapshot};
 use serde::Serialize;
 use workload::Pairs;
@@ -17,25 +18,15 @@ const READS: u64 = 1000;
 /// Seed of the absent keys. They have a seed of their own, so that no loaded key is read.
 const ABSENT_SEED: u64 = 0x7061_6972_6c65_7373;
 
-/// Mean, percentiles and maximum of one operation over an interval, in ns.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Latency {
-    pub(crate) count: u64,
-    pub(crate) mean_ns: f64,
-    pub(crate) p50_ns: u64,
-    pub(crate) p99_ns: u64,
-    pub(crate) max_ns: u64,
-}
-
-/// One sample: the sizes and latencies at a number of pairs.
+/// One sample: the sizes at a number of pairs, and the latencies since the sample before.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
     pub(crate) pairs: u64,
     pub(crate) elapsed_ms: u64,
-    pub(crate) read_negative: Option<Latency>,
+    pub(crate) read_negative: Option<ReportSeries>,
     /// `None` in the last sample if no write has followed the sample before.
-    pub(crate) write: Option<Latency>,
-    pub(crate) commit: Option<Latency>,
+    pub(crate) write: Option<ReportSeries>,
+    pub(crate) commit: Option<ReportSeries>,
     pub(crate) disk_bytes: u64,
     pub(crate) rss_bytes: u64,
     pub(crate) page_cache_bytes: u64,
@@ -79,29 +70,19 @@ impl<'e> Sampler<'e> {
         }
         drop(reader);
         let now = self.engine.latency().snapshot();
-        let interval = now.since(&self.last);
+        let series = export::report(&now.since(&self.last)).series;
         self.last = now;
+        let latency = |op| series.iter().find(|series| series.op == op).cloned();
         self.samples.push(Sample {
             pairs,
             elapsed_ms: self.started.elapsed().as_millis() as u64,
-            read_negative: latency(&interval, Op::ReadNegative),
-            write: latency(&interval, Op::Write),
-            commit: latency(&interval, Op::Commit),
+            read_negative: latency(Op::ReadNegative),
+            write: latency(Op::Write),
+            commit: latency(Op::Commit),
             disk_bytes: probe::disk_bytes(self.dir),
             rss_bytes: probe::rss_bytes(std::process::id()),
             page_cache_bytes: probe::page_cache_bytes(self.dir),
         });
         Ok(())
     }
-}
-
-fn latency(interval: &Snapshot, op: Op) -> Option<Latency> {
-    let series = interval.series.iter().find(|series| series.op == op)?;
-    Some(Latency {
-        count: series.histogram.len(),
-        mean_ns: series.mean_ns(),
-        p50_ns: series.histogram.value_at_quantile(0.5),
-        p99_ns: series.histogram.value_at_quantile(0.99),
-        max_ns: series.histogram.max(),
-    })
 }
