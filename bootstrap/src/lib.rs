@@ -49,7 +49,7 @@ mod wrong;
 
 pub use meaning::extraction;
 pub use out::log_with;
-pub use seen::{Seen, Waiting};
+pub use seen::{Numbers, Seen, Waiting};
 pub use signal::Stop;
 pub use workload::{count, count_within};
 pub use wrong::Wrong;

@@ -50,7 +50,7 @@ impl Progress {
     pub(crate) fn set_read(&mut self, source: &Source, records: u64) {
         match source {
             Source::Archives(archives) => {
-                self.seen.set_versions(records);
+                self.seen.change(|numbers| numbers.versions = records);
                 self.set(archives.progress_bytes().1);
             }
             _ => self.set(records),
@@ -108,9 +108,10 @@ impl Progress {
     pub(crate) fn set(&mut self, done: u64) {
         self.bar.set_position(done);
         if self.in_bytes {
-            self.seen.set_read(done, self.bar.length());
+            let archive_bytes = self.bar.length().filter(|bytes| *bytes > 0);
+            self.seen.change(|numbers| (numbers.read_bytes, numbers.archive_bytes) = (done, archive_bytes));
         } else {
-            self.seen.set_pairs(done);
+            self.seen.change(|numbers| numbers.pairs = done);
         }
         if self.line_at.is_none_or(|at| at.elapsed() < LINE_EVERY) {
             return;

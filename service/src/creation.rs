@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use bootstrap::create::{self, NewStore};
-use bootstrap::{Seen, Stop};
+use bootstrap::{Numbers, Seen, Stop};
 use bytesize::ByteSize;
 use engine_latency::Latency;
 use engines::EngineOptions;
@@ -287,19 +287,15 @@ fn new_store<'a>(settings: &'a StoreSettings, engine: &'a EngineOptions, extract
 
 /// Describes the wait for an archive's server; `None` while it answers.
 fn waiting(shown: &Shown) -> Option<String> {
-    Some(shown.load.waiting()?.to_string())
+    Some(shown.load.now().waiting?.to_string())
 }
 
 /// Describes how far load and spool are, and why archive or stream send nothing if they do not.
 fn progress((slot, begun): (u64, Instant), shown: &Shown, spooling: &Spooling, lacking: Option<&Gap>) -> String {
     let Shown { load, spool, .. } = shown;
-    let read = shown.read(begun);
-    let mut text = format!(
-        "archive of slot={slot}: read {read}, versions={} pairs={}; {}",
-        load.versions(),
-        load.pairs(),
-        shown.kept()
-    );
+    let (read, now) = (shown.read(begun), load.now());
+    let mut text =
+        format!("archive of slot={slot}: read {read}, versions={} pairs={}; {}", now.versions, now.pairs, shown.kept());
     if let Some(waiting) = waiting(shown) {
         text.push_str(&format!("; {waiting}"));
     }
@@ -327,8 +323,8 @@ impl Shown {
 
     /// Describes how much of the archive is read since `begun`, at which rate, and the time that is left.
     pub(crate) fn read(&self, begun: Instant) -> String {
-        let (read_bytes, size) = (self.load.read_bytes(), ByteSize::b);
-        match self.load.archive_bytes() {
+        let (Numbers { read_bytes, archive_bytes, .. }, size) = (self.load.now(), ByteSize::b);
+        match archive_bytes {
             Some(all) => format!("{} of {}{}", size(read_bytes), size(all), pace(read_bytes, all, begun)),
             None => size(read_bytes).to_string(),
         }

@@ -82,9 +82,10 @@ impl<'a> Failing<'a> {
         if now.failures > 0 {
             let since = *self.since.get_or_insert_with(Instant::now);
             let (archive, failures, next_try) = (self.shown.to_owned(), now.failures, now.next_try);
-            self.seen.set_waiting(Some(Waiting { archive, failures, reason: reason.to_owned(), since, next_try }));
+            let waiting = Waiting { archive, failures, reason: reason.to_owned(), since, next_try };
+            self.seen.change(|numbers| numbers.waiting = Some(waiting));
         } else if self.since.take().is_some() {
-            self.seen.set_waiting(None);
+            self.seen.change(|numbers| numbers.waiting = None);
         }
         if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
     }
@@ -93,7 +94,7 @@ impl<'a> Failing<'a> {
 impl Drop for Failing<'_> {
     fn drop(&mut self) {
         if self.since.is_some() {
-            self.seen.set_waiting(None);
+            self.seen.change(|numbers| numbers.waiting = None);
         }
     }
 }

@@ -148,7 +148,7 @@ pub(super) fn both_named(stream: Base, archive: [u8; 32]) -> Result<()> {
 
 /// Describes how far the comparison is that has begun at `begun`.
 pub(super) fn progress(slot: u64, shown: &Shown, begun: Instant) -> String {
-    let (read, pairs, kept) = (shown.read(begun), shown.load.pairs(), shown.kept());
+    let (read, pairs, kept) = (shown.read(begun), shown.load.now().pairs, shown.kept());
     format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={pairs}; {kept}")
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns: the names in it. Must not: block; every read is wait-free. Threads: the network edge, the blocking pool.
 
-use bootstrap::Seen;
+use bootstrap::{Numbers, Seen};
 use serde_json::{Map, Value, json};
 
 use crate::base::chain::Phase;
@@ -48,12 +48,13 @@ pub(super) fn json(handles: &Handles) -> Value {
 
 /// Returns the progress of the load, or of the comparison of a heal. `under_way`: whether the store is being loaded.
 fn load_json(load: &Seen, under_way: bool) -> Value {
+    let Numbers { read_bytes, archive_bytes, versions, pairs, waiting } = load.now();
     json!({
         "under_way": under_way,
-        "read_bytes": load.read_bytes(),
-        "archive_bytes": load.archive_bytes(),
-        "versions": load.versions(),
-        "pairs": load.pairs(),
-        "waiting": load.waiting().map(|waiting| waiting.to_string()),
+        "read_bytes": read_bytes,
+        "archive_bytes": archive_bytes,
+        "versions": versions,
+        "pairs": pairs,
+        "waiting": waiting.map(|waiting| waiting.to_string()),
     })
 }
