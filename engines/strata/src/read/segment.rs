@@ -54,7 +54,8 @@ pub(crate) struct Needs {
     pub(crate) filled: Option<u64>,
 }
 
-/// A segment that is open for reading.
+/// A segment that is open for reading. A clone shares the file and all memory.
+#[derive(Clone)]
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
     file: Arc<ReadFile>,
@@ -62,7 +63,8 @@ pub(crate) struct Segment {
     directory: Directory,
     planes: [OnceLock<(HugeBytes, Arc<Share>)>; PLANES],
     resident: OnceLock<Arc<Resident>>,
-    directory_share: Arc<Share>,
+    /// Memory of the directory, held as long as a clone lives.
+    _directory_share: Arc<Share>,
     reads: Arc<Reads>,
     /// Whether it is in the base run. A repair may put a segment that was written for the base into a delta run.
     in_base: bool,
@@ -145,7 +147,7 @@ impl Segment {
             directory: Directory::new(directory, prefix(&info.last)),
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
-            directory_share: Arc::new(share),
+            _directory_share: Arc::new(share),
             reads: Arc::clone(reads),
             unreadable: Arc::default(),
             closed: Arc::default(),
@@ -238,24 +240,12 @@ impl Segment {
     /// Returns the same segment with less in memory: at most this many planes, and its pages or none. Both share the
     /// file and everything that both hold.
     pub(crate) fn lighter(&self, planes: usize, pages: bool) -> Arc<Self> {
-        let mut kept = [const { OnceLock::new() }; PLANES];
-        for (kept, plane) in kept.iter_mut().zip(&self.planes).take(planes) {
-            kept.clone_from(plane);
+        let mut lighter = self.clone();
+        lighter.planes.iter_mut().skip(planes).for_each(|plane| drop(plane.take()));
+        if !pages {
+            lighter.resident.take();
         }
-        Arc::new(Self {
-            info: self.info,
-            file: Arc::clone(&self.file),
-            footer: Arc::clone(&self.footer),
-            directory: self.directory.clone(),
-            planes: kept,
-            resident: if pages { self.resident.clone() } else { OnceLock::new() },
-            directory_share: Arc::clone(&self.directory_share),
-            reads: Arc::clone(&self.reads),
-            in_base: self.in_base,
-            unreadable: Arc::clone(&self.unreadable),
-            closed: Arc::clone(&self.closed),
-            end: Arc::clone(&self.end),
-        })
+        Arc::new(lighter)
     }
 
     /// Describes the segment's memory for the division of the memory.
