@@ -28,7 +28,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -93,39 +93,39 @@ pub struct Archived {
     pub counts: Counts,
 }
 
-/// A caller that follows the writing, and may stop it.
-pub trait Watch {
-    /// Called before each file of accounts.
-    ///
-    /// # Errors
-    /// Any error ends the writing. The archive that is not whole is removed.
-    fn at(&mut self, at: At) -> Result<()>;
-
-    /// Called after an archive has got its name.
-    ///
-    /// # Errors
-    /// Any error ends the writing. The archive stays.
-    fn whole(&mut self, archive: &Archived) -> Result<()>;
+/// A step of the writing.
+pub enum Step<'a> {
+    /// Before each file of accounts. If an error ends the writing here, the archive that is not whole is removed.
+    At(At),
+    /// After an archive has got its name. If an error ends the writing here, the archive stays.
+    Whole(&'a Archived),
 }
 
-/// Continues writing without showing it.
-impl Watch for () {
-    fn at(&mut self, _at: At) -> Result<()> {
-        Ok(())
-    }
-
-    fn whole(&mut self, _archive: &Archived) -> Result<()> {
-        Ok(())
-    }
-}
+/// A caller that follows the writing, and may stop it: any error ends the writing.
+pub type Watch<'a> = dyn FnMut(Step<'_>) -> Result<()> + 'a;
 
 /// Runs `loadgen archive`.
 ///
 /// # Errors
 /// Those of [`write()`], a signal, and I/O errors of the report.
 pub fn run(args: &ArchiveArgs) -> Result<()> {
-    let mut screen = Screen { stop: stop_flag()?, progress: Progress::new() };
-    let archives = write(&args.plan, &args.out, &mut screen)?;
+    let (stop, mut progress) = (stop_flag()?, Progress::new());
+    let archives = write(&args.plan, &args.out, &mut |step| {
+        match step {
+            Step::At(at) => {
+                // ORDERING: Relaxed: the flag carries no other data.
+                let stopped = stop.load(Ordering::Relaxed);
+                ensure!(
+                    !stopped,
+                    "stopped by a signal: slot={}: nothing is left of this archive; start again",
+                    at.slot
+                );
+                progress.show(at);
+            }
+            Step::Whole(archive) => show(archive),
+        }
+        Ok(())
+    })?;
     let Some(path) = &args.report else { return Ok(()) };
     let report = serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"), "options": args.plan, "archives": archives,
@@ -139,7 +139,7 @@ pub fn run(args: &ArchiveArgs) -> Result<()> {
 /// # Errors
 /// Options that [`Plan::check`] refuses, a stream that ends before the archive's slot, I/O errors with the file's name,
 /// and the errors of `watch`. Archives that were whole before stay.
-pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archived>> {
+pub fn write(plan: &Plan, dir: &Path, watch: &mut Watch<'_>) -> Result<Vec<Archived>> {
     plan.check()?;
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make directory: dir={}", dir.display()))?;
     let keys = Arc::new(Keys::load(&plan.workload)?);
@@ -159,17 +159,17 @@ pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archi
         let story = Story::new(&plan.workload, &keys, form, number as u64, (base, slot), &blocks);
         let mut writer = ArchiveWriter::create(dir, base, slot, plan.pack, plan.like == Like::Firedancer)?;
         let mut files = match plan.like {
-            Like::Agave => story.list(&mut |at| watch.at(at))?,
+            Like::Agave => story.list(&mut |at| watch(Step::At(at)))?,
             Like::AgaveUnlisted | Like::Firedancer => Vec::new(),
         };
         // A bank has the files of its base too, although an incremental archive lacks them.
         files.extend_from_slice(&base_files);
-        let counts = story.write(&mut writer, &files, &mut |at| watch.at(at))?;
+        let counts = story.write(&mut writer, &files, &mut |at| watch(Step::At(at)))?;
         drop(story);
         let Written { path: file, unpacked_bytes, packed_bytes, .. } = writer.finish()?;
         let digest = chain.digest().to_string();
         let archive = Archived { base, slot, blocks: made, file, unpacked_bytes, packed_bytes, digest, counts };
-        watch.whole(&archive)?;
+        watch(Step::Whole(&archive))?;
         archives.push(archive);
         // An incremental archive has every change since the full one, which has all that came before.
         if base.is_none() {
@@ -190,26 +190,10 @@ fn next_block(chain: &mut Chain, made: u64) -> Result<Arc<Block>> {
     })
 }
 
-/// The terminal and the signals of a run.
-struct Screen {
-    stop: Arc<AtomicBool>,
-    progress: Progress,
-}
-
-impl Watch for Screen {
-    fn at(&mut self, at: At) -> Result<()> {
-        // ORDERING: Relaxed: the flag carries no other data.
-        let stopped = self.stop.load(Ordering::Relaxed);
-        ensure!(!stopped, "stopped by a signal: slot={}: nothing is left of this archive; start again", at.slot);
-        self.progress.show(at);
-        Ok(())
-    }
-
-    fn whole(&mut self, archive: &Archived) -> Result<()> {
-        let kind = archive.base.map_or_else(|| "full".to_owned(), |base| format!("incremental base={base}"));
-        let Archived { slot, blocks, digest, counts, .. } = archive;
-        let (files, records, file) = (counts.files, counts.records, archive.file.display());
-        say!("{kind} slot={slot} blocks={blocks} files={files} records={records} digest={digest} file={file}");
-        Ok(())
-    }
+/// Prints the line of an archive that is whole.
+fn show(archive: &Archived) {
+    let kind = archive.base.map_or_else(|| "full".to_owned(), |base| format!("incremental base={base}"));
+    let Archived { slot, blocks, digest, counts, .. } = archive;
+    let (files, records, file) = (counts.files, counts.records, archive.file.display());
+    say!("{kind} slot={slot} blocks={blocks} files={files} records={records} digest={digest} file={file}");
 }

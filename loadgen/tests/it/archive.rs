@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum as _;
 use rustix::process::{Pid, Signal, kill_process};
 use solkv_loadgen::archive::tar::{Kind, header};
-use solkv_loadgen::archive::{Archived, At, Oddity, Watch, options, write};
+use solkv_loadgen::archive::{Archived, Oddity, Step, options, write};
 use solkv_loadgen::stream::account::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 use solkv_loadgen::stream::{Final, Stream};
 
@@ -21,7 +21,7 @@ const STORY: &str = "--events-per-slot 400 --unknown-share 0.05 --change-share 0
 const FAULTS: &str = "--dead-every 4 --skip-every 5 --out-of-order-every 3 --gap-at 1004 --base-empty";
 
 fn archives(line: &str, dir: &Path) -> Vec<Archived> {
-    write(&options(line).unwrap(), dir, &mut ()).unwrap()
+    write(&options(line).unwrap(), dir, &mut |_| Ok(())).unwrap()
 }
 
 fn extraction(name: &str) -> Extract {
@@ -306,37 +306,31 @@ fn archives_of_the_first_slots_and_of_few_keys_are_whole_too() {
 }
 
 /// Ends the writing in the middle of the second archive.
-struct Broken;
-
-impl Watch for Broken {
-    fn at(&mut self, at: At) -> Result<()> {
-        if at.slot > 1001 && at.done > 0 {
-            bail!("stopped here");
-        }
-        Ok(())
+fn broken(step: Step<'_>) -> Result<()> {
+    match step {
+        Step::At(at) if at.slot > 1001 && at.done > 0 => bail!("stopped here"),
+        Step::At(_) => {}
+        Step::Whole(archive) => assert_eq!(archive.slot, 1001),
     }
-
-    fn whole(&mut self, archive: &Archived) -> Result<()> {
-        assert_eq!(archive.slot, 1001);
-        Ok(())
-    }
+    Ok(())
 }
 
 #[test]
 fn an_archive_that_is_not_whole_leaves_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let line = "--pairs 1000 --events 5000 --events-per-slot 500 --slots-after 2 --incremental-slots 3 --without large";
-    let error = write(&options(line).unwrap(), temp.path(), &mut Broken).unwrap_err();
+    let error = write(&options(line).unwrap(), temp.path(), &mut broken).unwrap_err();
     assert!(error.to_string().contains("stopped here"), "{error:#}");
     let names: Vec<String> = std::fs::read_dir(temp.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     assert!(names.len() == 1 && names[0].starts_with("snapshot-1001-"), "{names:?}");
-    let error = write(&options("--pairs 10 --events 1 --slots-after 2").unwrap(), temp.path(), &mut ()).unwrap_err();
+    let error =
+        write(&options("--pairs 10 --events 1 --slots-after 2").unwrap(), temp.path(), &mut |_| Ok(())).unwrap_err();
     assert!(error.to_string().contains("give more --events"), "{error:#}");
     let file = temp.path().join(&names[0]);
-    let error = write(&options("--pairs 10").unwrap(), &file, &mut ()).unwrap_err();
+    let error = write(&options("--pairs 10").unwrap(), &file, &mut |_| Ok(())).unwrap_err();
     assert!(format!("{error:#}").contains(&names[0]), "{error:#}");
 }
 

@@ -401,7 +401,7 @@ fn the_manifests_of_loadgen_list_the_files_of_its_archives() {
     let temp = tempfile::tempdir().unwrap();
     let line = "--pairs 3000 --seed 5 --without large --pack none --slots-after 3 --incremental-slots 4";
     let plan = loadgen::archive::options(line).unwrap();
-    let archives = loadgen::archive::write(&plan, temp.path(), &mut ()).unwrap();
+    let archives = loadgen::archive::write(&plan, temp.path(), &mut |_| Ok(())).unwrap();
     assert_eq!(archives.len(), 2);
     for archive in archives {
         let read =
@@ -427,7 +427,7 @@ fn an_audit_takes_archives_without_a_list_and_no_part_of_one() {
     let write = |like: &str| {
         let line = format!("--pairs 3000 --seed 5 --without large --slots-after 3 --incremental-slots 4 --like {like}");
         let plan = loadgen::archive::options(&line).unwrap();
-        let archives = loadgen::archive::write(&plan, &temp.path().join(like), &mut ()).unwrap();
+        let archives = loadgen::archive::write(&plan, &temp.path().join(like), &mut |_| Ok(())).unwrap();
         let [full, incremental] = <[_; 2]>::try_from(archives).unwrap();
         (full.file, incremental.file)
     };

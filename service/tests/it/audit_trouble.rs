@@ -35,7 +35,7 @@ fn exactly_the_differing_keys_are_named_while_the_stream_goes_on() {
     for options in columns() {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let plan = loadgen::archive::options(&format!("{STORY} --without large")).unwrap();
-        let full = loadgen::archive::write(&plan, temp.path(), &mut ()).unwrap().remove(0).file;
+        let full = loadgen::archive::write(&plan, temp.path(), &mut |_| Ok(())).unwrap().remove(0).file;
         let loaded = Loaded::of(&full, options, &["--extract", "account-owner"]);
         let expected = damage(&loaded);
         let (stream, _) = stream(&format!("{STORY} --rate 2000 --replay-slots 100000"));

@@ -99,7 +99,7 @@ impl Run {
         let (dir, archives) = (temp.path().join("store"), temp.path().join("archives"));
         fs::create_dir(&dir).unwrap();
         let plan = loadgen::archive::options(&format!("{STORY} --without large {more}")).unwrap();
-        let written = loadgen::archive::write(&plan, &archives, &mut ()).unwrap();
+        let written = loadgen::archive::write(&plan, &archives, &mut |_| Ok(())).unwrap();
         assert_eq!(written[0].slot, BASE_SLOT);
         let archive = Server::start(&written[0].file);
         let incremental =
@@ -177,7 +177,7 @@ fn slots_that_the_server_has_forgotten_come_from_the_spool() {
 fn the_versions_that_were_read_are_shown_before_the_archive_is_at_its_end() {
     let mut run = Run::new(columns().remove(0), "--rate 4000 --replay-slots 100000");
     let plan = loadgen::archive::options("--pairs 150000 --seed 1 --without large").unwrap();
-    let larger = loadgen::archive::write(&plan, &run.temp.path().join("larger"), &mut ()).unwrap().remove(0);
+    let larger = loadgen::archive::write(&plan, &run.temp.path().join("larger"), &mut |_| Ok(())).unwrap().remove(0);
     run.archive = Server::start(&larger.file);
     run.archive.allow(run.archive.bytes / 10 * 9);
     let mut service = run.start(&[]);
@@ -341,7 +341,7 @@ fn a_stream_without_the_archives_slots_is_joined_by_a_heal() {
         assert_eq!(wait_for_need(&mut service, "there is none").0, needed);
         let after = needed - BASE_SLOT;
         let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {after}")).unwrap();
-        loadgen::archive::write(&plan, &newer, &mut ()).unwrap();
+        loadgen::archive::write(&plan, &newer, &mut |_| Ok(())).unwrap();
         wait_for("the heal", || service.metric("solkv_heals_total").filter(|healed| *healed == 1.0));
         run.finish(service);
     }
@@ -370,7 +370,7 @@ fn check_config_refuses_archives_directories_and_disks_that_a_start_would_refuse
     let temp = tempfile::tempdir().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let plan = loadgen::archive::options(&format!("{STORY} --without large --incremental-slots 20")).unwrap();
-    let written = loadgen::archive::write(&plan, &temp.path().join("archives"), &mut ()).unwrap();
+    let written = loadgen::archive::write(&plan, &temp.path().join("archives"), &mut |_| Ok(())).unwrap();
     let [full, incremental] = [0, 1].map(|at: usize| written[at].file.to_str().unwrap().to_owned());
     let checked = |more: &[&str]| {
         let line = "check-config --create --geyser http://h:1 --extract token-owner --dir";

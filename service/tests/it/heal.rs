@@ -165,7 +165,7 @@ fn write_archive(dir: &Path, block: u64) -> u64 {
 /// Writes the archive of another chain, which `more` tells apart from the stream's.
 fn write_archive_of(more: &str, dir: &Path, block: u64) -> u64 {
     let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block} {more}")).unwrap();
-    loadgen::archive::write(&plan, dir, &mut ()).unwrap()[0].slot
+    loadgen::archive::write(&plan, dir, &mut |_| Ok(())).unwrap()[0].slot
 }
 
 /// Writes the first half of such an archive to the directory that is watched.

@@ -14,7 +14,7 @@ fn incremental(run: &Run, to: &Path, like: &str, base: u64, block: u64) -> (u64,
     let made = run.temp.path().join("made");
     let slots = format!("--slots-after {base} --incremental-slots {} --like {like}", block - base);
     let plan = loadgen::archive::options(&format!("{STORY} --without large {slots}")).unwrap();
-    let written = loadgen::archive::write(&plan, &made, &mut ()).unwrap();
+    let written = loadgen::archive::write(&plan, &made, &mut |_| Ok(())).unwrap();
     for file in fs::read_dir(&made).unwrap().map(Result::unwrap) {
         if file.file_name().to_str().unwrap().starts_with("incremental-") {
             fs::rename(file.path(), to.join(file.file_name())).unwrap();

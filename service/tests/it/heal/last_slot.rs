@@ -21,7 +21,7 @@ fn archives(run: &Run, to: &Path, base: u64, block: u64, full: bool) {
     let made = run.temp.path().join("made");
     let slots = format!("--slots-after {base} --incremental-slots {}", block - base);
     let plan = loadgen::archive::options(&format!("{STORY} --without large {slots}")).unwrap();
-    loadgen::archive::write(&plan, &made, &mut ()).unwrap();
+    loadgen::archive::write(&plan, &made, &mut |_| Ok(())).unwrap();
     for file in fs::read_dir(&made).unwrap().map(Result::unwrap) {
         let is_full = file.file_name().to_str().unwrap().starts_with("snapshot-");
         if full || !is_full {
