@@ -67,13 +67,7 @@ pub(crate) fn must_fail<T>(what: impl Display, kind: ErrorKind, result: Result<T
 }
 
 pub(crate) fn describe(error: &Error) -> String {
-    let mut text = format!("kind={:?} {error}", error.kind());
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
+    format!("kind={:?} {}", error.kind(), engine_api::words(error))
 }
 
 /// Applies `changes` as one batch.

@@ -33,11 +33,5 @@ pub(crate) fn say(line: impl std::fmt::Display) {
 
 /// Reports that the engine has refused an operation.
 pub(crate) fn report(place: &str, error: &Error) {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    say(format_args!("error {place} {:?} {text}", error.kind()));
+    say(format_args!("error {place} {:?} {}", error.kind(), engine_api::words(error)));
 }
