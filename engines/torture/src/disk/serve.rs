@@ -26,6 +26,16 @@ const FOREVER: Duration = Duration::from_secs(3600);
 /// Size in bytes of the largest write that arrives in one piece.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 
+/// Replies with the value of `$result`, or with its error.
+macro_rules! answer {
+    ($reply:ident, $result:expr, $value:pat => $done:ident($($field:expr),*)) => {
+        match $result {
+            Ok($value) => $reply.$done($($field),*),
+            Err(e) => $reply.error(e),
+        }
+    };
+}
+
 /// Implementation of the calls that the FUSE session makes.
 pub(crate) struct Served(pub(crate) Arc<Shared>);
 
@@ -36,17 +46,12 @@ impl Served {
     }
 
     fn entry(&self, op: Op, action: impl FnOnce(&mut Tree) -> Result<Ino, Code>, reply: ReplyEntry) {
-        match self.on(op, |tree| action(tree).and_then(|ino| attributes(tree, ino))) {
-            Ok(attr) => reply.entry(&FOREVER, &attr, Generation(0)),
-            Err(e) => reply.error(e),
-        }
+        let made = self.on(op, |tree| action(tree).and_then(|ino| attributes(tree, ino)));
+        answer!(reply, made, attr => entry(&FOREVER, &attr, Generation(0)));
     }
 
     fn done(&self, op: Op, action: impl FnOnce(&mut Tree) -> Result<(), Code>, reply: ReplyEmpty) {
-        match self.on(op, action) {
-            Ok(()) => reply.ok(),
-            Err(e) => reply.error(e),
-        }
+        answer!(reply, self.on(op, action), () => ok());
     }
 
     fn flush(&self, ino: INodeNo, is_dir: bool) -> Result<(), Code> {
@@ -73,10 +78,7 @@ impl Filesystem for Served {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.on(Op::Look, |tree| attributes(tree, ino.0)) {
-            Ok(attr) => reply.attr(&FOREVER, &attr),
-            Err(e) => reply.error(e),
-        }
+        answer!(reply, self.on(Op::Look, |tree| attributes(tree, ino.0)), attr => attr(&FOREVER, &attr));
     }
 
     fn setattr(
@@ -103,10 +105,8 @@ impl Filesystem for Served {
             }
             attributes(tree, ino.0)
         };
-        match self.on(if size.is_some() { Op::Change } else { Op::Look }, change) {
-            Ok(attr) => reply.attr(&FOREVER, &attr),
-            Err(e) => reply.error(e),
-        }
+        let op = if size.is_some() { Op::Change } else { Op::Look };
+        answer!(reply, self.on(op, change), attr => attr(&FOREVER, &attr));
     }
 
     fn mkdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
@@ -142,10 +142,8 @@ impl Filesystem for Served {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.on(Op::Look, |tree| tree.file(ino.0).map(drop).map(|()| tree.opened(ino.0))) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
-            Err(e) => reply.error(e),
-        }
+        let opened = self.on(Op::Look, |tree| tree.file(ino.0).map(drop).map(|()| tree.opened(ino.0)));
+        answer!(reply, opened, () => opened(FileHandle(0), FopenFlags::empty()));
     }
 
     fn create(
@@ -158,15 +156,12 @@ impl Filesystem for Served {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        let create = |tree: &mut Tree| {
+        let made = self.on(Op::Write, |tree| {
             let ino = tree.create(parent.0, name, false)?;
             tree.opened(ino);
             attributes(tree, ino)
-        };
-        match self.on(Op::Write, create) {
-            Ok(attr) => reply.created(&FOREVER, &attr, Generation(0), FileHandle(0), FopenFlags::empty()),
-            Err(e) => reply.error(e),
-        }
+        });
+        answer!(reply, made, attr => created(&FOREVER, &attr, Generation(0), FileHandle(0), FopenFlags::empty()));
     }
 
     fn release(
@@ -195,10 +190,8 @@ impl Filesystem for Served {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.on(Op::Read, |tree| Ok(tree.file(ino.0)?.live.read(offset, u64::from(size)))) {
-            Ok(bytes) => reply.data(&bytes),
-            Err(e) => reply.error(e),
-        }
+        let read = self.on(Op::Read, |tree| Ok(tree.file(ino.0)?.live.read(offset, u64::from(size))));
+        answer!(reply, read, bytes => data(&bytes));
     }
 
     fn write(
@@ -225,10 +218,7 @@ impl Filesystem for Served {
             }
             Ok(written)
         });
-        match write {
-            Ok(written) => reply.written(written as u32),
-            Err(e) => reply.error(e),
-        }
+        answer!(reply, write, written => written(written as u32));
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
@@ -237,17 +227,11 @@ impl Filesystem for Served {
     }
 
     fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        match self.flush(ino, false) {
-            Ok(()) => reply.ok(),
-            Err(e) => reply.error(Errno::from_i32(e)),
-        }
+        answer!(reply, self.flush(ino, false).map_err(Errno::from_i32), () => ok());
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        match self.flush(ino, true) {
-            Ok(()) => reply.ok(),
-            Err(e) => reply.error(Errno::from_i32(e)),
-        }
+        answer!(reply, self.flush(ino, true).map_err(Errno::from_i32), () => ok());
     }
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
