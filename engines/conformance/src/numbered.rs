@@ -4,9 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::ops::ControlFlow;
-
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
+
+use crate::support::{reader, scan};
 
 /// Returns a key that ends with its number and is unrelated in order to those of neighbouring numbers.
 pub fn key(number: u64) -> Key {
@@ -42,11 +42,5 @@ pub fn sorted(from: u64, to: u64) -> Vec<(Key, Value)> {
 
 /// Returns all pairs of the newest commit, in the order of a scan.
 pub fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
-    let mut pairs = Vec::new();
-    let visit = &mut |key: &Key, value: &Value| {
-        pairs.push((*key, *value));
-        ControlFlow::Continue(())
-    };
-    engine.reader().unwrap().scan(visit).unwrap();
-    pairs
+    scan(&mut *reader(engine)).into_iter().collect()
 }
