@@ -24,10 +24,11 @@ use engines::EngineOptions;
 use solana::ChainCheckpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
+use crate::base::blocking;
 use crate::base::chain::{Base, Gap, Phase};
 use crate::base::failed::Failed;
 use crate::base::stop::SHUTDOWN_TIMEOUT;
@@ -229,9 +230,7 @@ impl Load<'_> {
 async fn archive_slot(config: &Config, seen: Seen) -> Result<u64, Failed> {
     let (full, incremental, extract) =
         (archive(&config.store)?.to_owned(), config.store.incremental.clone(), config.stream.extract);
-    let opened = spawn_blocking(move || create::slot(&full, incremental.as_deref(), extract, &seen));
-    let slot = opened.await.context("opening the archive has panicked: this is a bug")?;
-    slot.map_err(Failed::by_remedy)
+    blocking(move || create::slot(&full, incremental.as_deref(), extract, &seen)).await.map_err(Failed::by_remedy)
 }
 
 fn archive(settings: &StoreSettings) -> Result<&Path> {

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
+use crate::base::blocking;
 use crate::base::chain::Phase;
 use crate::base::pulse::{Pulses, Seen};
 use crate::ingest::receive::Message;
@@ -135,8 +135,7 @@ impl Watchdog {
     /// answer.
     async fn look(&mut self, pulses: &Pulses) -> Vec<String> {
         let (pulses, mut seen) = (pulses.clone(), std::mem::take(&mut self.seen));
-        let looked = spawn_blocking(move || (pulses.still(&mut seen), seen)).await;
-        let (still, seen) = looked.unwrap_or_else(|error| (vec![error.to_string()], Vec::new()));
+        let (still, seen) = blocking(move || (pulses.still(&mut seen), seen)).await;
         self.seen = seen;
         still
     }

@@ -1,8 +1,7 @@
 //! The ground of the service: plain types and rules that every other room uses.
 //!
-//! Owns: the chain's types, figures, the published slot, pulses, stops, exit codes, and how a setting and a label
-//! are declared. Must
-//! not: use another room of the service. Any thread.
+//! Owns: the chain's types, figures, the published slot, pulses, stops, exit codes, how a setting and a label are
+//! declared, and how a job that blocks is waited for. Must not: use another room of the service. Any thread.
 
 pub(crate) mod chain;
 pub(crate) mod failed;
@@ -15,3 +14,19 @@ pub(crate) mod setting;
 pub(crate) mod slow;
 pub(crate) mod stop;
 pub(crate) mod views;
+
+use std::future::pending;
+use std::panic::resume_unwind;
+
+use tokio::task::{JoinError, spawn_blocking};
+
+/// Runs a job on the blocking pool and returns its result. A job that has not begun when the runtime ends is given up, and
+/// this does not return then: the task that waits here ends with the runtime.
+pub(crate) async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(job).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        // Only a test gets here: a panic ends the program.
+        Err(Ok(panic)) => resume_unwind(panic),
+        Err(Err(_given_up)) => pending().await,
+    }
+}

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 use solana::archive::{Archive, Error, Name, is_url, shown_url};
 
 /// How long a search waits for servers. An answer that comes later counts in the next search.
@@ -194,9 +194,8 @@ impl Server {
 
     /// Returns the answer, if there is one yet.
     fn answer(&mut self) -> Option<Asked> {
-        let panicked = |_| Err(anyhow!("the search for archives has panicked: this is a bug"));
-        let asked = self.asked.take_if(|asked| asked.is_finished())?;
-        Some(asked.join().unwrap_or_else(panicked))
+        // There is no panic to look at: it would have ended the program.
+        self.asked.take_if(|asked| asked.is_finished())?.join().ok()
     }
 }
 

@@ -5,18 +5,19 @@
 //! or begin a heal. Runs on the task that feeds ingest-apply; the searches themselves on the blocking pool.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use solana::archive::{is_url, shown_url};
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::archive_choice::Wanted;
 use super::archives::{Found, Search, Sources};
 use super::{Healer, LOOK_EVERY, Stopped, until};
+use crate::base::blocking;
 use crate::base::chain::Phase;
 use crate::ingest::State;
 use crate::ingest::healing::HealFigures;
@@ -70,8 +71,7 @@ impl Healer {
             while matches!(state.progress.phase(), Phase::Gap(_)) {
                 sleep(LOOK_EVERY).await;
             }
-            let searched = self.begin_search(|_| false).await;
-            let search = self.end_search(searched);
+            let search = self.ask(|_| false).await;
             self.failing.note(&search, state.published.slot().unwrap_or(0), &state.healing);
             let have_all_answered = search.answers.len() == self.config.store.heal_from.len();
             pause = if have_all_answered { WATCH_EVERY } else { LATE_AFTER };
@@ -89,10 +89,10 @@ impl Healer {
         // ORDERING: Relaxed: a statistic.
         let last_slot = self.shown.spool.last_slot.load(Ordering::Relaxed);
         let is_usable = move |found: &Found| found.slot <= last_slot && wanted.takes(found);
-        let mut asked = self.begin_search(is_usable);
+        let mut asked = pin!(self.ask(is_usable));
         loop {
             tokio::select! {
-                searched = &mut asked => return Ok(self.end_search(searched)),
+                search = &mut asked => return Ok(search),
                 () = until(stopped) => return Err(Stopped),
                 () = sleep(LOOK_EVERY) => show("waiting for the answer of a server in heal_from".to_owned()),
             }
@@ -100,16 +100,9 @@ impl Healer {
     }
 
     /// Searches on the blocking pool. The servers are not asked if a directory has an archive that `is_usable` takes.
-    fn begin_search(&mut self, is_usable: impl Fn(&Found) -> bool + Send + 'static) -> JoinHandle<(Search, Sources)> {
+    async fn ask(&mut self, is_usable: impl Fn(&Found) -> bool + Send + 'static) -> Search {
         let mut sources = self.sources.take().unwrap_or_else(|| Sources::new(&self.config.store.heal_from));
-        spawn_blocking(move || (sources.search(is_usable), sources))
-    }
-
-    fn end_search(&mut self, searched: Result<(Search, Sources), JoinError>) -> Search {
-        let Ok((search, sources)) = searched else {
-            let why = "the search for archives has panicked: this is a bug".to_owned();
-            return Search { failed: vec![why], ..Search::default() };
-        };
+        let (search, sources) = blocking(move || (sources.search(is_usable), sources)).await;
         self.sources = Some(sources);
         search
     }

@@ -14,7 +14,6 @@ use engine_api::Code;
 use futures::SinkExt as _;
 use futures::channel::mpsc;
 use tokio::sync::watch;
-use tokio::task::JoinError;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::service::Interceptor;
@@ -29,6 +28,7 @@ use yellowstone_grpc_proto::geyser::{GetSlotRequest, SubscribeReplayInfoRequest,
 use super::server_errors::{chain, explained};
 use super::subscribe::Commitment;
 use super::upstream::{Access, Client, Compression, Upstream};
+use crate::base::blocking;
 use crate::net::secrets;
 
 /// Maximum size of a message that is taken in, in bytes. An account has at most 10 MiB, and a server may ignore the
@@ -356,12 +356,7 @@ impl Provider {
 
     async fn read(&self) -> Result<Secrets> {
         let settings = self.settings.clone();
-        let read = tokio::task::spawn_blocking(move || settings.read()).await;
-        if read.as_ref().is_err_and(JoinError::is_cancelled) {
-            // The runtime is ending, and this task with it.
-            std::future::pending::<()>().await;
-        }
-        read.context("reading the stream's secrets failed")?
+        blocking(move || settings.read()).await
     }
 
     fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {

@@ -14,6 +14,7 @@ use super::AccessSettings;
 use super::secrets::find;
 use super::tls::{Tls, TlsFiles};
 use super::tokens::Tokens;
+use crate::base::blocking;
 
 /// Names of the systemd credentials, used where no setting names a file.
 const CERT: &str = "tls-cert";
@@ -65,13 +66,12 @@ impl Access {
         tokio::spawn(async move {
             while hangups.recv().await.is_some() {
                 let access = Arc::clone(&access);
-                match tokio::task::spawn_blocking(move || access.reload()).await {
-                    Ok(Ok(())) => tracing::info!("SIGHUP: certificates and tokens are read again"),
-                    Ok(Err(error)) => {
+                match blocking(move || access.reload()).await {
+                    Ok(()) => tracing::info!("SIGHUP: certificates and tokens are read again"),
+                    Err(error) => {
                         let error = format!("{error:#}");
                         tracing::error!(error, "SIGHUP: the earlier certificates and tokens stay in effect");
                     }
-                    Err(error) => tracing::error!(%error, "SIGHUP: reading failed"),
                 }
             }
         });

@@ -20,6 +20,7 @@ use engine_latency::{Latency, Snapshot, export};
 use futures::FutureExt as _;
 use tokio::net::TcpListener;
 
+use crate::base::blocking;
 use crate::config::Config;
 use crate::net::limit::Limit;
 use crate::pages::dashboard::{self, Dashboard, Identity, Sampler};
@@ -120,13 +121,7 @@ async fn of_snapshot(
     content_type: &'static str,
     render: impl FnOnce(&Snapshot) -> Vec<u8> + Send + 'static,
 ) -> Response {
-    match tokio::task::spawn_blocking(move || render(&state.latency.snapshot())).await {
-        Ok(body) => page(content_type, body),
-        Err(error) => {
-            tracing::error!(%error, "cannot render a snapshot of the histograms");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
+    page(content_type, crate::base::blocking(move || render(&state.latency.snapshot())).await)
 }
 
 fn page(content_type: &'static str, body: impl IntoResponse) -> Response {

@@ -19,6 +19,7 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
+use crate::base::blocking;
 use crate::pages::handles::Handles;
 
 use history::History;
@@ -96,13 +97,7 @@ async fn figures(State(state): State<Dashboard>, RawQuery(query): RawQuery) -> R
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    match tokio::task::spawn_blocking(move || json::render(&state, since)).await {
-        Ok(body) => (headers, body).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "cannot render the figures of the dashboard");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
+    (headers, blocking(move || json::render(&state, since)).await).into_response()
 }
 
 /// Returns the `since` of a query. Without one it is 0, which asks for the whole history; `None` if it is not a number.
