@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::base::stop;
+use crate::base::{lock, stop};
 use crate::lookups::LookupFigures;
 
 /// How often a pause is interrupted to see whether the service stops, because a stop waits for it.
@@ -62,7 +62,7 @@ pub(crate) enum State {
 impl Figures {
     /// Returns the figures of this moment.
     pub(crate) fn now(&self) -> Progress {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0)
     }
 
     /// Shows that there is no warm-up, because the configuration says so.
@@ -71,7 +71,7 @@ impl Figures {
     }
 
     fn set(&self, state: State, warmed: Warmed) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Progress { state, warmed };
+        *lock(&self.0) = Progress { state, warmed };
     }
 
     /// Returns the figures as `/status.json` and the dashboard give them.

@@ -10,7 +10,7 @@ pub(crate) mod backup;
 use std::io::{self, ErrorKind as Io};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -33,6 +33,7 @@ use tower::service_fn;
 
 use crate::ask::refusal::Refusal;
 use crate::base::figure::count;
+use crate::base::lock;
 use crate::base::published::between_slots;
 use crate::base::views::Views;
 use crate::net::socket::SocketAccess;
@@ -87,7 +88,7 @@ impl Admin {
 
     /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
     pub(crate) fn wait_for_snapshot(&self) {
-        let running = self.inner.running();
+        let running = lock(&self.inner.running);
         let waited = self.inner.ended.wait_timeout_while(running, STOP_GRACE, |running| *running);
         if *waited.unwrap_or_else(PoisonError::into_inner).0 {
             tracing::warn!(grace_s = STOP_GRACE.as_secs(), "a snapshot under way is given up");
@@ -97,7 +98,7 @@ impl Admin {
     /// Starts a snapshot. Its outcome comes through the channel.
     fn start(&self, dir: PathBuf) -> Result<oneshot::Receiver<engine_api::Result<Duration>>, Status> {
         let engine = self.inner.engine.upgrade().ok_or_else(|| Status::unavailable("the service is shutting down"))?;
-        let mut running = self.inner.running();
+        let mut running = lock(&self.inner.running);
         if *running {
             return Err(Status::resource_exhausted("a snapshot is under way, try again later"));
         }
@@ -110,7 +111,7 @@ impl Admin {
             let made = inner.snapshot(&engine, &dir);
             // Before the end is announced: a stop of the service waits for the end and then needs the engine alone.
             drop(engine);
-            *inner.running() = false;
+            *lock(&inner.running) = false;
             inner.ended.notify_all();
             // A client that is gone can read the outcome in the log.
             answer.send(made).ok();
@@ -125,11 +126,6 @@ impl Admin {
 }
 
 impl Inner {
-    fn running(&self) -> MutexGuard<'_, bool> {
-        // A poisoned lock is safe: the flag is valid whatever happened to the thread that set it.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn snapshot(&self, engine: &Measured, dir: &Path) -> engine_api::Result<Duration> {
         let (figures, start) = (&self.figures, Instant::now());
         // ORDERING: Relaxed: a statistic.

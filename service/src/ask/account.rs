@@ -8,8 +8,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use crate::base::lock;
 use crate::net::figures::{Place, Scope};
 use crate::net::limit::UDS_SHARE;
 use crate::net::source::Source;
@@ -76,8 +77,7 @@ struct Accounts {
 impl Places {
     /// Returns the account of a source.
     pub(super) fn account(&self, source: Source) -> Arc<Taken> {
-        // A poisoned lock is safe: every change of the accounts is complete before anything that could panic.
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = lock(&self.accounts);
         if let Some(account) = accounts.by_source.get(&source).and_then(Weak::upgrade) {
             return account;
         }

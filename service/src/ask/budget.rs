@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::account::{Places, Taken, share, shares};
 use super::refusal::{Cause, Refusal};
 use crate::base::figure::count;
+use crate::base::lock;
 use crate::base::slow::Transport;
 use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;
@@ -69,11 +70,6 @@ struct Holding {
 impl Budget {
     pub(super) fn new(figures: Arc<Figures>) -> Arc<Self> {
         Arc::new(Self { figures, places: Places::default(), held: Mutex::default() })
-    }
-
-    fn held(&self) -> MutexGuard<'_, Held> {
-        // A poisoned lock is safe: every change of the charges is complete before anything that could panic.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -147,7 +143,7 @@ impl Peer {
     /// id. Returns false if a share is used up.
     fn take(self: &Arc<Self>, id: &AtomicU64, bytes: u64) -> bool {
         let is_network = self.is_network();
-        let mut held = self.budget.held();
+        let mut held = lock(&self.budget.held);
         let is_over = |(scope, share): &(Scope, u64)| {
             // ORDERING: Relaxed: changed only under this lock.
             self.counter(Place::Bytes, *scope).load(Ordering::Relaxed).saturating_add(bytes) > *share
@@ -175,7 +171,7 @@ impl Peer {
 
     /// Gives back all that the charge `id` has taken, unless it has given way.
     fn give_back(&self, id: u64) {
-        let mut held = self.budget.held();
+        let mut held = lock(&self.budget.held);
         if let Some(Holding { bytes, .. }) = held.charges.remove(&id) {
             self.change_bytes(|held| held - bytes);
             count(&self.seat.activity.released, 1);
@@ -332,7 +328,7 @@ mod tests {
         assert!(take(&other) && take(&other) && is_cut(&local) && !is_cut(&network[2]));
         // What gave way is not given back a second time.
         drop(kept);
-        assert_eq!((held(), network_bytes(&budget), budget.held().charges.len()), (0, 0, 0));
+        assert_eq!((held(), network_bytes(&budget), lock(&budget.held).charges.len()), (0, 0, 0));
     }
 
     #[tokio::test(start_paused = true)]

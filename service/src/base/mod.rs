@@ -1,7 +1,7 @@
 //! The ground of the service: plain types and rules that every other room uses.
 //!
 //! Owns: the chain's types, figures, the published slot, pulses, stops, exit codes, how a setting and a label are
-//! declared, and how a job that blocks is waited for. Must not: use another room of the service. Any thread.
+//! declared, how a job that blocks is waited for, and how a mutex is locked. Must not: use another room of the service. Any thread.
 
 pub(crate) mod chain;
 pub(crate) mod failed;
@@ -17,6 +17,7 @@ pub(crate) mod views;
 
 use std::future::pending;
 use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::task::{JoinError, spawn_blocking};
 
@@ -29,4 +30,9 @@ pub(crate) async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send +
         Err(Ok(panic)) => resume_unwind(panic),
         Err(Err(_given_up)) => pending().await,
     }
+}
+
+/// Locks a mutex. That it is poisoned is of no concern: the panic that poisons it ends the program, other than in a test.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

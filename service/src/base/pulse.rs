@@ -13,9 +13,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use probe::disk_bytes;
+
+use super::lock;
 
 /// One thread's counter. Clones share the counter.
 #[derive(Clone, Debug, Default)]
@@ -68,18 +70,14 @@ impl Pulses {
 
     fn push(&self, name: String, writes: Option<PathBuf>) -> Pulse {
         let pulse = Pulse::default();
-        self.lock().push(Thread { name, pulse: pulse.clone(), writes });
+        lock(&self.0).push(Thread { name, pulse: pulse.clone(), writes });
         pulse
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Thread>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the names of the threads that have made no progress since the last call, and updates `seen`. A new
     /// thread counts as alive. Blocks for as long as listing a directory takes.
     pub fn still(&self, seen: &mut Vec<Seen>) -> Vec<String> {
-        let threads = self.lock().clone();
+        let threads = lock(&self.0).clone();
         let mut still = Vec::new();
         for (n, thread) in threads.into_iter().enumerate() {
             let beats = thread.pulse.beats();

@@ -8,8 +8,10 @@
 //! its view within 200 ms.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use super::lock;
 
 /// The list of held views.
 #[derive(Debug, Default)]
@@ -33,7 +35,7 @@ pub struct HeldView<'v> {
 impl Views {
     /// Adds a view that is opened now. Call this before opening the view, and drop the result after the view.
     pub fn hold(&self) -> HeldView<'_> {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         let id = list.next_id;
         list.next_id += 1;
         list.since.insert(id, Instant::now());
@@ -43,18 +45,13 @@ impl Views {
     /// Returns the age of the oldest held view; zero without one.
     pub fn oldest(&self) -> Duration {
         // Ids ascend with time, so the first is the oldest.
-        self.list().since.values().next().map_or(Duration::ZERO, Instant::elapsed)
-    }
-
-    fn list(&self) -> MutexGuard<'_, List> {
-        // A poisoned lock is safe: every change of the list is complete before anything that could panic.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list).since.values().next().map_or(Duration::ZERO, Instant::elapsed)
     }
 }
 
 impl Drop for HeldView<'_> {
     fn drop(&mut self) {
-        self.views.list().since.remove(&self.id);
+        lock(&self.views.list).since.remove(&self.id);
     }
 }
 

@@ -22,7 +22,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
@@ -33,8 +33,8 @@ use solana::ChainCheckpoint;
 use super::Filter;
 use super::pool::Pool;
 use crate::base::published::{between_slots, is_between_slots};
-use crate::base::stop;
 use crate::base::views::Views;
+use crate::base::{lock, stop};
 
 /// Maximum number of dumps under way. Each holds one range that is sent and one that is copied, 32 MiB for all of them.
 pub(crate) const DUMPS_MAX: usize = 8;
@@ -120,14 +120,14 @@ impl Dumps {
     pub fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
         // ORDERING: Relaxed: only a flag, the join orders everything else.
         self.source.stop.store(true, Ordering::Relaxed);
-        drop(self.source.engine.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.source.engine).take());
         self.pool.stop(deadline)
     }
 }
 
 impl Source {
     fn copy(&self, filter: &Filter, after: Option<&Key>) -> Result<DumpRange, DumpError> {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let engine = lock(&self.engine).clone();
         let engine = engine.ok_or(DumpError::Stopped)?;
         let _held = self.views.hold();
         // Not the measured reader, because a range must not count as the latency of a lookup.

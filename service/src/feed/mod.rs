@@ -30,7 +30,7 @@ mod writer;
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use engine_api::{Error, ErrorKind};
 use solana::ChainCheckpoint;
@@ -50,6 +50,7 @@ pub(crate) use tail::{Scope, Tail};
 pub use workers::Workers;
 pub use writer::FeedWriter;
 
+use crate::base::lock;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
@@ -147,12 +148,12 @@ impl Feed {
 
     /// Sequence number of the oldest change that is kept; that of the next change while none is kept.
     pub fn oldest_seq(&self) -> u64 {
-        self.kept().segments.front().map_or(0, |segment| segment.first_seq)
+        lock(&self.kept).segments.front().map_or(0, |segment| segment.first_seq)
     }
 
     /// Bytes of the log on disk, with the reserved space of each segment.
     pub fn log_bytes(&self) -> u64 {
-        self.kept().segments.iter().map(|segment| segment.bytes).sum()
+        lock(&self.kept).segments.iter().map(|segment| segment.bytes).sum()
     }
 
     /// Returns the current subscribers, and how far each one lags behind.
@@ -177,7 +178,7 @@ impl Feed {
         if next_seq > self.head.borrow().seq {
             return Some(Vec::new());
         }
-        let kept = self.kept();
+        let kept = lock(&self.kept);
         let from = kept.recent.partition_point(|frame| frame.last_seq() < next_seq);
         let first = kept.recent.get(from).filter(|frame| frame.first_seq <= next_seq)?;
         let mut bytes = first.log_bytes();
@@ -222,7 +223,7 @@ impl Feed {
     fn open_at(&self, seq: u64) -> Result<OpenSegment, FeedError> {
         loop {
             let (segment, oldest_seq) = {
-                let kept = self.kept();
+                let kept = lock(&self.kept);
                 let behind = kept.segments.partition_point(|segment| segment.first_seq <= seq);
                 let oldest_seq = kept.segments.front().map_or(0, |segment| segment.first_seq);
                 (behind.checked_sub(1).map(|index| kept.segments[index].clone()), oldest_seq)
@@ -254,12 +255,12 @@ impl Feed {
     }
 
     fn begins_segment(&self, seq: u64) -> bool {
-        self.kept().segments.iter().any(|segment| segment.first_seq == seq)
+        lock(&self.kept).segments.iter().any(|segment| segment.first_seq == seq)
     }
 
     fn publish(&self, frame: Option<Arc<Frame>>, checkpoint: &ChainCheckpoint) {
         if let Some(frame) = frame {
-            let mut kept = self.kept();
+            let mut kept = lock(&self.kept);
             kept.recent_bytes += frame.log_bytes();
             kept.recent.push_back(frame);
             while kept.recent_bytes > RECENT_BYTES_MAX && kept.recent.len() > 1 {
@@ -271,7 +272,7 @@ impl Feed {
     }
 
     fn add_segment(&self, segment: Segment) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.kept);
         // A segment that holds no frame yet was replaced by another one of the same name.
         if kept.segments.back().is_some_and(|last| last.first_seq == segment.first_seq) {
             kept.segments.pop_back();
@@ -282,7 +283,7 @@ impl Feed {
     /// Keeps `segment` alone: no change before it can be read any more.
     fn begin_with(&self, segment: Segment) {
         let gone = {
-            let mut kept = self.kept();
+            let mut kept = lock(&self.kept);
             (kept.recent, kept.recent_bytes) = (VecDeque::new(), 0);
             std::mem::replace(&mut kept.segments, VecDeque::from([segment]))
         };
@@ -292,7 +293,7 @@ impl Feed {
     /// Removes the oldest segments while the log has more than so many bytes, but never the last two.
     fn expire(&self, retention_bytes: u64) {
         loop {
-            let mut kept = self.kept();
+            let mut kept = lock(&self.kept);
             let bytes: u64 = kept.segments.iter().map(|segment| segment.bytes).sum();
             if kept.segments.len() <= 2 || bytes <= retention_bytes {
                 return;
@@ -301,11 +302,6 @@ impl Feed {
             drop(kept);
             remove(&gone);
         }
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        // No panic can leave the state half changed, so a poisoned lock is safe to use.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,14 +5,14 @@
 //! edge. They run on `NAME-N`, which takes them in the order in which they came.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::{Sender, unbounded};
 use tokio::sync::oneshot;
 
-use crate::base::stop;
+use crate::base::{lock, stop};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -49,7 +49,7 @@ impl Pool {
     pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (reply, done) = oneshot::channel();
         let job: Job = Box::new(move || drop(reply.send(job())));
-        self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.send(job).ok()?;
+        lock(&self.inner.queue).as_ref()?.send(job).ok()?;
         done.await.ok()
     }
 
@@ -58,8 +58,8 @@ impl Pool {
     /// # Errors
     /// The names of the threads that have not ended.
     pub(super) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
-        drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let threads = std::mem::take(&mut *self.inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(lock(&self.inner.queue).take());
+        let threads = std::mem::take(&mut *lock(&self.inner.threads));
         stop::join_all(threads, deadline)
     }
 }

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::base::figure::unix_ms;
+use crate::base::lock;
 
 /// List of the current subscribers, with figures of all since the start.
 #[derive(Debug, Default)]
@@ -58,7 +59,7 @@ pub struct Registration<'f> {
 impl Subscribers {
     /// Adds a subscriber that begins after the change `seq`.
     pub fn register(&self, transport: &'static str, peer: String, seq: u64) -> Registration<'_> {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         let entry = Arc::new(Entry { transport, peer, seq: AtomicU64::new(seq), connected_unix_ms: unix_ms() });
         let id = list.next_id;
         list.next_id += 1;
@@ -80,12 +81,7 @@ impl Subscribers {
                 connected_unix_ms: entry.connected_unix_ms,
             }
         };
-        self.list().entries.iter().map(show).collect()
-    }
-
-    fn list(&self) -> MutexGuard<'_, List> {
-        // No panic can leave the list half changed, so a poisoned lock is safe to use.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list).entries.iter().map(show).collect()
     }
 }
 
@@ -99,6 +95,6 @@ impl Registration<'_> {
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        self.subscribers.list().entries.remove(&self.id);
+        lock(&self.subscribers.list).entries.remove(&self.id);
     }
 }

@@ -105,7 +105,7 @@ impl Rig {
     }
 
     fn last_segment(&self) -> PathBuf {
-        self.feed.kept().segments.back().unwrap().path.clone()
+        lock(&self.feed.kept).segments.back().unwrap().path.clone()
     }
 }
 
@@ -328,7 +328,7 @@ fn beyond_the_retention_the_oldest_is_named() {
     }
     assert_eq!(gone(&mut behind), oldest_seq);
     rig.feed.expire(0);
-    assert_eq!(rig.feed.kept().segments.len(), 2);
+    assert_eq!(lock(&rig.feed.kept).segments.len(), 2);
     rig.reopen().check(oldest_seq.max(55_000));
 }
 

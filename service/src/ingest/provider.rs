@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -28,7 +28,7 @@ use yellowstone_grpc_proto::geyser::{GetSlotRequest, SubscribeReplayInfoRequest,
 use super::server_errors::{chain, explained};
 use super::subscribe::Commitment;
 use super::upstream::{Access, Client, Compression, Upstream};
-use crate::base::blocking;
+use crate::base::{blocking, lock};
 use crate::net::secrets;
 
 /// Maximum size of a message that is taken in, in bytes. An account has at most 10 MiB, and a server may ignore the
@@ -315,7 +315,7 @@ impl Provider {
     /// A secret file cannot be read; the server cannot be reached.
     pub(crate) async fn client(&self) -> Result<ProviderClient> {
         let secrets = self.read().await?;
-        *self.used() = Some(secrets.clone());
+        *lock(&self.used) = Some(secrets.clone());
         self.client_with(&secrets).await
     }
 
@@ -330,7 +330,7 @@ impl Provider {
             None => {
                 let secrets = self.read().await?;
                 // Without a stream's secrets the messages of the server are masked by these.
-                self.used().get_or_insert_with(|| secrets.clone());
+                lock(&self.used).get_or_insert_with(|| secrets.clone());
                 self.client_with(&secrets).await?
             }
         };
@@ -358,10 +358,6 @@ impl Provider {
         let settings = self.settings.clone();
         blocking(move || settings.read()).await
     }
-
-    fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Upstream for Provider {
@@ -378,7 +374,7 @@ impl Upstream for Provider {
         hangups.mark_unchanged();
         loop {
             match self.read().await {
-                Ok(secrets) if self.used().as_ref() != Some(&secrets) => {
+                Ok(secrets) if lock(&self.used).as_ref() != Some(&secrets) => {
                     info!(url = %self.shown, "the stream's token or certificates have changed: reconnecting");
                     return;
                 }
@@ -403,7 +399,7 @@ impl Upstream for Provider {
     /// Returns a server's message with [`MASK`] in place of the newest connection's token and of the secret parts of
     /// the URL.
     fn masked(&self, words: &str) -> String {
-        let token = self.used().as_ref().and_then(|used| used.token.clone());
+        let token = lock(&self.used).as_ref().and_then(|used| used.token.clone());
         let uri = self.settings.url.parse::<Uri>().ok();
         let user = uri.as_ref().and_then(|uri| uri.authority()?.as_str().rsplit_once('@').map(|(user, _)| user));
         let path = uri.as_ref().and_then(|uri| uri.path_and_query()).map(|path| path.as_str().trim_matches('/'));

@@ -5,7 +5,7 @@
 //! `lookup-N` takes out.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use engine_api::{Key, Value};
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{Answer, BATCH_COUNTED_KEYS_MIN, GET_MANY_QUEUE_KEYS, LookupError, Origin, counted_keys};
 use crate::base::chain::Commitment;
+use crate::base::lock;
 
 /// A batch of gets, with the channel for its answer.
 pub(super) struct Batch {
@@ -66,7 +67,7 @@ impl BatchQueue {
     /// # Errors
     /// There are too many keys with it, or the threads end.
     pub(super) fn push(&self, batch: Batch) -> Result<(), LookupError> {
-        let mut lines = self.lock();
+        let mut lines = lock(&self.lines);
         if lines.closed {
             return Err(LookupError::Stopped);
         }
@@ -85,7 +86,7 @@ impl BatchQueue {
     /// Takes the next batch, after a token. Returns `None` when another thread took the batch or its caller has given
     /// up. The keys of a taken batch count until [`BatchQueue::done`].
     pub(super) fn take(&self) -> Option<Batch> {
-        let mut lines = self.lock();
+        let mut lines = lock(&self.lines);
         while let Some(batch) = lines.pop() {
             if !batch.reply.is_closed() {
                 lines.keys_under_way += batch.counted_keys;
@@ -97,19 +98,14 @@ impl BatchQueue {
 
     /// Makes the keys of a batch that was taken count no longer. Call it once the batch is answered and its memory is free.
     pub(super) fn done(&self, counted_keys: usize) {
-        self.lock().keys_under_way -= counted_keys;
+        lock(&self.lines).keys_under_way -= counted_keys;
     }
 
     /// Drops all waiting batches, and every batch pushed from now on. Call it when the threads end.
     pub(super) fn close(&self) {
-        let mut lines = self.lock();
+        let mut lines = lock(&self.lines);
         lines.closed = true;
         lines.lines.clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Lines> {
-        // A panic cannot leave the lines half changed, so a poisoned lock is safe to use.
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

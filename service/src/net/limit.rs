@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use super::activity::Activity;
 use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
 use crate::base::figure::count;
+use crate::base::lock;
 use crate::base::setting::settings;
 
 /// One in this many gRPC connections is reserved for the Unix socket, and so is one in this many of whatever else clients
@@ -174,7 +175,7 @@ impl Rooms {
 
     fn enter(self: &Arc<Self>, source: Source, listener: Listener) -> Result<Arc<Seat>, Ending> {
         let network = source.is_network();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !network && state.settled.get(&source).is_some_and(|settled| *settled >= self.source_max) {
             return Err(Ending::SourceShare);
         }
@@ -195,11 +196,6 @@ impl Rooms {
             *state.settled.entry(source).or_default() += 1;
         }
         Ok(seat)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock is safe: every change of the state is complete before anything that could panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -285,7 +281,7 @@ impl Seat {
         if self.is_settled() {
             return Ok(());
         }
-        let mut state = self.rooms.lock();
+        let mut state = lock(&self.rooms.state);
         // ORDERING: Relaxed: changed only under this lock.
         match self.state.load(Ordering::Relaxed) {
             NEWCOMER => {}
@@ -336,7 +332,7 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         let seat = &self.seat;
-        let mut state = seat.rooms.lock();
+        let mut state = lock(&seat.rooms.state);
         // ORDERING: Relaxed: changed only under this lock.
         match seat.state.swap(GONE, Ordering::Relaxed) {
             NEWCOMER => {
@@ -447,7 +443,7 @@ pub(crate) mod tests {
         assert!(evicted(&flood[88]) && !evicted(&flood[89]), "the third takes a newcomer's place");
         assert_eq!(figures.endings(Ending::Newcomer), 89);
         drop((local, flood));
-        let state = tcp.rooms.lock();
+        let state = lock(&tcp.rooms.state);
         assert_eq!((state.open, state.network, state.newcomers.len(), state.settled.len()), (2, 2, 0, 2));
     }
 

@@ -21,12 +21,13 @@
 //! the snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
 use super::Known;
 use crate::base::chain::KeyMap;
+use crate::base::lock;
 
 /// Maximum number of changes kept. Each takes at most 256 bytes: its key twice, its old value, its slot and the tables.
 /// That is 64 MiB in all. Finality lags by 32 slots, so there is room
@@ -83,7 +84,7 @@ impl Undo {
 
     /// Notes that the stream reports `slot` as final. [`Undo::settle`] moves the finalized slot.
     pub fn name_final(&self, slot: u64) {
-        let mut named = self.named();
+        let mut named = lock(&self.named);
         named.insert(slot);
         if named.len() > SLOTS_MAX {
             named.pop_last();
@@ -92,7 +93,7 @@ impl Undo {
 
     /// Forgets the slots that earlier connections reported as final and that are not published.
     pub fn forget_named(&self) {
-        self.named().clear();
+        lock(&self.named).clear();
     }
 
     /// Notes that `slot` is about to be applied. The first slot since the start may have been applied in part before
@@ -124,7 +125,7 @@ impl Undo {
     /// Moves the finalized slot to the newest one reported of those that are published, and forgets the old values up to
     /// it. Returns whether it moved.
     pub fn settle(&self) -> bool {
-        let mut named = self.named();
+        let mut named = lock(&self.named);
         // Looked at first: this is called for every message, and most find nothing to do.
         let Some(first) = named.first() else { return false };
         let Some(published) = self.read().0.published.filter(|slot| first <= slot) else { return false };
@@ -136,10 +137,6 @@ impl Undo {
             let slot = newest.filter(|slot| inner.finalized < Some(*slot));
             slot.inspect(|slot| inner.finalize(*slot)).is_some()
         })
-    }
-
-    fn named(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the overlay for reading. Hold the guard while a snapshot is moved and its keys are compared, and no
@@ -286,7 +283,7 @@ mod tests {
         undo.published(Some(15));
         assert_eq!(undo.read().slot(), Some(14), "another connection has said nothing yet");
         (16..16 + 3 * SLOTS_MAX as u64).rev().for_each(|slot| undo.name_final(slot));
-        let named = undo.named();
+        let named = lock(&undo.named);
         assert_eq!((named.len(), named.first()), (SLOTS_MAX, Some(&16)));
     }
 

@@ -118,7 +118,7 @@ async fn a_new_token_is_noticed_at_a_hangup_and_no_secret_is_printed() {
     assert!(!failed.contains("s3cret") && !failed.contains("token-one"), "{failed}");
     let quoted = provider.masked(r#"message="no such key: /s3cret, token token-one of user""#);
     assert_eq!(quoted, r#"message="no such key: /(hidden), token (hidden) of user""#);
-    let used = format!("{:?} {}", provider.used(), provider.shown());
+    let used = format!("{:?} {}", lock(&provider.used), provider.shown());
     assert!(!used.contains("s3cret") && !used.contains("token-one"), "{used}");
     let renewed = tokio::time::timeout(Duration::from_millis(200), provider.renewed());
     let (early, ()) = tokio::join!(renewed, async {

@@ -4,11 +4,12 @@
 //! blocking pool, under one lock that is held only to push or to clone pointers.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use engine_latency::Op;
 
+use crate::base::lock;
 use crate::pages::metrics::Resources;
 
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -137,7 +138,7 @@ impl History {
     /// Adds a sample, and drops the oldest once there are [`HISTORY_SAMPLES`].
     pub(crate) fn push(&self, sample: Sample, newest: Newest) {
         let (sample, newest) = (Arc::new(sample), Arc::new(newest));
-        let mut inner = self.lock();
+        let mut inner = lock(&self.inner);
         if inner.samples.len() == HISTORY_SAMPLES {
             inner.samples.pop_front();
         }
@@ -148,7 +149,7 @@ impl History {
     /// Returns the samples after `seq`, oldest first, and the figures read with the newest. A `seq` that this process
     /// never gave out returns all samples.
     pub(crate) fn since(&self, seq: u64) -> (Vec<Arc<Sample>>, Arc<Newest>) {
-        let inner = self.lock();
+        let inner = lock(&self.inner);
         let known = inner.samples.back().is_some_and(|newest| seq <= newest.seq);
         let from = if known { inner.samples.partition_point(|sample| sample.seq <= seq) } else { 0 };
         (inner.samples.range(from..).cloned().collect(), Arc::clone(&inner.newest))
@@ -156,12 +157,7 @@ impl History {
 
     /// Returns the memory and disk read with the newest sample; empty ones before the first.
     pub(crate) fn resources(&self) -> Resources {
-        self.lock().newest.resources.clone()
-    }
-
-    /// Locks the ring. A poisoned lock is safe, because each statement leaves the ring valid.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner).newest.resources.clone()
     }
 }
 
