@@ -23,7 +23,7 @@ pub use descriptor::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{Engine, Pace, Reader, Stats, Visitor, Warmed, WriteTxn, one_slot_per_key, scrub_by_scan};
-pub use words::words;
+pub use words::{with_causes, words};
 
 /// A Solana pubkey used as key. All-zero (the System program) is a legal key.
 pub type Key = [u8; 32];

@@ -6,12 +6,15 @@ use std::error::Error as StdError;
 
 use crate::Code;
 
-/// Returns the error's code, its message, and those of its causes. A cause whose text is already in the line is left out,
-/// because messages of engines often contain the system's reason.
+/// Returns the error's code, its message, and those of its causes: see [`with_causes`].
 pub fn words(error: &(dyn StdError + 'static)) -> String {
-    let mut said = Code::of(error).map_or_else(String::new, |code| format!("{code}: "));
-    said.push_str(&error.to_string());
-    let mut cause = error.source();
+    let code = Code::of(error).map_or_else(String::new, |code| format!("{code}: "));
+    with_causes(format!("{code}{error}"), error.source())
+}
+
+/// Adds the messages of an error's causes, of which `cause` is the first, to its own. A cause whose text is already in the
+/// line is left out, because messages of engines often contain the system's reason.
+pub fn with_causes(mut said: String, mut cause: Option<&(dyn StdError + 'static)>) -> String {
     while let Some(error) = cause {
         let text = error.to_string();
         if !error.is::<Code>() && !said.contains(&text) {

@@ -207,19 +207,11 @@ async fn ask_service(dir: &Path, to: &Path) -> Result<bool> {
 
 /// Returns a status's text with its causes. If the connection broke, only the causes say how.
 fn words(status: &Status) -> String {
-    let mut words = match status.message() {
+    let said = match status.message() {
         "" => format!("no answer came over the admin socket: {}", status.code()),
         message => message.to_owned(),
     };
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !words.contains(&said) {
-            words = format!("{words}: {said}");
-        }
-        cause = error.source();
-    }
-    words
+    engine_api::with_causes(said, std::error::Error::source(status))
 }
 
 /// Opens a store that is to be copied, and runs the checks that copying it would not make.

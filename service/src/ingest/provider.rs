@@ -25,7 +25,7 @@ use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 use yellowstone_grpc_proto::geyser::{GetSlotRequest, SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
 
-use super::server_errors::{chain, explained};
+use super::server_errors::explained;
 use super::subscribe::Commitment;
 use super::upstream::{Access, Client, Compression, Upstream};
 use crate::base::{blocking, lock};
@@ -341,7 +341,7 @@ impl Provider {
     }
 
     fn explained(&self, failed: &anyhow::Error) -> String {
-        explained(chain(failed.as_ref()), self.access().https)
+        explained(engine_api::words(failed.as_ref()), self.access().https)
     }
 
     async fn client_with(&self, secrets: &Secrets) -> Result<ProviderClient> {

@@ -72,7 +72,9 @@ fn lost(applied: u64, first_available: u64, why: String) -> Ended {
 pub(super) fn client_ended(error: GeyserGrpcClientError, terms: &Terms) -> Ended {
     match error {
         GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, terms),
-        GeyserGrpcClientError::TransportError(error) => Ended::Retry(explained(chain(&error), terms.access.https)),
+        GeyserGrpcClientError::TransportError(error) => {
+            Ended::Retry(explained(engine_api::words(&error), terms.access.https))
+        }
     }
 }
 
@@ -110,27 +112,10 @@ pub(super) fn status_ended(status: &Status, terms: &Terms) -> Ended {
         // A server that has just started says so, and one whose newest slot comes before the applied one.
         Code::Internal if message.contains("failed to get replay") => not_yet(&said, terms),
         _ => {
-            let causes =
-                std::error::Error::source(status).map(chain).filter(|causes| !message.contains(causes.as_str()));
-            let causes = causes.map(|causes| format!(": {causes}")).unwrap_or_default();
-            Ended::Retry(explained(format!("{said}{causes}"), terms.access.https))
+            let why = engine_api::with_causes(said, std::error::Error::source(status));
+            Ended::Retry(explained(why, terms.access.https))
         }
     })
-}
-
-/// Returns the error with its causes, each text once. The transport's own text is only "transport error", three times
-/// over.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let words = cause.to_string();
-        if !text.ends_with(&words) {
-            text = format!("{text}: {words}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// Returns the text of a failed connection with the way out, where the text shows that the URL's scheme is wrong.
