@@ -1,7 +1,8 @@
 //! The ground of the service: plain types and rules that every other room uses.
 //!
-//! Owns: the chain's types, figures, the published slot, pulses, stops, exit codes, how a setting and a label are
-//! declared, how a job that blocks is waited for, and how a mutex is locked. Must not: use another room of the service. Any thread.
+//! Owns: the chain's types, figures, the published slot, lists, pulses, stops, exit codes, how a setting and a label are
+//! declared, how a job that blocks is waited for, and how a mutex is locked. Must not: use another room of the service.
+//! Any thread.
 
 pub(crate) mod chain;
 pub(crate) mod failed;
@@ -10,6 +11,7 @@ pub(crate) mod label;
 pub(crate) mod plausible;
 pub(crate) mod published;
 pub(crate) mod pulse;
+pub(crate) mod registry;
 pub(crate) mod setting;
 pub(crate) mod slow;
 pub(crate) mod stop;

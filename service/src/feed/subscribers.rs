@@ -1,26 +1,19 @@
 //! The subscribers of the feed, and how far each one has come.
 //!
-//! Owns: the list. Must not: bound it, which `ask::places` does, or delay a subscriber; the list is locked only to add, remove and show one.
+//! Owns: the list. Must not: bound it, which `ask::places` does, or delay a subscriber.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::base::figure::unix_ms;
-use crate::base::lock;
+use crate::base::registry::{Registered, Registry};
 
 /// List of the current subscribers, with figures of all since the start.
 #[derive(Debug, Default)]
 pub struct Subscribers {
-    list: Mutex<List>,
+    list: Registry<Arc<Entry>>,
     /// Number of subscribers cut off because they did not read, since the start.
     pub cut_off: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct List {
-    next_id: u64,
-    entries: BTreeMap<u64, Arc<Entry>>,
 }
 
 #[derive(Debug)]
@@ -51,37 +44,31 @@ pub struct Subscriber {
 /// A place in the list, freed when dropped.
 #[derive(Debug)]
 pub struct Registration<'f> {
-    subscribers: &'f Subscribers,
-    id: u64,
+    _listed: Registered<'f, Arc<Entry>>,
     entry: Arc<Entry>,
 }
 
 impl Subscribers {
     /// Adds a subscriber that begins after the change `seq`.
     pub fn register(&self, transport: &'static str, peer: String, seq: u64) -> Registration<'_> {
-        let mut list = lock(&self.list);
         let entry = Arc::new(Entry { transport, peer, seq: AtomicU64::new(seq), connected_unix_ms: unix_ms() });
-        let id = list.next_id;
-        list.next_id += 1;
-        list.entries.insert(id, Arc::clone(&entry));
-        Registration { subscribers: self, id, entry }
+        Registration { _listed: self.list.add(Arc::clone(&entry)), entry }
     }
 
     /// Returns all subscribers, the oldest first, with their lag behind `newest_seq`.
     pub(super) fn show(&self, newest_seq: u64) -> Vec<Subscriber> {
-        let show = |(id, entry): (&u64, &Arc<Entry>)| {
+        self.list.show(|id, entry| {
             // ORDERING: Relaxed: shown, nothing is inferred from it.
             let seq = entry.seq.load(Ordering::Relaxed);
             Subscriber {
-                id: *id,
+                id,
                 transport: entry.transport,
                 peer: entry.peer.clone(),
                 seq,
                 lag_seq: newest_seq.saturating_sub(seq),
                 connected_unix_ms: entry.connected_unix_ms,
             }
-        };
-        lock(&self.list).entries.iter().map(show).collect()
+        })
     }
 }
 
@@ -90,11 +77,5 @@ impl Registration<'_> {
     pub fn reached(&self, seq: u64) {
         // ORDERING: Relaxed: shown, nothing is inferred from it.
         self.entry.seq.store(seq, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Registration<'_> {
-    fn drop(&mut self) {
-        lock(&self.subscribers.list).entries.remove(&self.id);
     }
 }
