@@ -23,6 +23,15 @@ pub struct Base {
     pub blockhash: [u8; 32],
 }
 
+/// The message that the block of a slot is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockMeta {
+    pub base: Base,
+    pub parent: Base,
+    /// When the server made this message, in ms since the Unix epoch; 0 when the server does not say.
+    pub created_unix_ms: u64,
+}
+
 /// One account update after extraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -40,9 +49,8 @@ pub struct Event {
 pub struct WholeSlot {
     pub slot: u64,
     pub blockhash: [u8; 32],
-    /// Slot of the parent block: usually one less than `slot`, older where slots were skipped.
-    pub parent_slot: u64,
-    pub parent_blockhash: [u8; 32],
+    /// The block that this slot follows: usually that of the slot before, older where slots were skipped.
+    pub parent: Base,
     /// When the block was made, as far as its block meta tells, in ms since the Unix epoch; 0 when it does not.
     pub created_unix_ms: u64,
     /// Account updates of the slot. After assembly at most one a key remains: the last write wins.
@@ -60,11 +68,6 @@ impl WholeSlot {
     /// The updates that belong to this slot.
     pub fn own_events(&self) -> &[Event] {
         &self.events[self.late..]
-    }
-
-    /// Returns the block that this slot follows.
-    pub fn parent(&self) -> Base {
-        Base { slot: self.parent_slot, blockhash: self.parent_blockhash }
     }
 }
 

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use self::gaps::{contradiction, same_block};
 pub use self::limits::{DEFAULT_BYTES_MAX, DEFAULT_SLOTS_MAX, HeldLimits};
 use super::late_updates::LateUpdates;
-use crate::base::chain::{Base, Event, Gap, KeyMap, SLOT_END, WholeSlot};
+use crate::base::chain::{Base, BlockMeta, Event, Gap, KeyMap, SLOT_END, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
 /// It is more than the 150 slots that a stock server replays.
@@ -38,14 +38,7 @@ pub enum Input {
     /// An account was written in a slot.
     Account { slot: u64, event: Event },
     /// The block of a slot is complete.
-    BlockMeta {
-        slot: u64,
-        blockhash: [u8; 32],
-        parent_slot: u64,
-        parent_blockhash: [u8; 32],
-        /// When the server made this message, in ms since the Unix epoch; 0 when the server does not say.
-        created_unix_ms: u64,
-    },
+    BlockMeta(BlockMeta),
     /// A slot was confirmed or finalized, or was found dead.
     Status { slot: u64, confirmed: bool, dead: bool },
     /// The inputs after this one come from a new connection, which starts over from the slot that it asked for.
@@ -88,17 +81,9 @@ pub struct Assembler {
 
 #[derive(Debug, Default)]
 struct Partial {
-    meta: Option<Meta>,
+    meta: Option<BlockMeta>,
     confirmed: bool,
     events: Vec<Event>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Meta {
-    blockhash: [u8; 32],
-    parent_slot: u64,
-    parent_blockhash: [u8; 32],
-    created_unix_ms: u64,
 }
 
 impl Assembler {
@@ -125,9 +110,7 @@ impl Assembler {
     pub fn push(&mut self, input: Input) -> Result<(), Gap> {
         match input {
             Input::Account { slot, event } => self.account(slot, event),
-            Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms } => {
-                self.block_meta(slot, Meta { blockhash, parent_slot, parent_blockhash, created_unix_ms })
-            }
+            Input::BlockMeta(meta) => self.block_meta(meta),
             Input::Status { slot, dead: true, .. } => {
                 self.dead(slot);
                 Ok(())
@@ -230,7 +213,7 @@ impl Assembler {
         if let Some(contradiction) = contradiction(last, first) {
             return Some(contradiction);
         }
-        let parent = first.parent_slot;
+        let parent = first.parent.slot;
         if self.whole.len() > self.limits.slots_max {
             return self.missing_parent(&format!("over slots_max={}", self.limits.slots_max));
         }
@@ -241,7 +224,7 @@ impl Assembler {
     /// returns `None`.
     pub fn awaits_parent(&self) -> Option<(u64, u64)> {
         self.last?;
-        self.whole.values().next().map(|first| (first.slot, first.parent_slot))
+        self.whole.values().next().map(|first| (first.slot, first.parent.slot))
     }
 
     /// Returns the gap before the first whole slot, for a caller that stops waiting for that slot's parent. `why` is
@@ -251,19 +234,19 @@ impl Assembler {
         let detail = format!(
             "slot={} waits for its parent_slot={} with {} whole slots: {why}",
             first.slot,
-            first.parent_slot,
+            first.parent.slot,
             self.whole.len()
         );
         let first_slot = last.slot + 1;
-        Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail, contradicts: false })
+        Some(Gap { first_slot, last_slot: first.parent.slot.max(first_slot), detail, contradicts: false })
     }
 
     /// Returns the gap before a slot that was assembled elsewhere, if it does not follow the last one.
     pub fn gap_before(&self, slot: &WholeSlot) -> Option<Gap> {
         let last = self.last.filter(|_| !is_child(self.last, slot))?;
         contradiction(last, slot).or_else(|| {
-            let detail = format!("slot={} came without its parent_slot={}", slot.slot, slot.parent_slot);
-            Some(Gap { first_slot: last.slot + 1, last_slot: slot.parent_slot, detail, contradicts: false })
+            let detail = format!("slot={} came without its parent_slot={}", slot.slot, slot.parent.slot);
+            Some(Gap { first_slot: last.slot + 1, last_slot: slot.parent.slot, detail, contradicts: false })
         })
     }
 
@@ -326,28 +309,29 @@ impl Assembler {
         self.check_bytes()
     }
 
-    fn block_meta(&mut self, slot: u64, meta: Meta) -> Result<(), Gap> {
-        if meta.parent_slot >= slot {
-            let detail = format!("slot={slot} says parent_slot={}, which is not before it", meta.parent_slot);
+    fn block_meta(&mut self, meta: BlockMeta) -> Result<(), Gap> {
+        let Base { slot, blockhash } = meta.base;
+        if meta.parent.slot >= slot {
+            let detail = format!("slot={slot} says parent_slot={}, which is not before it", meta.parent.slot);
             return Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false });
         }
         if self.last.is_some_and(|last| slot <= last.slot) {
             self.dropped.duplicate_slots += 1;
-            self.check_remembered(slot, meta.blockhash)?;
+            self.check_remembered(slot, blockhash)?;
             if self.is_past(slot) {
                 return Ok(());
             }
         }
         if let Some(held) = self.whole.get(&slot) {
             self.dropped.duplicate_slots += 1;
-            return same_block(slot, held.blockhash, meta.blockhash);
+            return same_block(slot, held.blockhash, blockhash);
         }
         let partial = self.partial_mut(slot);
         if let Some(held) = partial.meta {
-            return same_block(slot, held.blockhash, meta.blockhash);
+            return same_block(slot, held.base.blockhash, blockhash);
         }
         partial.meta = Some(meta);
-        if slot < SLOT_END && self.is_announced(Base { slot: meta.parent_slot, blockhash: meta.parent_blockhash }) {
+        if slot < SLOT_END && self.is_announced(meta.parent) {
             self.newest = self.newest.max(Some(slot));
         }
         self.complete(slot)
@@ -356,7 +340,7 @@ impl Assembler {
     /// Whether this block was the last one handed out, or was announced after it.
     fn is_announced(&self, base: Base) -> bool {
         let whole = || self.whole.get(&base.slot).map(|whole| whole.blockhash);
-        let partial = || self.partial.get(&base.slot).and_then(|partial| partial.meta).map(|meta| meta.blockhash);
+        let partial = || self.partial.get(&base.slot).and_then(|partial| partial.meta).map(|meta| meta.base.blockhash);
         match self.last.filter(|last| last.slot == base.slot) {
             Some(last) => last.blockhash == UNKNOWN || last.blockhash == base.blockhash,
             None => whole().or_else(partial) == Some(base.blockhash),
@@ -390,33 +374,32 @@ impl Assembler {
         };
         if let Some(last) = self.last.filter(|last| last.slot == slot) {
             let known = Some(last.blockhash).filter(|known| *known != UNKNOWN);
-            let same = known.map_or(Ok(()), |known| same_block(slot, known, meta.blockhash));
+            let same = known.map_or(Ok(()), |known| same_block(slot, known, meta.base.blockhash));
             same.map_err(|gap| Gap { contradicts: true, ..gap })?;
             self.came_again(slot);
             return self.check_bytes();
         }
-        self.make_whole(slot, meta);
+        self.make_whole(meta);
         self.confirm_parents();
         self.check_gap().map_or(Ok(()), Err)
     }
 
-    fn make_whole(&mut self, slot: u64, meta: Meta) {
+    fn make_whole(&mut self, meta: BlockMeta) {
+        let BlockMeta { base: Base { slot, blockhash }, parent, created_unix_ms } = meta;
         let events = self.partial.remove(&slot).map(|partial| partial.events).unwrap_or_default();
-        let Meta { blockhash, parent_slot, parent_blockhash, created_unix_ms } = meta;
-        let whole = WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, late: 0 };
-        self.whole.insert(slot, whole);
+        self.whole.insert(slot, WholeSlot { slot, blockhash, parent, created_unix_ms, events, late: 0 });
     }
 
     /// Makes the first whole slot's parent whole, and its parent in turn, as far as their block metas have come: a
     /// confirmed block confirms those that it descends from.
     fn confirm_parents(&mut self) {
-        while let Some(parent) = self.whole.values().next().map(WholeSlot::parent) {
+        while let Some(parent) = self.whole.values().next().map(|whole| whole.parent) {
             let meta = self.partial.get(&parent.slot).and_then(|partial| partial.meta);
-            let Some(meta) = meta.filter(|meta| meta.blockhash == parent.blockhash) else { return };
+            let Some(meta) = meta.filter(|meta| meta.base == parent) else { return };
             if self.last.is_some_and(|last| parent.slot <= last.slot) {
                 return;
             }
-            self.make_whole(parent.slot, meta);
+            self.make_whole(meta);
         }
     }
 
@@ -521,7 +504,7 @@ impl Assembler {
 
 fn is_child(last: Option<Base>, slot: &WholeSlot) -> bool {
     last.is_none_or(|last| {
-        slot.parent_slot == last.slot && (last.blockhash == UNKNOWN || slot.parent_blockhash == last.blockhash)
+        slot.parent.slot == last.slot && (last.blockhash == UNKNOWN || slot.parent.blockhash == last.blockhash)
     })
 }
 

@@ -20,7 +20,8 @@ fn meta(slot: u64, parent: u64) -> Input {
 }
 
 fn meta_of(slot: u64, blockhash: [u8; 32], parent_slot: u64, parent_blockhash: [u8; 32]) -> Input {
-    Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms: 0 }
+    let parent = Base { slot: parent_slot, blockhash: parent_blockhash };
+    Input::BlockMeta(BlockMeta { base: Base { slot, blockhash }, parent, created_unix_ms: 0 })
 }
 
 fn confirmed(slot: u64) -> Input {

@@ -16,7 +16,7 @@ use engine_latency::MeasuredReader;
 use engines::EngineKind;
 
 use super::reads::Reads;
-use crate::base::chain::{Gap, KeyMap, WholeSlot};
+use crate::base::chain::{Base, Gap, KeyMap, WholeSlot};
 use crate::base::pulse::Pulse;
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 
@@ -149,7 +149,7 @@ impl Batch {
             events = later;
         }
         if self.changes.len() > before {
-            let WholeSlot { slot, blockhash, parent_slot, .. } = *slot;
+            let WholeSlot { slot, blockhash, parent: Base { slot: parent_slot, .. }, .. } = *slot;
             self.ends.push(SlotEnd { seq: self.changes.len() as u64, slot, blockhash, parent_slot, is_healed: false });
         }
         self.events += slot.own_events().len() as u64;
@@ -211,9 +211,9 @@ mod tests {
             value: value.map(|value| [value; 32]),
             write_version: 0,
         };
-        let (blockhash, parent_blockhash) = ([slot as u8; 32], [slot as u8 - 1; 32]);
-        let events = writes.iter().map(event).collect();
-        WholeSlot { slot, blockhash, parent_slot: slot - 1, parent_blockhash, created_unix_ms: 0, events, late: 0 }
+        let (blockhash, events) = ([slot as u8; 32], writes.iter().map(event).collect());
+        let parent = Base { slot: slot - 1, blockhash: [slot as u8 - 1; 32] };
+        WholeSlot { slot, blockhash, parent, created_unix_ms: 0, events, late: 0 }
     }
 
     /// A store in which key 1 holds value 1.

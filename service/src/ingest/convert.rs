@@ -14,7 +14,7 @@ use super::assemble::Input;
 use super::follow::Selection;
 use super::progress::CHAIN_BEGAN_UNIX_MS;
 use super::subscribe::Commitment;
-use crate::base::chain::{Event, SLOT_END};
+use crate::base::chain::{Base, BlockMeta, Event, SLOT_END};
 
 /// How much a block's own time may be before the creation of its message. The cluster estimates the time of a block from
 /// its votes, in whole seconds, and the estimate drifts.
@@ -55,7 +55,10 @@ pub(super) fn convert(
             let slot = update.slot;
             Ok(Converted::Account(Input::Account { slot, event: account(selection, update)? }))
         }
-        Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
+        Some(UpdateOneof::BlockMeta(meta)) => {
+            let meta = block_meta(&meta, unix_ms(update.created_at))?;
+            Ok(Converted::Boundary(Input::BlockMeta(meta)))
+        }
         Some(UpdateOneof::Slot(update)) => Ok(match status(&update)? {
             Ok(SlotStatus::SlotConfirmed) if commitment == Commitment::Finalized => Converted::Nothing,
             Ok(SlotStatus::SlotConfirmed | SlotStatus::SlotFinalized) => {
@@ -78,8 +81,8 @@ pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> R
     selection.extract(&account).map_err(malformed)
 }
 
-/// Decodes a block meta into an [`Input::BlockMeta`].
-pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
+/// Decodes a block meta, whose message was made at this time.
+pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<BlockMeta, MalformedUpdate> {
     let slot = of_a_chain(meta.slot)?;
     let decode = |name: &str, text: &str| {
         let shown = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
@@ -88,11 +91,11 @@ pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) 
             detail: format!("slot={slot}: {name}={shown:?} is not 32 bytes in base58"),
         })
     };
-    Ok(Input::BlockMeta {
-        slot,
-        blockhash: decode("blockhash", &meta.blockhash)?,
-        parent_slot: of_a_chain(meta.parent_slot)?,
-        parent_blockhash: decode("parent_blockhash", &meta.parent_blockhash)?,
+    let base = Base { slot, blockhash: decode("blockhash", &meta.blockhash)? };
+    let parent_slot = of_a_chain(meta.parent_slot)?;
+    Ok(BlockMeta {
+        base,
+        parent: Base { slot: parent_slot, blockhash: decode("parent_blockhash", &meta.parent_blockhash)? },
         created_unix_ms: made_unix_ms(created_unix_ms, meta.block_time.map(|time| time.timestamp)),
     })
 }
@@ -166,13 +169,8 @@ mod tests {
     #[test]
     fn block_meta_decodes_its_hashes() {
         let converted = convert(ALL, Commitment::Confirmed, update(meta(&bs58::encode([2; 32]).into_string())));
-        let input = Input::BlockMeta {
-            slot: 8,
-            blockhash: [2; 32],
-            parent_slot: 6,
-            parent_blockhash: [1; 32],
-            created_unix_ms: 3004,
-        };
+        let (base, parent) = (Base { slot: 8, blockhash: [2; 32] }, Base { slot: 6, blockhash: [1; 32] });
+        let input = Input::BlockMeta(BlockMeta { base, parent, created_unix_ms: 3004 });
         assert_eq!(converted, Ok(Converted::Boundary(input)));
     }
 
@@ -200,8 +198,7 @@ mod tests {
         }
         let UpdateOneof::BlockMeta(mut late) = meta(&bs58::encode([2; 32]).into_string()) else { panic!("a meta") };
         late.block_time = Some(UnixTimestamp { timestamp: 1_700_000_000 });
-        let Ok(Input::BlockMeta { created_unix_ms, .. }) = block_meta(&late, NOW) else { panic!("well formed") };
-        assert_eq!(created_unix_ms, 1_700_000_000_000);
+        assert_eq!(block_meta(&late, NOW).unwrap().created_unix_ms, 1_700_000_000_000);
     }
 
     #[test]

@@ -34,7 +34,7 @@ use super::convert::{Converted, MalformedUpdate, convert};
 use super::extract::Sent;
 use super::follow::Selection;
 use super::subscribe::Commitment;
-use crate::base::chain::{Gap, SLOT_END};
+use crate::base::chain::{BlockMeta, Gap, SLOT_END};
 use crate::base::figure::count;
 
 /// Minimum number of updates of token accounts by which [`Tokens`] judges a server. A mainnet slot has more.
@@ -86,7 +86,8 @@ impl<'a> MessageCheck<'a> {
 
     /// Checks that a block is not too far above its parent.
     fn check(&self, input: &Input) -> Result<(), Gap> {
-        let Input::BlockMeta { slot, parent_slot, .. } = *input else { return Ok(()) };
+        let Input::BlockMeta(BlockMeta { base, parent, .. }) = *input else { return Ok(()) };
+        let (slot, parent_slot) = (base.slot, parent.slot);
         // What is applied already may come again.
         let is_later = self.state.resume.slot().is_none_or(|applied| slot > applied);
         let (above, reach) = (slot.saturating_sub(parent_slot), self.state.reach());

@@ -357,7 +357,7 @@ impl Resume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::chain::{Base, Phase};
+    use crate::base::chain::{Base, BlockMeta, Phase};
     use crate::ingest::assemble::{HeldLimits, Input};
 
     #[test]
@@ -365,8 +365,9 @@ mod tests {
         let state = State::at(ChainCheckpoint { slot: Some(10), ..ChainCheckpoint::default() });
         let base = Base { slot: 10, blockhash: [10; 32] };
         let mut assembler = Assembler::new(Some(base), HeldLimits::default());
-        let (slot, parent_slot, parent_blockhash) = (11, base.slot, base.blockhash);
-        let meta = Input::BlockMeta { slot, blockhash: [11; 32], parent_slot, parent_blockhash, created_unix_ms: 0 };
+        let slot = 11;
+        let of = Base { slot, blockhash: [11; 32] };
+        let meta = Input::BlockMeta(BlockMeta { base: of, parent: base, created_unix_ms: 0 });
         assert!(state.resume.is_taken_in());
         state.resume.tick_sent();
         assert!(!state.resume.is_taken_in(), "the messages before the tick may have a slot");

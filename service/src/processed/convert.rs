@@ -6,8 +6,7 @@
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
-use crate::base::chain::Base;
-use crate::ingest::assemble::Input;
+use crate::base::chain::BlockMeta;
 use crate::ingest::convert::{MalformedUpdate, account, block_meta, status};
 use crate::ingest::follow::Selection;
 use crate::overlay::banks::{BankStatus, Seen};
@@ -19,14 +18,10 @@ pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<O
             let (slot, bank) = (update.slot, named(update.bank_id.unwrap_or(0)));
             Some(Seen::Account { slot, bank, event: account(selection, update)? })
         }
-        Some(UpdateOneof::BlockMeta(meta)) => match block_meta(&meta, 0)? {
-            Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, .. } => Some(Seen::BlockMeta {
-                bank: named(meta.bank_id),
-                base: Base { slot, blockhash },
-                parent: Base { slot: parent_slot, blockhash: parent_blockhash },
-            }),
-            _ => None,
-        },
+        Some(UpdateOneof::BlockMeta(meta)) => {
+            let BlockMeta { base, parent, .. } = block_meta(&meta, 0)?;
+            Some(Seen::BlockMeta { bank: named(meta.bank_id), base, parent })
+        }
         Some(UpdateOneof::Slot(update)) => {
             let status = match status(&update)? {
                 Ok(SlotStatus::SlotFirstShredReceived | SlotStatus::SlotCreatedBank) => BankStatus::Begun,
@@ -54,6 +49,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::base::chain::Base;
     use crate::ingest::extract::Extract;
 
     fn seen(one: UpdateOneof) -> Option<Seen> {

@@ -187,10 +187,10 @@ pub(super) fn encode(slot: &WholeSlot, source: u32, out: &mut Vec<u8>) -> std::i
         events: (slot.events.len() as u32).into(),
         source: source.into(),
         slot: slot.slot.into(),
-        parent_slot: slot.parent_slot.into(),
+        parent_slot: slot.parent.slot.into(),
         created_unix_ms: slot.created_unix_ms.into(),
         blockhash: slot.blockhash,
-        parent_blockhash: slot.parent_blockhash,
+        parent_blockhash: slot.parent.blockhash,
     };
     out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(&packed);
@@ -230,8 +230,7 @@ pub(super) fn decode(frame: &[u8]) -> Result<WholeSlot, String> {
     Ok(WholeSlot {
         slot: header.slot.get(),
         blockhash: header.blockhash,
-        parent_slot: header.parent_slot.get(),
-        parent_blockhash: header.parent_blockhash,
+        parent: Base { slot: header.parent_slot.get(), blockhash: header.parent_blockhash },
         created_unix_ms: header.created_unix_ms.get(),
         events: records.iter().map(event).collect(),
         late: 0,

@@ -101,10 +101,10 @@ impl Writer {
     /// The spool is full, or the disk is, or the slot cannot be written. Nothing may be appended after that.
     pub(crate) fn append(&mut self, slot: &WholeSlot) -> Result<(), Full> {
         let path = self.path.display();
-        if slot.parent_slot != self.last.slot {
+        if slot.parent.slot != self.last.slot {
             return Err(Full(format!(
                 "slot={} has parent_slot={}, but the spool ends at slot={}: file={path}",
-                slot.slot, slot.parent_slot, self.last.slot
+                slot.slot, slot.parent.slot, self.last.slot
             )));
         }
         let fits = record::encode(slot, self.source, &mut self.frame)

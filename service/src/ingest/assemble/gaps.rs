@@ -7,7 +7,7 @@ use crate::base::chain::{Base, Gap, WholeSlot};
 /// Returns the gap of a slot that contradicts the chain up to `last`, which it is no child of. `None` if its parent may
 /// still come.
 pub(super) fn contradiction(last: Base, of: &WholeSlot) -> Option<Gap> {
-    let (slot, parent) = (of.slot, of.parent_slot);
+    let (slot, parent) = (of.slot, of.parent.slot);
     if parent < last.slot {
         let detail = format!(
             "slot={slot} has parent_slot={parent}, which is before the last applied slot={}: the chain forked below it",
@@ -21,7 +21,7 @@ pub(super) fn contradiction(last: Base, of: &WholeSlot) -> Option<Gap> {
     let detail = format!(
         "slot={slot} has parent_slot={parent} with parent_blockhash={}, but blockhash={} was applied: the stream is of \
          another chain than the store, or on another fork",
-        base58(&of.parent_blockhash),
+        base58(&of.parent.blockhash),
         base58(&last.blockhash)
     );
     Some(Gap { first_slot: parent, last_slot: parent, detail, contradicts: true })

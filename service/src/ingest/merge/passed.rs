@@ -66,7 +66,7 @@ impl Passed {
     pub(super) fn place(&self, slot: &WholeSlot) -> Place {
         let Some(last) = self.last else { return Place::Next };
         if slot.slot > last.slot {
-            let is_child = slot.parent_slot == last.slot && is_same(slot.parent_blockhash, last.blockhash);
+            let is_child = slot.parent.slot == last.slot && is_same(slot.parent.blockhash, last.blockhash);
             return if is_child { Place::Next } else { contradicts(slot, last) };
         }
         match self.slots.binary_search_by_key(&slot.slot, |passed| passed.base.slot) {
@@ -163,8 +163,7 @@ mod tests {
         WholeSlot {
             slot: number,
             blockhash: [hash; 32],
-            parent_slot: number - 1,
-            parent_blockhash: [hash - 1; 32],
+            parent: Base { slot: number - 1, blockhash: [hash - 1; 32] },
             created_unix_ms: 0,
             events: values.iter().map(event).collect(),
             late: 0,

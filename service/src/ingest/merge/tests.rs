@@ -3,7 +3,7 @@
 use solana::ChainCheckpoint;
 
 use super::*;
-use crate::base::chain::Event;
+use crate::base::chain::{BlockMeta, Event};
 use crate::ingest::phase::Taker;
 
 const BASE: u64 = 10;
@@ -15,16 +15,11 @@ fn hash(slot: u64) -> [u8; 32] {
 /// The inputs of a slot whose one account has this value.
 fn slot(number: u64, value: u8) -> Vec<Input> {
     let event = Event { key: [1; 32], value: Some([value; 32]), write_version: 0 };
-    let parent_slot = number - 1;
+    let block = |slot| Base { slot, blockhash: hash(slot) };
+    let meta = BlockMeta { base: block(number), parent: block(number - 1), created_unix_ms: 0 };
     vec![
         Input::Account { slot: number, event },
-        Input::BlockMeta {
-            slot: number,
-            blockhash: hash(number),
-            parent_slot,
-            parent_blockhash: hash(parent_slot),
-            created_unix_ms: 0,
-        },
+        Input::BlockMeta(meta),
         Input::Status { slot: number, confirmed: true, dead: false },
     ]
 }
@@ -294,8 +289,8 @@ async fn a_lane_of_another_chain_is_distrusted_and_the_other_one_goes_on() {
     two.slot(0, 11, 1).await;
     let mut other = slot(11, 1);
     other.iter_mut().for_each(|input| {
-        if let Input::BlockMeta { blockhash, .. } = input {
-            *blockhash = [99; 32];
+        if let Input::BlockMeta(meta) = input {
+            meta.base.blockhash = [99; 32];
         }
     });
     two.take(1, Message::Batch(other)).await;
@@ -325,8 +320,8 @@ async fn lanes_begin_anew_where_a_slot_could_not_be_applied() {
 fn named(number: u64, own: u8, parent: u8) -> Vec<Input> {
     let mut inputs = slot(number, 1);
     inputs.iter_mut().for_each(|input| {
-        if let Input::BlockMeta { blockhash, parent_blockhash, .. } = input {
-            (*blockhash, *parent_blockhash) = ([own; 32], [parent; 32]);
+        if let Input::BlockMeta(meta) = input {
+            (meta.base.blockhash, meta.parent.blockhash) = ([own; 32], [parent; 32]);
         }
     });
     inputs

@@ -122,7 +122,7 @@ impl Spooler {
     fn writer_for(&mut self, first: &WholeSlot) -> Result<&mut Writer, Full> {
         let writer = match self.writer.take() {
             Some(writer) => writer,
-            None => self.place.open(first.parent(), &self.figures).map_err(|error| Full(format!("{error:#}")))?,
+            None => self.place.open(first.parent, &self.figures).map_err(|error| Full(format!("{error:#}")))?,
         };
         Ok(self.writer.insert(writer))
     }

@@ -18,8 +18,7 @@ fn slot(number: u64, parent_blockhash: [u8; 32]) -> WholeSlot {
     WholeSlot {
         slot: number,
         blockhash: [number as u8; 32],
-        parent_slot: number - 1,
-        parent_blockhash,
+        parent: Base { slot: number - 1, blockhash: parent_blockhash },
         created_unix_ms: 0,
         events: Vec::new(),
         late: 0,

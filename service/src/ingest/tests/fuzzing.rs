@@ -71,13 +71,13 @@ pub fn stream(
 fn drain(assembler: &mut Assembler, state: &State) {
     let mut last = assembler.last();
     while let Some(slot) = assembler.next() {
-        let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events, .. } = slot;
+        let WholeSlot { slot, blockhash, parent, created_unix_ms, events, .. } = slot;
         assert!(slot < SLOT_END, "slot={slot}");
         // Also of the first one, where there is no base.
-        assert!(slot - parent_slot <= reach(Some(Duration::MAX)), "slot={slot} parent_slot={parent_slot}");
+        assert!(slot - parent.slot <= reach(Some(Duration::MAX)), "slot={slot} parent_slot={}", parent.slot);
         if let Some(last) = last {
-            assert!(slot > last.slot && parent_slot == last.slot);
-            assert!(last.blockhash == [0; 32] || parent_blockhash == last.blockhash, "slot={slot} of another chain");
+            assert!(slot > last.slot && parent.slot == last.slot);
+            assert!(last.blockhash == [0; 32] || parent.blockhash == last.blockhash, "slot={slot} of another chain");
         }
         let keys: HashSet<_> = events.iter().map(|event| event.key).collect();
         assert_eq!(keys.len(), events.len(), "one update a key");

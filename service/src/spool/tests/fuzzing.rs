@@ -39,8 +39,7 @@ pub(super) fn slot(number: u64, parent_slot: u64) -> WholeSlot {
     WholeSlot {
         slot: number,
         blockhash: [number as u8; 32],
-        parent_slot,
-        parent_blockhash: [parent_slot as u8; 32],
+        parent: Base { slot: parent_slot, blockhash: [parent_slot as u8; 32] },
         created_unix_ms: number.wrapping_mul(400),
         events: (0..number % 7).map(event).collect(),
         late: 0,
@@ -83,7 +82,7 @@ fn open(bytes: &[u8], dir: &Path, origin: &Origin) {
     loop {
         match reader.next(figures.flushed_bytes()) {
             Ok(Some(slot)) => {
-                assert_eq!(slot.parent_slot, last);
+                assert_eq!(slot.parent.slot, last);
                 last = slot.slot;
             }
             Ok(None) => break,

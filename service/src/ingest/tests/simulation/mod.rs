@@ -41,7 +41,7 @@ use self::server::Server;
 use self::sources::{Begin, Start};
 use self::spooled::Spool;
 use self::store::{Fault, KILLED, Opened, Store};
-use crate::base::chain::{Base, Phase};
+use crate::base::chain::{Base, BlockMeta, Phase};
 use crate::base::pulse::Pulse;
 use crate::base::setting::Given;
 use crate::feed::{FRAME_CHANGES_MAX, Feed};
@@ -118,16 +118,13 @@ fn whole_slots_before_a_gap_in_the_same_batch_are_applied() {
     let config = apply_defaults(Durability::Buffered);
     let mut apply = Apply::new(engine, state.clone(), Some(writer), config, Duration::MAX, Pulse::default(), stopped)
         .expect("begun");
-    let meta = |slot, parent_slot, parent_blockhash| Input::BlockMeta {
-        slot,
-        blockhash: [slot as u8; 32],
-        parent_slot,
-        parent_blockhash,
-        created_unix_ms: 0,
+    let meta = |slot, parent| {
+        let base = Base { slot, blockhash: [slot as u8; 32] };
+        Input::BlockMeta(BlockMeta { base, parent, created_unix_ms: 0 })
     };
     let confirmed = |slot| Input::Status { slot, confirmed: true, dead: false };
-    let whole = [meta(base + 1, base, checkpoint.blockhash), confirmed(base + 1)];
-    let wrong = meta(base + 2, base + 2, [0; 32]);
+    let whole = [meta(base + 1, Base { slot: base, blockhash: checkpoint.blockhash }), confirmed(base + 1)];
+    let wrong = meta(base + 2, Base { slot: base + 2, blockhash: [0; 32] });
     apply.begin();
     apply.take(Message::Reconnected { provider: 0, stream: 0 }, false).expect("no fault");
     apply.take(Message::Batch([&whole[..], &[wrong]].concat()), true).expect("no fault");
