@@ -32,10 +32,11 @@ def check_out(commit, tree):
 
 def build(tree, work):
     """Builds the programs of a tree and returns their folder."""
-    programs = os.path.join(work, "programs")
-    target = {"CARGO_TARGET_DIR": os.path.join(work, "target")} if tree != HERE else {}
-    run(["make", "--no-print-directory", "build", f"BIN={programs}"], cwd=tree, env=os.environ | target, stdout=sys.stderr)
-    return programs
+    programs, target = os.path.join(work, "programs"), os.path.join(work, "target")
+    own = {"CARGO_TARGET_DIR": target} if tree != HERE else {}
+    run(["make", "--no-print-directory", "build", f"BIN={programs}"], cwd=tree, env=os.environ | own, stdout=sys.stderr)
+    # A commit before BIN was a variable leaves its programs in its target alone.
+    return os.path.join(target, "release") if own else programs
 
 
 def main():
