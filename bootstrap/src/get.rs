@@ -31,7 +31,10 @@ pub(crate) struct GetArgs {
 /// Looks up the keys. The exit code is 0 if the store has all of them, and 1 if not.
 pub(crate) fn run(args: &GetArgs) -> Result<u8> {
     if served::ask(&args.dir)?.is_some() {
-        return Err(served::refusal(&args.dir, "ask the service (GUIDE.md, Look up), or look into a snapshot of the store"));
+        return Err(served::refusal(
+            &args.dir,
+            "ask the service (GUIDE.md, Look up), or look into a snapshot of the store",
+        ));
     }
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use engine_api::Code;
 use arc_swap::ArcSwap;
+use engine_api::Code;
 use subtle::{Choice, ConstantTimeEq as _};
 
 use super::secrets;
