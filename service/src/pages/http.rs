@@ -121,7 +121,7 @@ async fn of_snapshot(
     content_type: &'static str,
     render: impl FnOnce(&Snapshot) -> Vec<u8> + Send + 'static,
 ) -> Response {
-    page(content_type, crate::base::blocking(move || render(&state.latency.snapshot())).await)
+    page(content_type, blocking(move || render(&state.latency.snapshot())).await)
 }
 
 fn page(content_type: &'static str, body: impl IntoResponse) -> Response {
