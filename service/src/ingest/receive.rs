@@ -97,7 +97,7 @@ pub enum Message {
     /// The next slot of the chain, assembled already.
     Slot(Whole),
     /// The batches after this message come from a new connection to the provider with this index, of the stream with this
-    /// number: see [`super::providers::Providers::stream`].
+    /// number.
     Reconnected { provider: usize, stream: u64 },
     /// Half a second has passed on an open connection: check how long a slot has been waiting for its parent.
     Tick,
