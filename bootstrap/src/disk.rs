@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use engine_api::Code;
 
 use crate::args::LoadArgs;
 use crate::limits;
@@ -84,15 +85,18 @@ fn check_store(args: &LoadArgs, setup: &Setup, now: &Places, bytes: u64) -> Resu
     let left_bytes = bytes.saturating_add(beside_bytes).saturating_sub(now.store_bytes);
     let needed_bytes = left_bytes.saturating_add(setup.options.disk_reserve_bytes());
     if beside_bytes == 0 {
-        return probe::check_disk(&now.store, needed_bytes);
+        return probe::check_disk(&now.store, needed_bytes).context(Code::Space);
     }
     let free_bytes = probe::space(&now.store)?.free_bytes;
     ensure!(
         free_bytes >= needed_bytes,
-        "not enough disk for the load and the spool beside it: dir={} free_bytes={free_bytes} \
-         needed_bytes={needed_bytes} (an estimate) spool_max_bytes={beside_bytes} of them: free space, or lower \
-         spool_max_bytes",
-        now.store.display()
+        anyhow!(
+            "not enough disk for the load and the spool beside it: dir={} free_bytes={free_bytes} \
+             needed_bytes={needed_bytes} (an estimate) spool_max_bytes={beside_bytes} of them: free space, or lower \
+             spool_max_bytes",
+            now.store.display()
+        )
+        .context(Code::Space)
     );
     Ok(())
 }

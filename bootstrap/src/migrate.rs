@@ -54,15 +54,21 @@ pub(crate) struct MigrateArgs {
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
     // Wrong options are found before a store is opened.
-    options_for(&args.dir, &args.engine)?;
+    let wanted = options_for(&args.dir, &args.engine)?;
     let stored = match open(args) {
         Err(error) if args.resume && is_complete(&args.dir)? == Some(true) => return end_complete(args, error),
         stored => stored?,
     };
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let source = SourceArgs { store: Some(stored), ..SourceArgs::default() };
+    // A new store of the same engine keeps the options of the old one, such as RocksDB's filter.
+    let is_same = engines::inspect(&args.from_store)?.is_some_and(|known| known.engine == wanted.engine);
+    let engine = match is_same {
+        true => EngineArgs::from(&options_for(&args.from_store, &args.engine)?),
+        false => args.engine.clone(),
+    };
     let load = LoadArgs {
-        engine: args.engine.clone(),
+        engine,
         dir: args.dir.clone(),
         source,
         order: Some(Order::Sorted),

@@ -18,7 +18,7 @@ use std::io::{self, BufRead, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use engine_api::{Code, Key, Value};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
@@ -132,10 +132,11 @@ impl SourceArgs {
     /// The numbers differ; the error has both.
     pub fn check_records(&self, records: u64) -> Result<()> {
         let Some(expected) = self.expect_pairs.filter(|expected| *expected != records) else { return Ok(()) };
-        bail!(
+        let other = anyhow!(
             "the source does not have the expected number of pairs: records={records} expected_pairs={expected}: find out what is \
              missing or too many, or correct --expect-pairs"
-        )
+        );
+        Err(other.context(Code::Input))
     }
 }
 
@@ -268,7 +269,7 @@ impl Source {
             Self::File { path, format } => (path, *format),
         };
         let shown = path.display();
-        let meta = std::fs::metadata(path).with_context(|| format!("cannot open file={shown}"))?;
+        let meta = std::fs::metadata(path).with_context(|| format!("cannot open file={shown}")).context(Code::Input)?;
         ensure!(
             !meta.is_dir(),
             "the input is a directory, and no unpacked archive: file={shown}: name a file of pairs, or an archive in it"
@@ -278,7 +279,7 @@ impl Source {
             // its reader is gone.
             return Ok(None);
         }
-        File::open(path).with_context(|| format!("cannot open file={shown}"))?;
+        File::open(path).with_context(|| format!("cannot open file={shown}")).context(Code::Input)?;
         if Packing::of(path) != Packing::None {
             return Ok(None);
         }

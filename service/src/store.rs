@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Engine, Error, ErrorKind};
+use engine_api::{Checkpoint, Code, Engine, Error, ErrorKind};
 use engines::{Holds, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
@@ -143,7 +143,11 @@ fn terms(opening: Opening<'_>) -> Terms {
 /// Turns an opening's error into one that offers `--create-empty`, if there is no store at all.
 fn explain(opening: Opening<'_>, error: engine_api::Error) -> Failed {
     let missing = !opening.settings.create_empty && matches!(engines::inspect(&opening.settings.dir), Ok(None));
-    if missing { Failed::wrong(anyhow!(self::missing(&opening.settings.dir))) } else { error.into() }
+    if missing {
+        Failed::wrong(anyhow!(self::missing(&opening.settings.dir)).context(Code::NoStore))
+    } else {
+        error.into()
+    }
 }
 
 /// Describes a directory without a store.

@@ -5,8 +5,8 @@
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use anyhow::{Result, bail};
-use engine_api::{Key, Value};
+use anyhow::{Result, anyhow};
+use engine_api::{Code, Key, Value};
 use serde::{Deserialize, Serialize};
 
 use super::OnDuplicate;
@@ -149,13 +149,14 @@ impl Chunker {
     ) -> Result<()> {
         if earlier.2 != later.2 {
             if on_duplicate == OnDuplicate::Error {
-                bail!(
+                let twice = anyhow!(
                     "a key is given twice with different values: key={} records={} and {} (counted from 1); \
                      --on-duplicate last takes the later one",
                     bs58::encode(earlier.1).into_string(),
                     earlier.0 + 1,
                     later.0 + 1
                 );
+                return Err(twice.context(Code::Input));
             }
             self.tally.replaced += 1;
         }

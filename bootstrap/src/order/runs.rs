@@ -5,7 +5,8 @@
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use engine_api::Code;
 
 use super::run::{Ended, Run, Writer};
 use super::sort::Sorted;
@@ -71,9 +72,12 @@ fn check_space(work: &Work, records: u64) -> Result<()> {
     let needed_bytes = records.saturating_mul(SPILLED_RECORD_BYTES);
     ensure!(
         total_bytes == 0 || free_bytes >= needed_bytes,
-        "not enough disk for the next part of the spill: dir={} free_bytes={free_bytes} needed_bytes={needed_bytes}: free \
-         space, or give a load or an audit a directory on another disk with --work-dir",
-        dir.display()
+        anyhow!(
+            "not enough disk for the next part of the spill: dir={} free_bytes={free_bytes} needed_bytes={needed_bytes}: free \
+             space, or give a load or an audit a directory on another disk with --work-dir",
+            dir.display()
+        )
+        .context(Code::Space)
     );
     Ok(())
 }

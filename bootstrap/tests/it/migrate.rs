@@ -15,7 +15,9 @@ fn a_store_moves_to_every_engine_with_its_checkpoint() {
     for from in engines() {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");
-        ok(&["--engine", from, "--dir", str(&store), "--pairs", "30000", "--seed", "5", "--slot", "77"]);
+        let bloom: &[&str] = if from == "rocksdb" { &["--bloom", "12"] } else { &[] };
+        ok(&[&["--engine", from, "--dir", str(&store), "--pairs", "30000", "--seed", "5", "--slot", "77"], bloom]
+            .concat());
         engines::checked::write(&store.join(engines::CONTRADICTION), "of slot 77").unwrap();
         for to in engines() {
             let new = dir.path().join(to);
@@ -26,7 +28,9 @@ fn a_store_moves_to_every_engine_with_its_checkpoint() {
             assert!(info.contains(&digest(&synthetic(30000, 5))), "{from} to {to}: {info}");
             assert!(info.contains("checkpoint seq=30000 slot=77"), "{from} to {to}: {info}");
             assert!(info.contains("load=complete: 30000 pairs"), "{from} to {to}: {info}");
-            let loaded = engines::inspect(&new).unwrap().unwrap().load.unwrap().loaded.unwrap();
+            let [identity, source] = [&new, &store].map(|dir| engines::inspect(dir).unwrap().unwrap());
+            assert!(from != to || identity.options == source.options, "{from} to {to}: {:?}", identity.options);
+            let loaded = identity.load.unwrap().loaded.unwrap();
             assert_eq!(loaded.slot, Some(77), "{from} to {to}: the slot of the load");
             assert!(new.join(engines::CONTRADICTION).exists(), "{from} to {to}");
         }

@@ -43,16 +43,20 @@ pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
 /// Builds the error for a directory without a marker.
 pub(crate) fn no_store(dir: &Path) -> Error {
     let shown = dir.display();
-    let message = match names_of_files(dir) {
-        Ok(names) if !names.is_empty() => format!(
-            "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
+    match names_of_files(dir) {
+        Ok(names) if !names.is_empty() => Error::wrong(
+            Code::StoreFiles,
+            format!(
+                "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a \
+                 snapshot"
+            ),
         ),
         _ => {
             let bootstrap = program::called("bootstrap");
-            format!("there is no store: dir={shown}: create it with {bootstrap}, or correct the path")
+            let message = format!("there is no store: dir={shown}: create it with {bootstrap}, or correct the path");
+            Error::wrong(Code::NoStore, message)
         }
-    };
-    Error::wrong(Code::NoStore, message)
+    }
 }
 
 /// Refuses a directory that contains a pipe or a device: opening it by the name of a file would wait for the pipe's

@@ -106,7 +106,7 @@ impl<'de> Deserialize<'de> for Key {
     }
 }
 
-/// Settings of earlier versions, which are near to others that mean something else, and what to do instead.
+/// Settings of earlier versions, each with its replacement. Some are near to others that mean something else.
 const GONE: [(&str, &str); 16] = [
     ("commit_interval", FIXED),
     ("feed_heartbeat", FIXED),
@@ -128,7 +128,7 @@ const GONE: [(&str, &str); 16] = [
 
 const FIXED: &str = "its value is fixed; remove the line";
 
-/// What a setting's name may have ended with before its value had a unit.
+/// The ends of earlier names, whose values now have the unit.
 const UNITS: [&str; 3] = ["_ms", "_seconds", "_secs"];
 
 /// Largest number of edits between an unknown key and the setting that it is taken for.

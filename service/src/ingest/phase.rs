@@ -231,8 +231,9 @@ impl StreamPhase {
         error!(
             provider,
             detail = gap.detail,
-            "the provider contradicts the applied chain: another one takes over, and this one is asked again after a \
-             SIGHUP, a restart or a heal"
+            "{}: the provider contradicts the applied chain: another one takes over, and this one is asked again after a \
+             SIGHUP, a restart or a heal",
+            Code::Contradiction
         );
         providers.failed(index, &gap.detail);
         true
