@@ -392,7 +392,8 @@ mod tests {
         };
         for order in [Order::Shuffled, Order::Sorted] {
             let error = load(&[(1, 1), (2, 2), (1, 3)], order).unwrap_err();
-            assert!(error.to_string().contains("records=1 and 3"), "{error:#}");
+            let error = engine_api::words(error.as_ref());
+            assert!(error.starts_with("E-INPUT: ") && error.contains("records=1 and 3"), "{error}");
             let (pairs, tally) = load(&[(1, 1), (2, 2), (1, 1)], order).unwrap();
             assert_eq!((pairs.len(), tally.duplicates), (2, 1));
         }

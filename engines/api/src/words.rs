@@ -8,8 +8,14 @@ use crate::Code;
 
 /// Returns the error's code, its message, and those of its causes: see [`with_causes`].
 pub fn words(error: &(dyn StdError + 'static)) -> String {
-    let code = Code::of(error).map_or_else(String::new, |code| format!("{code}: "));
-    with_causes(format!("{code}{error}"), error.source())
+    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
+    let code = Code::of(error).or_else(|| chain.find_map(|error| named(&error.to_string())));
+    with_causes(code.map_or_else(String::new, |code| format!("{code}: ")), Some(error))
+}
+
+/// Returns the code that the text is. A code that was added as anyhow's context shows itself by its text alone.
+fn named(text: &str) -> Option<Code> {
+    Code::ALL.iter().copied().find(|code| code.as_str() == text)
 }
 
 /// Adds the messages of an error's causes, of which `cause` is the first, to its own. A cause whose text is already in the
@@ -17,8 +23,8 @@ pub fn words(error: &(dyn StdError + 'static)) -> String {
 pub fn with_causes(mut said: String, mut cause: Option<&(dyn StdError + 'static)>) -> String {
     while let Some(error) = cause {
         let text = error.to_string();
-        if !error.is::<Code>() && !said.contains(&text) {
-            said.push_str(": ");
+        if named(&text).is_none() && !said.contains(&text) {
+            said.push_str(if said.is_empty() || said.ends_with(": ") { "" } else { ": " });
             said.push_str(&text);
         }
         cause = error.source();

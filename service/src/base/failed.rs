@@ -98,4 +98,12 @@ mod tests {
             assert_eq!([Failed::from(io()).code(), Failed::by_remedy(io().into()).code()], [code; 2], "errno={errno}");
         }
     }
+
+    #[test]
+    fn the_code_comes_first_wherever_it_was_added() {
+        let read = || anyhow::anyhow!("file=x is missing").context(Code::Secret);
+        assert_eq!(Failed::wrong(read()).to_string(), "E-SECRET: file=x is missing");
+        assert_eq!(Failed::wrong(read().context("no token")).to_string(), "E-SECRET: no token: file=x is missing");
+        assert_eq!(Failed::wrong(anyhow::anyhow!("no token")).to_string(), "E-CONFIG: no token");
+    }
 }
