@@ -194,5 +194,5 @@ fn a_complete_store_without_a_file_of_its_load_is_compared_with_the_source_that_
     assert!(said.contains("the store holds a load of another source"), "{said}");
     fs::remove_dir_all(&one).unwrap();
     let said = ok(&resume(&one).each_ref().map(|arg| arg.as_str()));
-    assert!(said.contains("its source was not compared: there is no store"), "{said}");
+    assert!(said.contains("its source was not compared: E-NO-STORE: there is no store"), "{said}");
 }
