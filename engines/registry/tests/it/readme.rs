@@ -12,7 +12,7 @@ fn the_documents_describe_every_engine_and_say_which_commits_survive() {
         assert!(begins(README, format!("- `{engine}`: ")), "engine={engine} is missing");
         let spared = match engine.descriptor().buffered {
             Buffered::All => "kept",
-            Buffered::AllButNewest => "the newest commit alone may be missing, whole",
+            Buffered::AllButNewest => "only the newest commit may be missing, whole",
             Buffered::AllButNewestOnes => "the newest commits may be missing, whole",
         };
         let row = format!("| `{engine}` | kept | {spared}");
