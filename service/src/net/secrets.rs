@@ -101,6 +101,6 @@ pub(crate) mod tests {
             assert!(error.contains("not a regular file"), "{error}");
         }
         let missing = format!("{:#}", read(&dir.path().join("missing")).unwrap_err());
-        assert!(missing.starts_with("E-SECRET: cannot read file="), "{missing}");
+        assert!(missing.starts_with("cannot read file="), "{missing}");
     }
 }

@@ -267,7 +267,7 @@ fn a_copy_of_no_use_is_removed_and_one_that_nobody_can_be_told_of_stays() {
         "--dir",
         str(&other),
     ];
-    for args in [&["completions", "bash"][..], &["metrics", "--format", "markdown"], &check] {
+    for args in [&["completions", "bash"][..], &check] {
         let output = Command::new(env!("CARGO_BIN_EXE_service")).args(args).stdout(full()).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
         assert!(text(&output).contains("cannot write to standard output"), "{args:?}: {}", text(&output));
