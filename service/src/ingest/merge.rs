@@ -210,7 +210,7 @@ impl Merge {
     /// Names to ingest-apply the provider of the next messages, if it was another provider's before.
     async fn follow(&mut self, provider: usize) -> Result<(), Closed> {
         if self.sent_of.is_none_or(|(of, _)| of != provider) {
-            self.send(Message::From { provider }).await?;
+            self.send(Message::From { provider, stream: self.state.providers.stream() }).await?;
             self.sent_of = Some((provider, self.state.resume.announce()));
         }
         Ok(())

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use engine_api::Code;
 use futures::SinkExt as _;
 use futures::channel::mpsc;
 use tokio::sync::watch;
@@ -240,7 +239,7 @@ impl Settings {
 
     fn read(&self) -> Result<Secrets> {
         let of = || format!("the token or the certificates of geyser={:?} cannot be used", shown(&self.url));
-        self.read_files().with_context(of).context(Code::Secret)
+        self.read_files().with_context(of)
     }
 
     fn read_files(&self) -> Result<Secrets> {

@@ -103,8 +103,8 @@ pub enum Message {
     Tick,
     /// The server cannot send these slots, or its stream lacks them.
     Gap(Gap),
-    /// The whole slots after this message are of the provider with this index.
-    From { provider: usize },
+    /// The whole slots after this message are of the provider with this index, and have come in the stream with this number.
+    From { provider: usize, stream: u64 },
     /// The store is brought to the slot of an archive. No connection is open meanwhile.
     Heal(Box<Heal>),
     /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.

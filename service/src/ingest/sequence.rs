@@ -84,9 +84,9 @@ impl Sequence {
                 self.state.providers.forget_newest(provider);
                 self.assembler.push(Input::Reconnected)?;
             }
-            Message::From { provider } => {
+            Message::From { provider, stream } => {
                 self.assembles = false;
-                self.phase.reconnected(provider, self.state.providers.stream());
+                self.phase.reconnected(provider, stream);
             }
             Message::Tick => {
                 let gap = self.check_wait();

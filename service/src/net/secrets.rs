@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use engine_api::Code;
 
 /// Maximum size of a file: more than any certificate chain or list of tokens. A path that names a device must not fill
 /// the memory.
@@ -28,6 +29,10 @@ pub(crate) fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> 
 /// # Errors
 /// Everybody may read the file, it is too large or not text, or the file system refuses.
 pub(crate) fn read(path: &Path) -> Result<String> {
+    secret(path).context(Code::Secret)
+}
+
+fn secret(path: &Path) -> Result<String> {
     let name = path.display();
     let file = open(path)?;
     let mode = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.mode();
@@ -44,7 +49,7 @@ pub(crate) fn read(path: &Path) -> Result<String> {
 /// # Errors
 /// The file is too large or not text, or the file system refuses.
 pub(crate) fn read_public(path: &Path) -> Result<String> {
-    open(path).and_then(|file| text(file, path))
+    open(path).and_then(|file| text(file, path)).context(Code::Secret)
 }
 
 /// Opens a regular file, without blocking on a pipe. The file is read more than once, which only a regular file allows.
@@ -101,6 +106,6 @@ pub(crate) mod tests {
             assert!(error.contains("not a regular file"), "{error}");
         }
         let missing = format!("{:#}", read(&dir.path().join("missing")).unwrap_err());
-        assert!(missing.starts_with("cannot read file="), "{missing}");
+        assert!(missing.starts_with("E-SECRET: cannot read file="), "{missing}");
     }
 }

@@ -6,9 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use arc_swap::ArcSwap;
-use engine_api::Code;
 use subtle::{Choice, ConstantTimeEq as _};
 
 use super::secrets;
@@ -60,7 +59,7 @@ impl Tokens {
 }
 
 fn read(path: &Path) -> Result<Vec<Box<[u8]>>> {
-    let (text, name) = (secrets::read(path).context(Code::Secret)?, path.display());
+    let (text, name) = (secrets::read(path)?, path.display());
     let mut tokens = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let (line, number) = (line.trim(), index + 1);

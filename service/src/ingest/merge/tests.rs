@@ -71,7 +71,7 @@ impl Two {
         let mut told = Vec::new();
         while let Ok(message) = self.passed.try_recv() {
             match message {
-                Message::From { provider } => told.push(format!("provider={provider}")),
+                Message::From { provider, .. } => told.push(format!("provider={provider}")),
                 Message::Gap(gap) => told.push(format!("gap={}-{}", gap.first_slot, gap.last_slot)),
                 Message::Slot(whole) => told.push(format!("slot={}", whole.slot.slot)),
                 _ => {}

@@ -163,8 +163,8 @@ impl Feeder {
     fn send(&mut self, slot: WholeSlot) -> Option<()> {
         let source = self.reader.source();
         if self.of.is_none_or(|(of, _)| of != source) {
-            let provider = self.state.providers.of_source(source);
-            self.messages.queue().blocking_send(Message::From { provider }).ok()?;
+            let (provider, stream) = (self.state.providers.of_source(source), self.state.providers.stream());
+            self.messages.queue().blocking_send(Message::From { provider, stream }).ok()?;
             self.of = Some((source, self.state.resume.announce()));
         }
         Handle::current().block_on(self.messages.send(slot)).ok()

@@ -86,7 +86,7 @@ impl Spooler {
     }
 
     fn take(&mut self, message: Message, nothing_waits: bool) -> Result<(), Full> {
-        if let Message::Reconnected { provider, .. } | Message::From { provider } = message {
+        if let Message::Reconnected { provider, .. } | Message::From { provider, .. } = message {
             self.source = source_of(self.state.providers.name(provider));
         }
         if let Some(gap) = self.slots(message)? {
