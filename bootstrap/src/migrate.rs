@@ -63,10 +63,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let source = SourceArgs { store: Some(stored), ..SourceArgs::default() };
     // A new store of the same engine keeps the options of the old one, such as RocksDB's filter.
     let is_same = engines::inspect(&args.from_store)?.is_some_and(|known| known.engine == wanted.engine);
-    let engine = match is_same {
-        true => EngineArgs::from(&options_for(&args.from_store, &args.engine)?),
-        false => args.engine.clone(),
-    };
+    let engine =
+        if is_same { EngineArgs::from(&options_for(&args.from_store, &args.engine)?) } else { args.engine.clone() };
     let load = LoadArgs {
         engine,
         dir: args.dir.clone(),

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
-use engine_api::{Engine, Key, Reader, Value};
+use engine_api::{Code, Engine, Key, Reader, Value};
 use engines::EngineOptions;
 
 use crate::limits;
@@ -156,7 +156,8 @@ impl SideBySide<'_> {
         let records = self.records.or_else(|| self.source.packed_count_hint());
         if let (Some(records), false) = (records, self.skip_disk_check) {
             let spill_bytes = limits::spill_bytes(records, &buffers);
-            probe::check_disk(&self.work.path, spill_bytes.saturating_sub(probe::disk_bytes(&self.work.path)))?;
+            let needed_bytes = spill_bytes.saturating_sub(probe::disk_bytes(&self.work.path));
+            probe::check_disk(&self.work.path, needed_bytes).context(Code::Space)?;
         }
         let mut progress = Progress::of_source(self.source, "sorting the source")?.seen_by(seen);
         let (order, mut look) = (Order::Sorted, |records| {

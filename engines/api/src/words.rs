@@ -10,7 +10,10 @@ use crate::Code;
 pub fn words(error: &(dyn StdError + 'static)) -> String {
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     let code = Code::of(error).or_else(|| chain.find_map(|error| named(&error.to_string())));
-    with_causes(code.map_or_else(String::new, |code| format!("{code}: ")), Some(error))
+    match code {
+        Some(code) => with_causes(code.to_string(), Some(error)),
+        None => with_causes(error.to_string(), error.source()),
+    }
 }
 
 /// Returns the code that the text is. A code that was added as anyhow's context shows itself by its text alone.
@@ -24,7 +27,7 @@ pub fn with_causes(mut said: String, mut cause: Option<&(dyn StdError + 'static)
     while let Some(error) = cause {
         let text = error.to_string();
         if named(&text).is_none() && !said.contains(&text) {
-            said.push_str(if said.is_empty() || said.ends_with(": ") { "" } else { ": " });
+            said.push_str(": ");
             said.push_str(&text);
         }
         cause = error.source();

@@ -69,7 +69,7 @@ impl Access {
                 match blocking(move || access.reload()).await {
                     Ok(()) => tracing::info!("SIGHUP: certificates and tokens are read again"),
                     Err(error) => {
-                        let error = format!("{error:#}");
+                        let error = engine_api::words(error.as_ref());
                         tracing::error!(error, "SIGHUP: the earlier certificates and tokens stay in effect");
                     }
                 }

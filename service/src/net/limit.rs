@@ -372,7 +372,7 @@ pub(crate) fn open_files(max_connections: u32) -> Result<()> {
             Code::OpenFiles,
             format!(
                 "max_connections={max_connections} needs more open files than the process may have: needed={needed} \
-             hard_limit={}; give fewer, or raise LimitNOFILE= (systemd) or ulimit -Hn",
+                 hard_limit={}; give fewer, or raise LimitNOFILE= (systemd) or ulimit -Hn",
                 limit.maximum.unwrap_or_default()
             )
         )

@@ -1,8 +1,8 @@
 //! The network edge below the protocols: addresses to listen on, secrets that guard them, connections and their limits.
 //!
 //! Owns: these rules for all protocols alike, the acceptance and the deadlines of connections, and the closing of Unix
-//! sockets that hold data. Must not: speak a protocol; `rpc`, `shm` and `pages::http` do. Threads: `main` at start, then the tokio
-//! runtime of the network edge; files are read on its blocking pool.
+//! sockets that hold data. Must not: speak a protocol; `rpc`, `shm` and `pages::http` do. Threads: `main` at start, then
+//! the tokio runtime of the network edge; files are read on its blocking pool.
 
 pub(crate) mod accept;
 mod access;
