@@ -9,47 +9,47 @@ use super::lock;
 
 /// The list. Ids ascend with time, so the oldest entry comes first.
 #[derive(Debug)]
-pub struct Registry<T> {
-    list: Mutex<List<T>>,
+pub struct List<T> {
+    inner: Mutex<Inner<T>>,
 }
 
 #[derive(Debug)]
-struct List<T> {
+struct Inner<T> {
     next_id: u64,
     entries: BTreeMap<u64, T>,
 }
 
 /// A place in the list, freed when dropped.
 #[derive(Debug)]
-pub struct Registered<'r, T> {
-    registry: &'r Registry<T>,
+pub struct Listed<'l, T> {
+    list: &'l List<T>,
     id: u64,
 }
 
-impl<T> Registry<T> {
+impl<T> List<T> {
     /// Adds an entry, whose id no other has had.
-    pub fn add(&self, entry: T) -> Registered<'_, T> {
-        let mut list = lock(&self.list);
+    pub fn add(&self, entry: T) -> Listed<'_, T> {
+        let mut list = lock(&self.inner);
         let id = list.next_id;
         list.next_id += 1;
         list.entries.insert(id, entry);
-        Registered { registry: self, id }
+        Listed { list: self, id }
     }
 
     /// Returns each id and entry as `show` gives it, the oldest first.
     pub fn show<S>(&self, show: impl Fn(u64, &T) -> S) -> Vec<S> {
-        lock(&self.list).entries.iter().map(|(id, entry)| show(*id, entry)).collect()
+        lock(&self.inner).entries.iter().map(|(id, entry)| show(*id, entry)).collect()
     }
 }
 
-impl<T> Default for Registry<T> {
+impl<T> Default for List<T> {
     fn default() -> Self {
-        Self { list: Mutex::new(List { next_id: 0, entries: BTreeMap::new() }) }
+        Self { inner: Mutex::new(Inner { next_id: 0, entries: BTreeMap::new() }) }
     }
 }
 
-impl<T> Drop for Registered<'_, T> {
+impl<T> Drop for Listed<'_, T> {
     fn drop(&mut self) {
-        lock(&self.registry.list).entries.remove(&self.id);
+        lock(&self.list.inner).entries.remove(&self.id);
     }
 }

@@ -8,14 +8,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::registry::{Registered, Registry};
+use super::list::{List, Listed};
 
 /// The list of held views: when each was opened.
-pub(crate) type Views = Registry<Instant>;
+pub(crate) type Views = List<Instant>;
 
-impl Registry<Instant> {
+impl List<Instant> {
     /// Adds a view that is opened now. Call this before opening the view, and drop the result after the view.
-    pub fn hold(&self) -> Registered<'_, Instant> {
+    pub fn hold(&self) -> Listed<'_, Instant> {
         self.add(Instant::now())
     }
 

@@ -129,7 +129,7 @@ const GONE: [(&str, &str); 16] = [
 const FIXED: &str = "its value is fixed; remove the line";
 
 /// The ends of earlier names, whose values now have the unit.
-const UNITS: [&str; 3] = ["_ms", "_seconds", "_secs"];
+const UNITS: [&str; 2] = ["_ms", "_seconds"];
 
 /// Largest number of edits between an unknown key and the setting that it is taken for.
 const EDITS_MAX: usize = 4;

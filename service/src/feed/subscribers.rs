@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::figure::unix_ms;
-use crate::base::registry::{Registered, Registry};
+use crate::base::list::{List, Listed};
 
 /// List of the current subscribers, with figures of all since the start.
 #[derive(Debug, Default)]
 pub struct Subscribers {
-    list: Registry<Arc<Entry>>,
+    list: List<Arc<Entry>>,
     /// Number of subscribers cut off because they did not read, since the start.
     pub cut_off: AtomicU64,
 }
@@ -44,7 +44,7 @@ pub struct Subscriber {
 /// A place in the list, freed when dropped.
 #[derive(Debug)]
 pub struct Registration<'f> {
-    _listed: Registered<'f, Arc<Entry>>,
+    _listed: Listed<'f, Arc<Entry>>,
     entry: Arc<Entry>,
 }
 
