@@ -18,6 +18,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Bytes of memory that the process may use.
     pub limit_bytes: u64,
+    /// Leading bytes of a key that the filters of a new store are made of: 32 for lookups of keys, 16 for scans of the keys
+    /// that share so many ([`Reader::scan_prefix`](crate::Reader::scan_prefix)). Engines without filters ignore it.
+    pub prefix_bytes: u32,
     /// The options with a flag of their own.
     pub options: Options,
     /// The engine's other settings, as names and values.

@@ -101,6 +101,18 @@ pub trait Reader {
     /// A callback and not an iterator, because an engine's cursor borrows from its transaction.
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()>;
 
+    /// Visits the pairs from `first` on whose keys begin with the same `prefix_bytes` bytes as `first`, in ascending key
+    /// order, until `visit` breaks. In a store that was made for such prefixes ([`Settings::prefix_bytes`]) it reads the
+    /// device only where such a key may be.
+    ///
+    /// [`Settings::prefix_bytes`]: crate::Settings::prefix_bytes
+    fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
+        self.scan_from(first, &mut |key, value| match key[..prefix_bytes] == first[..prefix_bytes] {
+            true => visit(key, value),
+            false => ControlFlow::Break(()),
+        })
+    }
+
     /// Visits every pair exactly once in ascending key order, until `visit` breaks.
     fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
         self.scan_from(&[0; 32], visit)

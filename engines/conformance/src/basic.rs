@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use engine_api::{Checkpoint, Durability, ErrorKind, Key, Reader};
+use engine_api::{Checkpoint, Durability, ErrorKind, Key, Reader, Value};
 
 use crate::Store;
 use crate::support::{
@@ -297,6 +297,59 @@ fn neighbour(number: u64) -> Key {
     out[8..30].fill((number / 4 % 2) as u8);
     out[31] = (number % 4) as u8;
     out
+}
+
+/// A scan within a prefix visits the keys that begin with it, from its first key on, and no others: before and after a
+/// flush, for prefixes with and without keys, and for those that no greater one follows.
+pub fn scan_prefix_stays_within_its_prefix(store: &dyn Store) {
+    let dir = temp_dir();
+    let engine = must("create", store.open(dir.path()));
+    // Every eighth group has no key yet, and the last groups begin with 16 bytes of ones.
+    let grouped = |group: u8, n: u8| -> Key {
+        let head = if group >= 40 { 0xff } else { group };
+        std::array::from_fn(|at| {
+            if at < 16 {
+                head
+            } else if at == 16 {
+                group
+            } else {
+                n
+            }
+        })
+    };
+    let mut map = Map::new();
+    for seq in 1..=4u8 {
+        let groups = (0..44).filter(|group| group % 8 != 7);
+        let keys = groups.flat_map(|group| (0..seq * 20).step_by(usize::from(seq)).map(move |n| grouped(group, n)));
+        let changes: Vec<Change> = keys.map(|key| (key, (key[31] % 7 != seq).then(|| value(u64::from(seq))))).collect();
+        commit(&*engine, &changes, seq.into(), Durability::Buffered);
+        apply(&mut map, &changes);
+        if seq == 3 {
+            must("settle", engine.settle());
+        }
+        let mut reader = reader(&*engine);
+        for (group, n, prefix_bytes) in
+            (0..44).flat_map(|group| [(group, 0, 16), (group, 9, 17), (group, 3, 1), (group, 5, 32)])
+        {
+            let first = grouped(group, n);
+            let mut seen = Map::new();
+            let visited = reader.scan_prefix(&first, prefix_bytes, &mut |key, value| {
+                assert!(seen.last_key_value().is_none_or(|(before, _)| before < key), "in ascending order");
+                seen.insert(*key, *value);
+                ControlFlow::Continue(())
+            });
+            must("scan_prefix", visited);
+            let within = map.range(first..).filter(|(key, _)| key[..prefix_bytes] == first[..prefix_bytes]);
+            assert_eq!(seen, within.map(|(key, value)| (*key, *value)).collect(), "group={group} bytes={prefix_bytes}");
+        }
+    }
+    let mut count = 0;
+    let few = &mut |_: &Key, _: &Value| {
+        count += 1;
+        if count == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    must("scan_prefix", reader(&*engine).scan_prefix(&[1; 32], 0, few));
+    assert_eq!(count, 3);
 }
 
 /// Checks scans from every fifth key of `expected`, the keys next to it on both sides, and both ends, some of them with

@@ -56,7 +56,8 @@ macro_rules! suite {
         $crate::suite! { $store;
             basic: empty_store put_get_overwrite_delete dropped_batch_leaves_no_trace last_write_wins_in_a_batch
                 own_writes_are_visible extreme_keys_and_values checkpoint_is_part_of_the_batch
-                checkpoint_bytes_of_any_length_are_kept a_checkpoint_too_long_is_refused reopen_keeps_everything scan_is_ordered_and_complete scan_from_begins_at_its_key a_second_writer_waits;
+                checkpoint_bytes_of_any_length_are_kept a_checkpoint_too_long_is_refused reopen_keeps_everything scan_is_ordered_and_complete scan_from_begins_at_its_key
+                scan_prefix_stays_within_its_prefix a_second_writer_waits;
             readers: a_snapshot_stays_until_refresh readers_see_whole_batches get_many_equals_get;
             copies: a_copy_opens_and_equals a_copy_made_while_writing_is_one_commit;
             scrub: a_sound_store_passes_a_scrub a_flipped_bit_is_found;

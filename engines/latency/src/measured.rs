@@ -170,6 +170,13 @@ impl Reader for MeasuredReader<'_> {
         Ok(())
     }
 
+    fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
+        let start = self.recorder.start();
+        self.reader.scan_prefix(first, prefix_bytes, visit)?;
+        self.record(Op::Scan, start);
+        Ok(())
+    }
+
     fn checkpoint(&mut self) -> Result<Checkpoint> {
         self.reader.checkpoint()
     }

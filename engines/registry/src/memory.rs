@@ -73,6 +73,7 @@ impl EngineOptions {
         Settings {
             cache_bytes,
             limit_bytes: limit.bytes,
+            prefix_bytes: 32,
             options: self.options.clone(),
             set: self.set.iter().map(pair).collect(),
         }

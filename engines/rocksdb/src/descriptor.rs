@@ -79,6 +79,7 @@ fn options(settings: &Settings) -> RocksdbOptions {
         bloom_bits: Some(bloom_bits(&settings.options)).filter(|bits| *bits > 0),
         cache_bytes: settings.cache_bytes,
         memory_limit_bytes: settings.limit_bytes,
+        prefix_bytes: settings.prefix_bytes,
         set: settings.set.clone(),
         ..Default::default()
     }

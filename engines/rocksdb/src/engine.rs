@@ -70,7 +70,7 @@ impl Engine for RocksdbEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(RocksdbReader::new(&self.store.db)))
+        Ok(Box::new(RocksdbReader::new(&self.store.db, self.store.options.prefix_bytes)))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {

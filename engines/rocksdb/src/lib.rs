@@ -136,6 +136,8 @@ pub struct RocksdbOptions {
     pub memory_limit_bytes: u64,
     /// Free bytes of the file system below which `begin` returns `FreeSpace`.
     pub disk_reserve_bytes: u64,
+    /// Leading bytes of a key that filters have entries for besides the whole key; 32 for none.
+    pub prefix_bytes: u32,
     /// RocksDB's own settings that replace the profile's, as names and values of its options files. [`settings`] lists
     /// the names.
     pub set: Vec<(String, String)>,
@@ -152,6 +154,7 @@ impl Default for RocksdbOptions {
             cache_bytes: 256 << 20,
             memory_limit_bytes: u64::MAX,
             disk_reserve_bytes: 32 << 20,
+            prefix_bytes: 32,
             set: Vec::new(),
         }
     }

@@ -204,7 +204,10 @@ mod tests {
         let of = |bloom_bits: u32, profile: &str| {
             let options = [("bloom", bloom_bits.to_string()), ("profile", profile.to_owned())];
             let options = options.map(|(name, value)| (name.to_owned(), value)).into();
-            notes(dir.path(), &Settings { cache_bytes: GIB, limit_bytes: 4 * GIB, options, set: Vec::new() })
+            notes(
+                dir.path(),
+                &Settings { cache_bytes: GIB, limit_bytes: 4 * GIB, prefix_bytes: 32, options, set: Vec::new() },
+            )
         };
         assert_eq!(of(0, "vanilla"), []);
         assert_eq!(of(20, "vanilla").len(), 1);

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 use rocksdb::{ColumnFamily, DB, DEFAULT_COLUMN_FAMILY_NAME, ReadOptions, Snapshot};
 
+use crate::settings::PUBKEY_BYTES;
 use crate::{CHECKPOINT_KEY, FIRST_PAIR, error};
 
 /// Bytes that a scan of the whole store reads ahead: 2 MiB keep any device busy.
@@ -16,14 +17,16 @@ pub(crate) struct RocksdbReader<'e> {
     // first.
     options: ReadOptions,
     snapshot: Snapshot<'e>,
+    /// Leading bytes of a key that filters know.
+    prefix_bytes: u32,
 }
 
 impl<'e> RocksdbReader<'e> {
-    pub(crate) fn new(db: &'e DB) -> Self {
+    pub(crate) fn new(db: &'e DB, prefix_bytes: u32) -> Self {
         let snapshot = db.snapshot();
         let mut options = ReadOptions::default();
         options.set_snapshot(&snapshot);
-        Self { db, options, snapshot }
+        Self { db, options, snapshot, prefix_bytes }
     }
 }
 
@@ -46,6 +49,20 @@ impl Reader for RocksdbReader<'_> {
         let mut options = ReadOptions::default();
         options.set_snapshot(&self.snapshot);
         scan_from(self.db, options, first, visit)
+    }
+
+    fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
+        let within = &mut |key: &Key, value: &Value| match key[..prefix_bytes] == first[..prefix_bytes] {
+            true => visit(key, value),
+            false => ControlFlow::Break(()),
+        };
+        if self.prefix_bytes == PUBKEY_BYTES || prefix_bytes < self.prefix_bytes as usize {
+            return self.scan_from(first, within);
+        }
+        let mut options = ReadOptions::default();
+        options.set_snapshot(&self.snapshot);
+        options.set_prefix_same_as_start(true);
+        scan(self.db, options, first, within)
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
@@ -89,6 +106,10 @@ pub(crate) fn scan_from(db: &DB, mut options: ReadOptions, first: &Key, visit: &
     if *first == FIRST_PAIR {
         options.set_readahead_size(SCAN_READAHEAD_BYTES);
     }
+    scan(db, options, first, visit)
+}
+
+fn scan(db: &DB, options: ReadOptions, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
     let mut iterator = db.raw_iterator_opt(options);
     iterator.seek(first);
     while let Some((key, value)) = iterator.item() {

@@ -270,6 +270,13 @@ fn check_hash_index(set: &[(String, String)]) -> Result<()> {
     Ok(())
 }
 
+/// Sets that filters have entries for prefixes of so many bytes. The checkpoint's key, of one byte, is its own prefix.
+pub(crate) fn prefixes(mut options: Options, prefix_bytes: u32) -> Result<Options> {
+    options
+        .get_options_from_string(format!("prefix_extractor=capped:{prefix_bytes}"))
+        .map_err(|e| error::rocks("cannot set RocksDB's prefixes", e))
+}
+
 /// Sets interpolation in the search of an index whose keys are uniform, for which the crate has no setters.
 pub(crate) fn interpolate(mut options: Options) -> Result<Options> {
     options

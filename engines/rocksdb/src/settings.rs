@@ -11,6 +11,8 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::{Profile, RocksdbOptions, set};
 
+/// Length of a key in bytes.
+pub(crate) const PUBKEY_BYTES: u32 = 32;
 const LOG_FILES: usize = 3;
 const LOG_FILE_BYTES: usize = 8 << 20;
 /// Size of a memtable. One that fits in a processor's cache takes a put in half the time of one of 64 MiB.
@@ -94,6 +96,7 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             set::interpolate(out)?
         }
     };
+    let out = if options.prefix_bytes < PUBKEY_BYTES { set::prefixes(out, options.prefix_bytes)? } else { out };
     set::apply(out, &options.set)
 }
 

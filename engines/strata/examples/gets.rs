@@ -289,7 +289,8 @@ fn main() -> Result<()> {
     let dir = args.dir.clone().unwrap_or_else(|| std::env::temp_dir().join("strata-gets"));
     std::fs::remove_dir_all(&dir).ok();
     // Room for everything, with the memory for work and for memtables.
-    let options = StrataOptions { memory_bytes: args.pairs * 64 / 4 * 5 + (1 << 30), disk_reserve_bytes: 0 };
+    let options =
+        StrataOptions { memory_bytes: args.pairs * 64 / 4 * 5 + (1 << 30), disk_reserve_bytes: 0, prefix_bytes: 32 };
     let sizes = Sizes { mem_records: MEM_RECORDS, ..Sizes::of(&options) };
     let storage = solkv_engine_strata::storage::DirStorage::open(&dir).map_err(|e| Error::io("no directory", e))?;
     let engine = StrataEngine::open_sized(std::sync::Arc::new(storage), &options, sizes)?;

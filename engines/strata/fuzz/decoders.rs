@@ -119,7 +119,7 @@ pub fn footer(bytes: &[u8]) {
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
     let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
     let origin = Origin { checkpoint: checkpoint(), ..Origin::default() };
-    let sample = Footer { info, pages: 8, planes, directory: section(11, 64), origin }.encode();
+    let sample = Footer { info, pages: 8, planes, directory: section(11, 64), ties: section(12, 36), origin }.encode();
     let sample = sample.expect("a short checkpoint");
     // The sample must be valid, because changes of a refused one would reach nothing.
     assert!(Footer::decode(&sample).is_ok());

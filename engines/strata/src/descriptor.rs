@@ -40,5 +40,5 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
 };
 
 fn options(settings: &Settings) -> StrataOptions {
-    StrataOptions { memory_bytes: settings.cache_bytes, ..Default::default() }
+    StrataOptions { memory_bytes: settings.cache_bytes, prefix_bytes: settings.prefix_bytes, ..Default::default() }
 }

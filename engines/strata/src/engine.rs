@@ -113,6 +113,7 @@ impl StrataEngine {
     /// As [`StrataEngine::open`].
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
         let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
+        shared.memory.fill();
         // Nobody may wait for threads that were never started.
         shared.common.mailbox.lock().ended = true;
         Ok(Self { shared, threads: Vec::new() })
@@ -150,7 +151,7 @@ impl StrataEngine {
             Some(manifest) => manifest,
             None => {
                 refuse_files_without_manifest(&*storage)?;
-                let (seed, wal_key) = (Seed::random()?, WalKey::random()?);
+                let (seed, wal_key) = (Seed::random(options.prefix_bytes)?, WalKey::random()?);
                 let manifest = Manifest { seed, wal_key, next_id: 1, runs: vec![Vec::new()], ..Manifest::default() };
                 manifest.write(&*storage)?;
                 manifest

@@ -11,7 +11,7 @@
 //! ```text
 //! commit -> WAL (one record) -> memtable -> delta runs -> base run      a get asks from left to right
 //! ```
-//! - A **page** is 4 KiB: a header with a checksum, and 63 to 79 pairs in order of their keys. Leading bytes that all
+//! - A **page** is 4 KiB: a header with a checksum, and 63 to 84 pairs in order of their keys. Leading bytes that all
 //!   keys share are stored once. A **segment** is a file of pages with three filter planes and a directory, which holds
 //!   the first eight bytes of each page's first key. A **run** is a list of segments with disjoint ranges. No live page
 //!   is ever overwritten.
@@ -88,6 +88,7 @@ mod mapped;
 mod memtable;
 mod read;
 mod retire;
+mod search;
 mod sizes;
 mod statistic;
 mod stats;
@@ -111,10 +112,13 @@ pub struct StrataOptions {
     /// Free disk space in bytes that `begin` demands: room for a WAL and a flush. With a large memory `begin` demands
     /// more: see [`StrataOptions::reserve_bytes`].
     pub disk_reserve_bytes: u64,
+    /// Number of leading bytes of a key that the filters of a new store are made of: 32, or 16 for a store whose lookups are
+    /// scans of the keys that share so many bytes.
+    pub prefix_bytes: u32,
 }
 
 impl Default for StrataOptions {
     fn default() -> Self {
-        Self { memory_bytes: 256 << 20, disk_reserve_bytes: 64 << 20 }
+        Self { memory_bytes: 256 << 20, disk_reserve_bytes: 64 << 20, prefix_bytes: 32 }
     }
 }

@@ -72,13 +72,6 @@ impl<T> Mapped<T> {
         Ok(())
     }
 
-    /// Removes the last item and returns it.
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        self.length = self.length.checked_sub(1)?;
-        // SAFETY: `push` wrote the item, and nobody reads it again, because the list now ends before it.
-        Some(unsafe { self.items().add(self.length).read() })
-    }
-
     #[cold]
     fn grow(&mut self) -> Result<()> {
         let mut larger = Self::with_room((2 * self.length).max(PAGE_BYTES / size_of::<T>()).max(1))?;
@@ -147,12 +140,11 @@ mod tests {
         }
         assert_eq!((list.len(), Rc::strong_count(&item)), (2000, 2001));
         assert!(list.iter().zip(0..).all(|((found, _), n)| *found == n));
-        assert_eq!(list.pop().map(|(n, _)| n), Some(1999));
         list[5].0 = 50;
-        assert_eq!((list.len(), list[5].0, Rc::strong_count(&item)), (1999, 50, 2000));
+        assert_eq!((list.len(), list[5].0, Rc::strong_count(&item)), (2000, 50, 2001));
         drop(list);
         assert_eq!(Rc::strong_count(&item), 1);
-        let (zeros, none) = (Mapped::zeros(5000).expect("memory"), Mapped::<u64>::with_room(9).expect("memory").pop());
-        assert!(zeros.len() == 5000 && zeros.iter().all(|number| *number == 0) && none.is_none());
+        let zeros = Mapped::zeros(5000).expect("memory");
+        assert!(zeros.len() == 5000 && zeros.iter().all(|number| *number == 0));
     }
 }

@@ -14,10 +14,11 @@ use crate::format::NUMBER_MAX;
 use crate::format::filter::{PLANES, plane_bytes};
 use crate::format::page::PAGE_RECORDS_MAX;
 use crate::format::secret::{SEED_BYTES, Seed};
+use crate::format::ties;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// Format version that is written, and the only one that is read. No older version was ever released.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"stratasg";
 
 /// Description of a segment, the same in the manifest and in the footer.
@@ -62,6 +63,7 @@ pub(crate) struct Footer {
     pub(crate) pages: u32,
     pub(crate) planes: [Section; PLANES],
     pub(crate) directory: Section,
+    pub(crate) ties: Section,
     pub(crate) origin: Origin,
 }
 
@@ -105,25 +107,33 @@ struct RawFooter {
     part: U32,
     first: Key,
     last: Key,
-    /// The filter planes in order, then the directory.
-    sections: [RawSection; PLANES + 1],
+    /// The filter planes in order, then directory and ties.
+    sections: [RawSection; PLANES + 2],
     seed: [u8; SEED_BYTES],
     batch: U64,
     /// 1 if the segment was written for the base, otherwise 0.
     base: U32,
+    /// Number of leading key bytes that the filters are made of.
+    prefix_bytes: U32,
+    zero: U32,
     /// Length in bytes of the checkpoint, which follows this struct.
     checkpoint_bytes: U32,
 }
 
 const _: () = {
     assert!(size_of::<RawFooter>() + Checkpoint::ENCODED_MAX <= PAGE_BYTES);
-    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 304);
+    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 336);
     assert!(
         offset_of!(RawFooter, version) == 4 && offset_of!(RawFooter, magic) == 8 && offset_of!(RawFooter, id) == 16
     );
     assert!(offset_of!(RawFooter, pages) == 40 && offset_of!(RawFooter, first) == 48);
-    assert!(offset_of!(RawFooter, sections) == 112 && offset_of!(RawFooter, seed) == 208);
-    assert!(offset_of!(RawFooter, batch) == 288 && offset_of!(RawFooter, base) == 296);
+    assert!(offset_of!(RawFooter, sections) == 112 && offset_of!(RawFooter, seed) == 232);
+    assert!(
+        offset_of!(RawFooter, batch) == 312
+            && offset_of!(RawFooter, base) == 320
+            && offset_of!(RawFooter, prefix_bytes) == 324
+            && offset_of!(RawFooter, checkpoint_bytes) == 332
+    );
 };
 
 impl Footer {
@@ -150,10 +160,12 @@ impl Footer {
             part: u32::from(self.origin.part).into(),
             first: self.info.first,
             last: self.info.last,
-            sections: std::array::from_fn(|n| section(self.planes.get(n).unwrap_or(&self.directory))),
+            sections: std::array::from_fn(|n| section(self.sections()[n])),
             seed: self.origin.seed.to_bytes(),
             batch: self.origin.batch.into(),
             base: u32::from(self.origin.base).into(),
+            prefix_bytes: (self.origin.seed.prefix_bytes() as u32).into(),
+            zero: U32::ZERO,
             checkpoint_bytes: (checkpoint.len() as u32).into(),
         };
         let mut out = [0; PAGE_BYTES];
@@ -185,9 +197,10 @@ impl Footer {
         };
         let checkpoint =
             rest.get(..raw.checkpoint_bytes.get() as usize).and_then(|bytes| Checkpoint::decode(bytes).ok());
-        let (Some(checkpoint), true) = (checkpoint, raw.base.get() <= 1) else {
-            let (base, bytes) = (raw.base, raw.checkpoint_bytes);
-            return Err(Wrong::Damaged(format!("base={base} checkpoint_bytes={bytes}")));
+        let seed = Seed::from_bytes(&raw.seed, raw.prefix_bytes.get());
+        let (Some(checkpoint), Some(seed), true) = (checkpoint, seed, raw.base.get() <= 1) else {
+            let (base, prefix, bytes) = (raw.base, raw.prefix_bytes, raw.checkpoint_bytes);
+            return Err(Wrong::Damaged(format!("base={base} prefix_bytes={prefix} checkpoint_bytes={bytes}")));
         };
         let footer = Self {
             info: SegmentInfo {
@@ -200,8 +213,9 @@ impl Footer {
             pages: raw.pages.get(),
             planes: std::array::from_fn(section),
             directory: section(PLANES),
+            ties: section(PLANES + 1),
             origin: Origin {
-                seed: Seed::from_bytes(&raw.seed),
+                seed,
                 batch: raw.batch.get(),
                 base: raw.base.get() == 1,
                 checkpoint,
@@ -212,9 +226,18 @@ impl Footer {
         Ok(footer)
     }
 
+    /// Returns all sections in the order in which they are in the file.
+    pub(crate) fn sections(&self) -> [&Section; PLANES + 2] {
+        std::array::from_fn(|n| match n {
+            PLANES => &self.directory,
+            plane if plane < PLANES => &self.planes[plane],
+            _ => &self.ties,
+        })
+    }
+
     /// Returns the offset of the footer itself, which follows the last section.
     pub(crate) fn offset(&self) -> u64 {
-        self.directory.offset + self.directory.bytes.next_multiple_of(PAGE_BYTES as u64)
+        self.ties.offset + self.ties.bytes.next_multiple_of(PAGE_BYTES as u64)
     }
 
     /// Checks that the figures are consistent with each other and with the layout of a segment.
@@ -230,11 +253,14 @@ impl Footer {
         if first > last {
             return Err("the first key is after the last".to_owned());
         }
-        let planes = self.planes.iter().enumerate();
-        let expected = planes.map(|(n, plane)| (plane, plane_bytes(n, records) as u64));
+        if !ties::can_be(self.ties.bytes, pages) {
+            return Err(format!("ties_bytes={} pages={pages}", self.ties.bytes));
+        }
+        let planes = (0..PLANES).map(|plane| plane_bytes(plane, records) as u64);
+        let expected = planes.chain([pages * 8, self.ties.bytes]);
         // The sections follow each other, beginning after the last page.
         let mut offset = pages * PAGE_BYTES as u64;
-        for (section, bytes) in expected.chain([(&self.directory, pages * 8)]) {
+        for (section, bytes) in self.sections().into_iter().zip(expected) {
             if section.offset != offset || section.bytes != bytes {
                 return Err(format!(
                     "section offset={} bytes={} expected_offset={offset} expected_bytes={bytes}",
@@ -259,6 +285,7 @@ mod tests {
             pages: 2,
             planes: std::array::from_fn(|n| section(8192 + n as u64 * 4096, plane_bytes(n, 100))),
             directory: section(20480, 16),
+            ties: section(24576, 36),
             origin: Origin {
                 seed: Seed::fixed(),
                 batch: 17,
@@ -281,11 +308,12 @@ mod tests {
             other[..4].copy_from_slice(&crc.to_le_bytes());
             Footer::decode(&other)
         };
-        assert_eq!(with(4, 2), Err(Wrong::OtherVersion(2)));
-        assert_eq!(with(4, 4), Err(Wrong::OtherVersion(4)));
+        assert_eq!(with(4, 3), Err(Wrong::OtherVersion(3)));
+        assert_eq!(with(4, 5), Err(Wrong::OtherVersion(5)));
         // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
-        // place, a value that means neither base nor delta, and a checkpoint of another length.
-        for (at, byte) in [(32, 101), (48, 3), (113, 0x30), (296, 2), (300, 65)] {
+        // place, ties for more pages than there are, a value that means neither base nor delta, a prefix that no store
+        // has, and a checkpoint of another length.
+        for (at, byte) in [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (324, 7), (332, 65)] {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }
     }

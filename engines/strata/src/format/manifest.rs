@@ -18,7 +18,7 @@ use crate::storage::Storage;
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
 /// Format version that is written, and the only one that is read. No older version was ever released.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const SEGMENT_BYTES: usize = 24 + 64;
 
 /// Progress of a merge into the base: the oldest `deltas` delta runs are in the base for all keys below `key`.
@@ -68,6 +68,7 @@ impl Manifest {
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.seed.to_bytes());
+        out.extend_from_slice(&(self.seed.prefix_bytes() as u32).to_le_bytes());
         out.extend_from_slice(&self.wal_key.to_bytes());
         for word in [self.next_id, self.wal_floor, self.batch] {
             out.extend_from_slice(&word.to_le_bytes());
@@ -109,7 +110,9 @@ impl Manifest {
                 format!("written by another strata: version={version} known={VERSION}"),
             ));
         }
-        let seed = Seed::from_bytes(&input.take::<SEED_BYTES>()?);
+        let (seed, prefix_bytes) = (input.take::<SEED_BYTES>()?, u32::from_le_bytes(input.take()?));
+        let seed = Seed::from_bytes(&seed, prefix_bytes)
+            .ok_or_else(|| damaged("filters of a part of a key that no store has"))?;
         let wal_key = WalKey::from_bytes(&input.take::<SALT_BYTES>()?);
         let (next_id, wal_floor, batch) = (input.word()?, input.word()?, input.word()?);
         if next_id.max(batch) > NUMBER_MAX {
@@ -213,7 +216,7 @@ mod tests {
 
     #[test]
     fn an_older_and_a_newer_version_are_named() {
-        for version in [3, 5] {
+        for version in [4, 6] {
             let mut bytes = sample().encode().expect("short enough");
             bytes[4] = version;
             let crc = crc32c::crc32c(&bytes[4..]);

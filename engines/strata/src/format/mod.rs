@@ -8,6 +8,7 @@ pub(crate) mod footer;
 pub(crate) mod manifest;
 pub(crate) mod page;
 pub(crate) mod secret;
+pub(crate) mod ties;
 pub(crate) mod wal;
 
 use engine_api::Value;

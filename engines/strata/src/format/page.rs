@@ -4,23 +4,28 @@
 //! Owns: its bytes (FORMAT.md, "Page"). Must not: do I/O. Decoding checks everything, because the bytes come from a
 //! disk.
 
+use std::cmp::Ordering;
 use std::mem::offset_of;
 
 use engine_api::{Key, Value};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::search::bisect;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
 /// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share
-/// three with their neighbours; more would only help keys that were made to be alike.
-const ELIDED_MAX: usize = 13;
+/// three with their neighbours; those of a derived store share a prefix of 16.
+const ELIDED_MAX: usize = 16;
 /// Number of pairs in a full page whose keys share no leading byte.
 pub(crate) const PAGE_RECORDS_MIN: usize = capacity(0);
 /// Largest number of pairs in a page.
 pub(crate) const PAGE_RECORDS_MAX: usize = capacity(ELIDED_MAX);
+
+/// Steps from the estimated place of a key after which a search of a page bisects: estimates are mostly nearer.
+const NEAR_RECORDS: usize = 8;
 
 /// Header of a page. The shared bytes of the keys follow it, then the records.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -35,7 +40,7 @@ struct PageHeader {
     /// Number of leading key bytes that all records share and leave out.
     elided: u8,
     /// Bit i is set if record i is a tombstone.
-    tombstones: [u8; 10],
+    tombstones: [u8; 11],
 }
 
 const HEADER_BYTES: usize = size_of::<PageHeader>();
@@ -44,9 +49,9 @@ const ELIDED_AT: usize = offset_of!(PageHeader, elided);
 const TOMBSTONES_AT: usize = offset_of!(PageHeader, tombstones);
 
 const _: () = {
-    assert!(HEADER_BYTES == 28 && offset_of!(PageHeader, segment) == 4 && offset_of!(PageHeader, number) == 12);
+    assert!(HEADER_BYTES == 29 && offset_of!(PageHeader, segment) == 4 && offset_of!(PageHeader, number) == 12);
     assert!(RECORDS_AT == 16 && ELIDED_AT == 17 && TOMBSTONES_AT == 18);
-    assert!(PAGE_RECORDS_MIN == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 79 && PAGE_RECORDS_MAX <= 80);
+    assert!(PAGE_RECORDS_MIN == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 84 && PAGE_RECORDS_MAX <= 88);
 };
 
 /// Number of pairs that fit into a page whose keys share `elided` leading bytes.
@@ -118,7 +123,7 @@ fn seal_into<'a>(
     let (first, last) = first.zip(last).expect("a page has a record");
     // Keys ascend, so the first and the last share the fewest leading bytes.
     let elided = shared(first.0, last.0);
-    let mut tombstones = [0; 10];
+    let mut tombstones = [0; 11];
     page[HEADER_BYTES + elided + count * (RECORD_BYTES - elided)..].fill(0);
     // Copy every key whole, because a copy of a known length is a few instructions. Its shared bytes overwrite the end
     // of the record before it, so encode the last record first. Those of the first key are the shared bytes of the
@@ -187,7 +192,7 @@ impl<'a> Page<'a> {
         // Load both halves of the key completely and then replace the shared bytes in the first one. So every copy has
         // a length that the compiler knows. Bytes before a record belong to the record before it or to the header.
         let half = |at: usize| u128::from_le_bytes(*self.0[at..].first_chunk().expect("half a key"));
-        let ours = (1u128 << (8 * elided)) - 1;
+        let ours = !u128::MAX.checked_shl(8 * elided as u32).unwrap_or(0);
         let first = half(at - elided) & !ours | half(HEADER_BYTES) & ours;
         let mut key = [0; 32];
         key[..16].copy_from_slice(&first.to_le_bytes());
@@ -204,28 +209,44 @@ impl<'a> Page<'a> {
         self.0[at + 32 - elided..].first_chunk().copied()
     }
 
-    /// Returns the index of `key`. `part` is an estimate of the key's position: its distance from the page's first key
-    /// to the next page's, 0 to 1. Keys are mostly uniform, so the search begins there and steps over few records.
+    /// Returns the index of `key`. `part` is an estimate of the key's position: see [`Page::rank`].
+    #[inline]
     pub(crate) fn find(self, key: &Key, part: f64) -> Option<usize> {
+        self.rank(key, part).ok()
+    }
+
+    /// Returns the index of `key`, or of the first greater key as an error, which is the number of records if there is
+    /// none. `part` is an estimate of the key's position: its distance from the page's first key to the next page's, 0 to
+    /// 1. Keys are mostly uniform, so the search begins there, and bisects what is left after a few steps.
+    pub(crate) fn rank(self, key: &Key, part: f64) -> Result<usize, usize> {
         let (elided, start) = self.place(0);
-        if key[..elided] != self.0[HEADER_BYTES..start] {
-            return None;
-        }
         let (count, stride) = (self.len(), RECORD_BYTES - elided);
-        let word = |index: usize| word64(self.0, start + index * stride);
+        match key[..elided].cmp(&self.0[HEADER_BYTES..start]) {
+            Ordering::Less => return Err(0),
+            Ordering::Greater => return Err(count),
+            Ordering::Equal => {}
+        }
         let wanted = u64::from_be_bytes(std::array::from_fn(|i| key[elided + i]));
-        let mut at = ((part * count as f64) as usize).min(count - 1);
-        while at > 0 && word(at) > wanted {
+        let is_before = |index: usize| word64(self.0, start + index * stride) < wanted;
+        let mut at = ((part * count as f64) as usize).min(count);
+        let (low, high) = (at.saturating_sub(NEAR_RECORDS), count.min(at + NEAR_RECORDS));
+        while at > low && !is_before(at - 1) {
             at -= 1;
         }
-        while at + 1 < count && word(at) < wanted {
+        while at < high && is_before(at) {
             at += 1;
         }
-        // Only keys that were made alike share eight more bytes. Any record with these eight bytes may then be the one.
-        let alike_before = (0..=at).rev().take_while(|index| word(*index) == wanted);
-        let alike_behind = (at + 1..count).take_while(|index| word(*index) == wanted);
+        if at == low {
+            at = bisect(0..low, is_before);
+        } else if at == high {
+            at = bisect(high..count, is_before);
+        }
+        // Only keys that were made alike share eight more bytes. Then the rest of them decides.
         let suffix = |index: usize| &self.0[start + index * stride..][..32 - elided];
-        alike_before.chain(alike_behind).find(|index| *suffix(*index) == key[elided..])
+        if at < count && *suffix(at) < key[elided..] {
+            at = bisect(at + 1..count, |index| *suffix(index) < key[elided..]);
+        }
+        if at < count && *suffix(at) == key[elided..] { Ok(at) } else { Err(at) }
     }
 
     /// Returns the number of shared key bytes and the offset of a record.
@@ -283,7 +304,7 @@ mod tests {
 
     #[test]
     fn every_record_is_found_and_no_other() {
-        for differ in [0, 1, 2, 3, 9, 12, 13, 20, 31] {
+        for differ in [0, 1, 2, 3, 9, 12, 13, 15, 16, 17, 20, 31] {
             for count in [1, 2, 40, 100] {
                 let keys = keys(count, differ);
                 let (bytes, held) = page(&keys);
@@ -308,7 +329,7 @@ mod tests {
 
     #[test]
     fn pages_of_many_pairs_at_once_are_those_of_one_after_the_other() {
-        for differ in [0, 1, 2, 9, 13, 31] {
+        for differ in [0, 1, 2, 9, 13, 16, 31] {
             let pairs: Vec<(Key, Value)> =
                 keys(127, differ).into_iter().enumerate().map(|(n, key)| (key, [n as u8; 32])).collect();
             // The buffer has other bytes before, which must not remain in a page.

@@ -19,12 +19,25 @@ use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
 /// Length of a [`Seed`] in bytes.
 pub(crate) const SEED_BYTES: usize = 80;
+/// Numbers of leading key bytes that the filters of a store may be made of: the whole key, or the prefix of a derived
+/// store.
+const PREFIXES: [usize; 2] = [32, 16];
 /// Length of a [`WalKey`] and of a [`Salt`] in bytes.
 pub(crate) const SALT_BYTES: usize = 16;
 
-/// Secret numbers of the hash of keys. Filters, memtables, the record cache and transactions share this one hash.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Seed([u128; 5]);
+/// Secret numbers of the hash of keys, which memtables, the record cache and transactions share, and the number of
+/// leading bytes of a key that the filters hash with them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seed {
+    numbers: [u128; 5],
+    prefix_bytes: usize,
+}
+
+impl Default for Seed {
+    fn default() -> Self {
+        Self { numbers: [0; 5], prefix_bytes: PREFIXES[0] }
+    }
+}
 
 /// Secret key of the salts of a store's WAL files. It never leaves the store: a copy has another one.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -37,29 +50,49 @@ impl Seed {
     /// Draws the seed of a new store.
     ///
     /// # Errors
-    /// `Internal`: the kernel gives no random bytes.
-    pub(crate) fn random() -> Result<Self> {
-        random().map(|bytes| Self::from_bytes(&bytes))
+    /// `Internal`: the kernel gives no random bytes. `FixInput`: filters are never made of so many bytes of a key.
+    pub(crate) fn random(prefix_bytes: u32) -> Result<Self> {
+        let unknown = || Error::new(ErrorKind::FixInput, format!("prefix_bytes={prefix_bytes}: 32 or 16 is possible"));
+        random().and_then(|bytes| Self::from_bytes(&bytes, prefix_bytes).ok_or_else(unknown))
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; SEED_BYTES]) -> Self {
-        Self(std::array::from_fn(|n| u128::from_le_bytes(std::array::from_fn(|i| bytes[16 * n + i]))))
+    /// Makes a seed of its bytes. `None` if filters are never made of so many bytes of a key.
+    pub(crate) fn from_bytes(bytes: &[u8; SEED_BYTES], prefix_bytes: u32) -> Option<Self> {
+        let numbers = std::array::from_fn(|n| u128::from_le_bytes(std::array::from_fn(|i| bytes[16 * n + i])));
+        let prefix_bytes = PREFIXES.into_iter().find(|possible| *possible == prefix_bytes as usize)?;
+        Some(Self { numbers, prefix_bytes })
+    }
+
+    /// Number of leading bytes of a key that the filters hash.
+    pub(crate) fn prefix_bytes(&self) -> usize {
+        self.prefix_bytes
     }
 
     pub(crate) fn to_bytes(self) -> [u8; SEED_BYTES] {
         let mut bytes = [0; SEED_BYTES];
-        bytes.chunks_exact_mut(16).zip(self.0).for_each(|(to, number)| to.copy_from_slice(&number.to_le_bytes()));
+        bytes.chunks_exact_mut(16).zip(self.numbers).for_each(|(to, number)| to.copy_from_slice(&number.to_le_bytes()));
         bytes
     }
 
     /// Returns the hash of a key, which only a holder of the seed can predict.
     #[inline]
     pub(crate) fn hash(&self, key: &Key) -> u64 {
-        let Self([s0, s1, s2, s3, s4]) = self;
+        let [s0, s1, s2, s3, s4] = &self.numbers;
         let word = |at: usize| u128::from(u64::from_le_bytes(std::array::from_fn(|i| key[at + i])));
         let products =
             [s0.wrapping_mul(word(0)), s1.wrapping_mul(word(8)), s2.wrapping_mul(word(16)), s3.wrapping_mul(word(24))];
         (products.into_iter().fold(*s4, u128::wrapping_add) >> 64) as u64
+    }
+
+    /// Returns the hash of a key for filters: that of the key with zeros after its prefix.
+    #[inline]
+    pub(crate) fn filter_hash(&self, key: &Key) -> u64 {
+        if self.prefix_bytes == key.len() {
+            return self.hash(key);
+        }
+        let mut prefix = [0; 32];
+        prefix[..self.prefix_bytes].copy_from_slice(&key[..self.prefix_bytes]);
+        self.hash(&prefix)
     }
 }
 
@@ -111,7 +144,13 @@ impl fmt::Debug for WalKey {
 impl Seed {
     /// Returns a seed for tests that is always the same.
     pub(crate) fn fixed() -> Self {
-        Self::from_bytes(&std::array::from_fn(|n| (n as u8).wrapping_mul(0x9d) ^ 0x5a))
+        Self::fixed_with(32)
+    }
+
+    /// As [`Seed::fixed`], with filters of so many leading bytes of a key.
+    pub(crate) fn fixed_with(prefix_bytes: u32) -> Self {
+        let bytes = std::array::from_fn(|n| (n as u8).wrapping_mul(0x9d) ^ 0x5a);
+        Self::from_bytes(&bytes, prefix_bytes).expect("32 or 16")
     }
 }
 
@@ -121,9 +160,9 @@ mod tests {
 
     #[test]
     fn secrets_come_back_from_their_bytes_and_are_never_shown() {
-        let (seed, key) = (Seed::random().expect("random"), WalKey::random().expect("random"));
-        assert!(Seed::from_bytes(&seed.to_bytes()) == seed && WalKey::from_bytes(&key.to_bytes()) == key);
-        assert!(seed != Seed::random().expect("random") && key != WalKey::random().expect("random"));
+        let (seed, key) = (Seed::random(16).expect("random"), WalKey::random().expect("random"));
+        assert!(Seed::from_bytes(&seed.to_bytes(), 16) == Some(seed) && WalKey::from_bytes(&key.to_bytes()) == key);
+        assert!(seed != Seed::random(16).expect("random") && key != WalKey::random().expect("random"));
         assert_eq!(format!("{seed:?} {key:?}"), "Seed WalKey");
     }
 
@@ -139,9 +178,15 @@ mod tests {
         for number in 0..5 {
             let mut other = seed;
             // A bit above the half that is cut off.
-            other.0[number] ^= 1 << 100;
+            other.numbers[number] ^= 1 << 100;
             assert_ne!(other.hash(&key), hash, "number={number}");
         }
+        let (short, mut other) = (Seed::fixed_with(16), key);
+        other[16..].fill(1);
+        assert!(short.filter_hash(&key) == short.filter_hash(&other) && short.hash(&key) == hash);
+        other[15] ^= 1;
+        assert!(short.filter_hash(&key) != short.filter_hash(&other) && seed.filter_hash(&key) == hash);
+        assert!(Seed::from_bytes(&seed.to_bytes(), 8).is_none() && Seed::random(0).is_err());
     }
 
     #[test]

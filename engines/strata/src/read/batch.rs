@@ -12,9 +12,9 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 use crate::format::Record;
 use crate::format::filter::Spot;
 use crate::read::find::{Aim, Answer};
-use crate::read::lookup::Lookup;
+use crate::read::lookup::{Hashes, Lookup};
 use crate::read::segment::Segment;
-use crate::read::uring::Pipeline;
+use crate::read::uring::{Pipeline, cannot_wait};
 use crate::read::version::Run;
 use crate::read::visible::Visible;
 use crate::storage::PAGE_BYTES;
@@ -41,7 +41,7 @@ pub(crate) struct Batch<'a> {
 struct Asked {
     /// Index of the key in the batch.
     index: usize,
-    hash: u64,
+    hash: Hashes,
     spot: Spot,
 }
 
@@ -49,7 +49,7 @@ struct Asked {
 struct Waiting<'a> {
     /// Index of the key in the batch.
     index: usize,
-    hash: u64,
+    hash: Hashes,
     run: usize,
     segment: &'a Segment,
     aim: Aim,
@@ -99,11 +99,11 @@ impl<'a> Batch<'a> {
         for (index, key) in self.keys[..end].iter().enumerate().skip(first) {
             let hash = self.lookup.hash(key);
             self.lookup.count_get();
-            visible.fetch_memtables(hash);
-            open.push(Asked { index, hash, spot: Spot::of(0, hash) });
+            visible.fetch_memtables(hash.key);
+            open.push(Asked { index, hash, spot: Spot::of(0, hash.filter) });
         }
         if !visible.memtables_are_empty() {
-            open.retain(|asked| match visible.in_memtables(&self.keys[asked.index], asked.hash) {
+            open.retain(|asked| match visible.in_memtables(&self.keys[asked.index], asked.hash.key) {
                 Some(Record(found)) => {
                     self.values[asked.index] = found;
                     false
@@ -139,7 +139,7 @@ impl<'a> Batch<'a> {
         let mut aims: [Option<Aim>; TOGETHER] = [const { None }; TOGETHER];
         for ((asked, segment), aim) in passed.iter().zip(&mut aims) {
             segment.fetch_rest(asked.hash);
-            *aim = segment.aim(&self.keys[asked.index]);
+            *aim = segment.aim(&self.keys[asked.index])?;
         }
         for ((asked, segment), aim) in passed.drain(..).zip(aims) {
             let Asked { index, hash, .. } = asked;
@@ -170,24 +170,21 @@ impl<'a> Batch<'a> {
         self.waiting[slot] = Some(waiting);
     }
 
-    /// Waits for a read. Then completes its get, or starts the read of the next page that the get needs.
+    /// Waits for a read. Then completes its get, or starts the read of an older run's page.
     fn finish_one(&mut self) -> Result<()> {
-        let ended =
-            self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let ended = self.pipeline.wait().map_err(cannot_wait)?;
         let (slot, outcome) = ended.ok_or_else(lost)?;
         let Waiting { index, hash, run, segment, aim } = self.waiting[slot].take().ok_or_else(lost)?;
         let offset = u64::from(aim.page) * PAGE_BYTES as u64;
         outcome.map_err(|e| segment.file().failed(e, offset, PAGE_BYTES))?;
         let key = &self.keys[index];
-        let next = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
-            // Many keys share the first eight bytes of this one.
-            Answer::Page(aim) => Some(Waiting { index, hash, run, segment, aim }),
-            Answer::Found(value) => {
+        let next = match segment.finish(key, hash, &aim, self.pipeline.page(slot, 0))? {
+            Some(Record(value)) => {
                 self.values[index] = value;
                 None
             }
             // The filter was wrong, so ask older runs.
-            Answer::Absent => self.ask_from(run + 1, index, hash),
+            None => self.ask_from(run + 1, index, hash)?,
         };
         match next {
             Some(waiting) => self.read_into(slot, waiting),
@@ -198,24 +195,24 @@ impl<'a> Batch<'a> {
 
     /// Asks the runs from `first` on for the key with this index, without reading the device. Returns the read that it
     /// needs; without one the key is answered.
-    fn ask_from(&mut self, first: usize, index: usize, hash: u64) -> Option<Waiting<'a>> {
-        let (visible, key, spot) = (self.visible, &self.keys[index], Spot::of(0, hash));
+    fn ask_from(&mut self, first: usize, index: usize, hash: Hashes) -> Result<Option<Waiting<'a>>> {
+        let (visible, key, spot) = (self.visible, &self.keys[index], Spot::of(0, hash.filter));
         self.values[index] = None;
         for (run, holder) in visible.version.runs().enumerate().skip(first) {
             let segment = match holder.holder(key) {
                 Some(segment) if segment.may_hold(spot) => &**segment,
                 _ => continue,
             };
-            match segment.aim(key).map(|aim| segment.ask(key, hash, aim, self.lookup)) {
+            match segment.aim(key)?.map(|aim| segment.ask(key, hash, aim, self.lookup)) {
                 None | Some(Answer::Absent) => {}
                 Some(Answer::Found(found)) => {
                     self.values[index] = found;
                     break;
                 }
-                Some(Answer::Page(aim)) => return Some(Waiting { index, hash, run, segment, aim }),
+                Some(Answer::Page(aim)) => return Ok(Some(Waiting { index, hash, run, segment, aim })),
             }
         }
-        None
+        Ok(None)
     }
 }
 

@@ -3,18 +3,19 @@
 //!
 //! Owns: the read-ahead of scans and merges. Each cursor belongs to one thread.
 
+use std::io;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
 use crate::format::page::{Page, prefix};
-use crate::memtable::{Ascending, Sorted};
+use crate::memtable::Ascending;
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
-use crate::read::uring::Pipeline;
+use crate::read::uring::{Pipeline, cannot_wait};
 use crate::read::version::Run;
-use crate::storage::PAGE_BYTES;
+use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// Largest number of pages in one read, large enough to keep any device busy.
 const READ_PAGES: usize = 64;
@@ -34,7 +35,6 @@ pub(crate) type Record = (Key, Option<Value>);
 /// A source of records in ascending order of their keys.
 pub(crate) enum Cursor {
     Run(Box<RunCursor>),
-    Flush(Sorted),
     Mem(Ascending),
 }
 
@@ -71,6 +71,16 @@ impl Window {
         let pages = bytes as usize / (SLOTS * PAGE_BYTES * runs.max(1));
         Self { reads: Arc::clone(reads), pages: pages.clamp(READ_PAGES_MIN, READ_PAGES), keep }
     }
+
+    /// Handles a failed read. If a merge cannot read a segment and the error is not temporary, the segment is marked:
+    /// nothing was changed, and the next merge leaves it out.
+    fn failed(&self, segment: &Segment, error: Error) -> Error {
+        if self.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
+            return error;
+        }
+        segment.mark_unreadable();
+        Error::with_source(ErrorKind::DataDamaged, format!("a merge leaves a segment out: {error}"), error)
+    }
 }
 
 /// A cursor over a range of a run.
@@ -88,6 +98,10 @@ pub(crate) struct RunCursor {
     page: u32,
     /// Index of the next record in its page.
     record: usize,
+    /// Estimated position of the first key in its page, 0 to 1, until the cursor is there.
+    seeks: Option<f64>,
+    /// The first page, if a scan has read it together with those of other runs.
+    first: Option<Box<PageBytes>>,
     /// Made by the first read, because a run in memory needs none.
     pipeline: Option<Pipeline>,
     how: Window,
@@ -123,15 +137,20 @@ pub(crate) struct Merged {
 
 impl RunCursor {
     /// Makes a boxed cursor over the records with `from <= key < to`, to be merged with others.
-    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Cursor {
-        Cursor::Run(Box::new(Self::new(run, from, to, how)))
+    ///
+    /// # Errors
+    /// As [`Segment::directory`].
+    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Result<Box<Self>> {
+        Self::new(run, from, to, how).map(Box::new)
     }
 
-    /// Makes a cursor over the records with `from <= key < to`.
-    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Self {
+    fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Result<Self> {
         let segment = run.segment_for(from).unwrap_or(0);
-        let page = run.segments().get(segment).map_or(0, |segment| segment.first_page_from(from));
-        Self {
+        let (page, part) = match run.segments().get(segment) {
+            Some(segment) => segment.first_page_from(from).map_err(|e| how.failed(segment, e))?,
+            None => (0, 0.0),
+        };
+        Ok(Self {
             run: Arc::clone(run),
             ask: (segment, page),
             window: FIRST_PAGES,
@@ -139,26 +158,22 @@ impl RunCursor {
             ahead: None,
             page: 0,
             record: 0,
+            seeks: Some(part),
+            first: None,
             pipeline: None,
-            how,
+            how: how.clone(),
             from: *from,
             to,
-        }
+        })
     }
 
     /// Passes the pairs of the run from the first key on to `visit`. It ignores the end of the range.
     pub(crate) fn visit(mut self, visit: &mut Visitor<'_>) -> Result<()> {
-        let mut from = Some(self.from);
         while self.now.is_some() || self.advance()? {
             let Some(page) = self.current() else { break };
-            for index in 0..page.len() {
-                let key = page.key(index);
-                if from.is_some_and(|from| key < from) {
-                    continue;
-                }
-                from = None;
+            for index in self.record..page.len() {
                 if let Some(value) = page.value(index)
-                    && visit(&key, &value) == ControlFlow::Break(())
+                    && visit(&page.key(index), &value) == ControlFlow::Break(())
                 {
                     return Ok(());
                 }
@@ -180,9 +195,6 @@ impl RunCursor {
             }
             let (key, value) = (page.key(self.record), page.value(self.record));
             self.record += 1;
-            if key < self.from {
-                continue;
-            }
             if self.to.is_some_and(|to| key >= to) {
                 return Ok(None);
             }
@@ -193,6 +205,9 @@ impl RunCursor {
     /// Returns the page that is being consumed.
     fn current(&self) -> Option<Page<'_>> {
         let chunk = self.now.as_ref()?;
+        if let Some(first) = &self.first {
+            return Some(Page::verified(first));
+        }
         match chunk.slot {
             Some(slot) => {
                 let pipeline = self.pipeline.as_ref()?;
@@ -204,49 +219,90 @@ impl RunCursor {
     }
 
     fn turn_page(&mut self) {
-        (self.page, self.record) = (self.page + 1, 0);
+        self.page += 1;
+        self.first = None;
         if self.now.as_ref().is_some_and(|chunk| chunk.pages.end == self.page) {
             self.now = None;
         }
+        self.seek();
+    }
+
+    /// Goes to the first wanted record of the present page.
+    fn seek(&mut self) {
+        let sought = self.seeks.take().zip(self.current());
+        self.record = sought.map_or(0, |(part, page)| page.rank(&self.from, part).unwrap_or_else(|at| at));
+    }
+
+    /// Whether the first page has to be read from the device.
+    pub(crate) fn lacks_first(&self) -> bool {
+        let (at, page) = self.ask;
+        self.run.segments().get(at).is_some_and(|segment| segment.ready(page).is_none())
+    }
+
+    /// Asks for the first page in this slot of a pipeline.
+    pub(crate) fn ask_first(&self, slot: usize, pipeline: &mut Pipeline) {
+        let (at, page) = self.ask;
+        pipeline.ask(slot, self.run.segments()[at].file(), u64::from(page) * PAGE_BYTES as u64, PAGE_BYTES);
+        self.how.reads.sums.run_read_bytes.add(PAGE_BYTES as u64);
+    }
+
+    /// Takes the page that was asked for by [`RunCursor::ask_first`], with the result of its read.
+    pub(crate) fn take_first(&mut self, read: io::Result<()>, bytes: &PageBytes) -> Result<()> {
+        let (at, number) = self.ask;
+        let segment = &self.run.segments()[at];
+        read.map_err(|e| segment.file().failed(e, u64::from(number) * PAGE_BYTES as u64, PAGE_BYTES))?;
+        segment.verify(bytes, number)?;
+        segment.keep(number, bytes);
+        self.first = Some(Box::new(*bytes));
+        self.ask = (at, number + 1);
+        self.page = number;
+        self.now = Some(Chunk { segment: at, pages: number..number + 1, slot: None });
+        self.seek();
+        Ok(())
     }
 
     /// Advances to the next chunk and starts the read of the one after it. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         if self.ahead.is_none() {
-            self.ahead = self.ask(0);
+            self.ahead = self.ask(0)?;
         }
         let Some(chunk) = self.ahead.take() else { return Ok(false) };
         let run = Arc::clone(&self.run);
         let segment = &run.segments()[chunk.segment];
         if let Some(slot) = chunk.slot {
-            self.wait(slot, segment, &chunk.pages).map_err(|e| self.failed(segment, e))?;
+            self.wait(slot, segment, &chunk.pages).map_err(|e| self.how.failed(segment, e))?;
         }
-        self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS));
+        if self.window > 2 * FIRST_PAGES {
+            // Not after the first chunk, because a short range ends there.
+            self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
+        }
         if let Some((slot, pipeline)) = chunk.slot.zip(self.pipeline.as_ref()) {
             for number in chunk.pages.clone() {
                 let bytes = pipeline.page(slot, (number - chunk.pages.start) as usize);
-                segment.verify(bytes, number).map_err(|e| self.failed(segment, e))?;
+                segment.verify(bytes, number).map_err(|e| self.how.failed(segment, e))?;
                 if self.how.keep == Keep::InMemory {
                     segment.keep(number, bytes);
                 }
             }
         }
-        (self.page, self.record) = (chunk.pages.start, 0);
+        self.page = chunk.pages.start;
         self.now = Some(chunk);
+        self.seek();
         Ok(true)
     }
 
     /// Asks for the next consecutive pages, and reads them into this slot unless they are in memory.
-    fn ask(&mut self, slot: usize) -> Option<Chunk> {
+    fn ask(&mut self, slot: usize) -> Result<Option<Chunk>> {
         loop {
             let (at, first) = self.ask;
-            let segment = self.run.segments().get(at)?;
+            let Some(segment) = self.run.segments().get(at) else { return Ok(None) };
             if first == segment.pages() {
                 self.ask = (at + 1, 0);
                 continue;
             }
-            if self.to.is_some_and(|to| segment.page_prefix(first) > prefix(&to)) {
-                return None;
+            let begins = |to| segment.page_prefix(first).map(|begins| begins > prefix(&to));
+            if self.to.map_or(Ok(false), begins).map_err(|e| self.how.failed(segment, e))? {
+                return Ok(None);
             }
             let end = segment.pages().min(first + self.window);
             let ready = segment.ready(first).is_some();
@@ -266,24 +322,14 @@ impl RunCursor {
             }
             self.ask = (at, pages.end);
             self.window = (self.window * 2).min(self.how.pages as u32);
-            return Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) });
+            return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
         }
-    }
-
-    /// Handles a failed read. If a merge cannot read a segment and the error is not temporary, the segment is marked:
-    /// nothing was changed, and the next merge leaves it out.
-    fn failed(&self, segment: &Segment, error: Error) -> Error {
-        if self.how.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
-            return error;
-        }
-        segment.mark_unreadable();
-        Error::with_source(ErrorKind::DataDamaged, format!("a merge leaves a segment out: {error}"), error)
     }
 
     fn wait(&mut self, slot: usize, segment: &Segment, pages: &Range<u32>) -> Result<()> {
         let lost = || Error::new(ErrorKind::Internal, "a read that was asked for never ended");
         let pipeline = self.pipeline.as_mut().ok_or_else(lost)?;
-        let ended = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let ended = pipeline.wait().map_err(cannot_wait)?;
         let (found, outcome) = ended.ok_or_else(lost)?;
         if found != slot {
             return Err(lost());
@@ -297,7 +343,6 @@ impl Cursor {
     fn next(&mut self) -> Result<Option<(u64, Record)>> {
         let record = match self {
             Self::Run(cursor) => cursor.next()?,
-            Self::Flush(records) => records.next(),
             Self::Mem(records) => records.next(),
         };
         Ok(record.map(|record| (prefix(&record.0), record)))
@@ -394,7 +439,7 @@ mod tests {
                     mem.append(index, Seed::fixed().hash(&wide), &wide, value.map(|value| [value; 32]));
                     expected.entry(wide).or_insert(value.map(|value| [value; 32]));
                 }
-                cursors.push(Cursor::Flush(mem.sorted(list.len()).expect("memory")));
+                cursors.push(Cursor::Mem(mem.ascending(list.len(), &[0; 32]).expect("memory")));
             }
             let mut merged = Merged::new(cursors).expect("lists are read");
             let mut found = Vec::new();

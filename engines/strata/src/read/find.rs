@@ -14,9 +14,8 @@ use engine_api::{Key, Result, Value};
 use crate::format::Record;
 use crate::format::filter::{PLANES, Spot};
 use crate::format::page::{Page, prefix};
-use crate::read::among::Among;
 use crate::read::cache::Cached;
-use crate::read::lookup::Lookup;
+use crate::read::lookup::{Hashes, Lookup};
 use crate::read::segment::Segment;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
@@ -25,8 +24,6 @@ pub(crate) struct Aim {
     pub(crate) page: u32,
     /// Estimated position of the key in the page, 0 to 1.
     part: f64,
-    /// The pages that may hold the key, if several begin with its first eight bytes.
-    among: Option<Box<Among>>,
 }
 
 /// Answer of a segment about a key, as far as the pages looked at so far can give it.
@@ -35,7 +32,7 @@ pub(crate) enum Answer {
     Absent,
     /// Value of the key, or `None` for a tombstone.
     Found(Option<Value>),
-    /// The key may be in this page: the first one, or another one that holds keys with the same first eight bytes.
+    /// The key may be in this page, which has to be read.
     Page(Aim),
 }
 
@@ -51,18 +48,20 @@ impl Segment {
     /// Prefetches the memory that [`Segment::aim`] reads.
     #[inline]
     pub(crate) fn fetch_directory(&self, key: &Key) {
-        self.directory().prefetch(prefix(key));
+        if let Some(directory) = self.directory_read() {
+            directory.prefetch(prefix(key));
+        }
     }
 
     /// Prefetches plane 1 and, unless pages are kept in memory, the set of the record cache, which [`Segment::ask`]
     /// reads.
     #[inline]
-    pub(crate) fn fetch_rest(&self, hash: u64) {
+    pub(crate) fn fetch_rest(&self, hash: Hashes) {
         if let Some(plane) = self.plane(1) {
-            Spot::of(1, hash).prefetch(plane);
+            Spot::of(1, hash.filter).prefetch(plane);
         }
         if self.resident().is_none() {
-            self.cache().prefetch(hash);
+            self.cache().prefetch(hash.key);
         }
     }
 
@@ -73,48 +72,36 @@ impl Segment {
         self.plane(0).is_none_or(|plane| spot.is_set(plane))
     }
 
-    /// Returns the first page to look at for a key, and prefetches it if it is in memory. `None` if every page begins
-    /// with a greater key.
+    /// Returns the page to look at for a key, and prefetches it if it is in memory. `None` if every page begins with a
+    /// greater key.
+    ///
+    /// # Errors
+    /// As [`Segment::directory`].
     #[inline]
-    pub(crate) fn aim(&self, key: &Key) -> Option<Aim> {
-        let wanted = prefix(key);
-        let last = self.directory().up_to(wanted).checked_sub(1)?;
-        // A key whose eight bytes begin a page is usually the first key of that page.
-        let among = if self.directory().words()[last] == wanted { self.among(key, last) } else { None };
-        let at = among.as_ref().map_or(last, |among| among.guess(key) as usize);
-        let aim = Aim { page: at as u32, part: self.directory().part(at, wanted), among };
+    pub(crate) fn aim(&self, key: &Key) -> Result<Option<Aim>> {
+        let Some((page, part)) = self.directory()?.page_of(key) else { return Ok(None) };
+        let aim = Aim { page: page as u32, part };
         if let Some(resident) = self.resident() {
             resident.prefetch(aim.page, aim.part);
         }
-        Some(aim)
-    }
-
-    /// Returns the search among the pages up to `last` that may hold a key, if more than one page before `last` may
-    /// hold it.
-    #[cold]
-    fn among(&self, key: &Key, last: usize) -> Option<Box<Among>> {
-        let first = self.directory().below(prefix(key)).saturating_sub(1);
-        (last - first > 1).then(|| Box::new(Among::new(key, first as u32..last as u32 + 1, &self.info)))
+        Ok(Some(aim))
     }
 
     /// Answers for `key`, which plane 0 has let through, without reading the device.
-    pub(crate) fn ask(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Answer {
-        if !self.pass(1..2, hash) {
+    pub(crate) fn ask(&self, key: &Key, hash: Hashes, aim: Aim, lookup: &mut Lookup) -> Answer {
+        if !self.pass_planes(1..2, hash.filter) {
             return Answer::Absent;
         }
-        while let Some(page) = self.ready(aim.page) {
-            match self.look(key, aim, page) {
-                Answer::Page(other) => aim = other,
-                answer => return answer,
-            }
+        if let Some(page) = self.ready(aim.page) {
+            return look(key, &aim, page).map_or(Answer::Absent, |Record(value)| Answer::Found(value));
         }
         // Ask the third plane only now, before a device read. For a page in memory, searching the page is cheaper than
         // one more cache miss in a plane.
-        if !self.pass(2..PLANES, hash) {
+        if !self.pass_planes(2..PLANES, hash.filter) {
             return Answer::Absent;
         }
         if self.resident().is_none() {
-            match self.cache().get(key, hash, self.source()) {
+            match self.cache().get(key, hash.key, self.source()) {
                 Cached::Value(value) => {
                     lookup.counts.cached(true);
                     return Answer::Found(Some(value));
@@ -127,9 +114,9 @@ impl Segment {
     }
 
     /// Returns the record of `key`, which plane 0 has let through.
-    pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Record>> {
+    pub(crate) fn get(&self, key: &Key, hash: Hashes, lookup: &mut Lookup) -> Result<Option<Record>> {
         self.fetch_rest(hash);
-        let Some(aim) = self.aim(key) else { return Ok(None) };
+        let Some(aim) = self.aim(key)? else { return Ok(None) };
         match self.ask(key, hash, aim, lookup) {
             Answer::Absent => Ok(None),
             Answer::Found(value) => Ok(Some(Record(value))),
@@ -138,76 +125,44 @@ impl Segment {
     }
 
     #[cold]
-    fn read(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Result<Option<Record>> {
-        loop {
-            // Another thread may have brought the page in meanwhile.
-            let looked = match self.ready(aim.page) {
-                Some(page) => self.look(key, aim, page),
-                None => {
-                    self.count_read();
-                    self.file().read(lookup.buffer.bytes_mut(), u64::from(aim.page) * PAGE_BYTES as u64)?;
-                    self.finish(key, hash, aim, lookup.buffer.page(0))?
-                }
-            };
-            match looked {
-                Answer::Absent => return Ok(None),
-                Answer::Found(value) => return Ok(Some(Record(value))),
-                Answer::Page(other) => aim = other,
-            }
+    fn read(&self, key: &Key, hash: Hashes, aim: Aim, lookup: &mut Lookup) -> Result<Option<Record>> {
+        // Another thread may have brought the page in meanwhile.
+        if let Some(page) = self.ready(aim.page) {
+            return Ok(look(key, &aim, page));
         }
+        self.count_read();
+        self.file().read(lookup.buffer.bytes_mut(), u64::from(aim.page) * PAGE_BYTES as u64)?;
+        self.finish(key, hash, &aim, lookup.buffer.page(0))
     }
 
     /// Handles a page that was read: verifies it, finds the record, and caches the page or, in a segment that keeps no
     /// pages, the record.
-    pub(crate) fn finish(&self, key: &Key, hash: u64, aim: Aim, bytes: &PageBytes) -> Result<Answer> {
-        let number = aim.page;
-        let page = self.verify(bytes, number)?;
-        self.keep(number, bytes);
-        let looked = self.look(key, aim, page);
-        if let Answer::Found(Some(value)) = &looked
+    pub(crate) fn finish(&self, key: &Key, hash: Hashes, aim: &Aim, bytes: &PageBytes) -> Result<Option<Record>> {
+        let page = self.verify(bytes, aim.page)?;
+        self.keep(aim.page, bytes);
+        let found = look(key, aim, page);
+        if let Some(Record(Some(value))) = &found
             && self.resident().is_none()
         {
-            self.cache().put(key, hash, self.source(), value, self.closed());
+            self.cache().put(key, hash.key, self.source(), value, self.closed());
         }
-        Ok(looked)
+        Ok(found)
     }
 
-    /// Searches a page for a key that must be in it or in another page with the same first eight bytes.
-    #[inline]
-    fn look(&self, key: &Key, aim: Aim, page: Page<'_>) -> Answer {
-        if let Some(index) = page.find(key, aim.part) {
-            return Answer::Found(page.value(index));
-        }
-        self.elsewhere(key, aim, page)
-    }
-
-    #[cold]
-    fn elsewhere(&self, key: &Key, aim: Aim, page: Page<'_>) -> Answer {
-        let (first, last) = (page.key(0), page.key(page.len() - 1));
-        if first <= *key && *key <= last {
-            return Answer::Absent;
-        }
-        let mut among = aim.among.unwrap_or_else(|| Box::new(Among::new(key, self.alike(key), &self.info)));
-        among.narrow(key, aim.page, &first, &last);
-        if among.is_empty() {
-            return Answer::Absent;
-        }
-        let at = among.guess(key);
-        let part = self.directory().part(at as usize, prefix(key));
-        Answer::Page(Aim { page: at, part, among: Some(among) })
-    }
-
-    /// Returns the pages that may hold keys with the first eight bytes of this one: those that begin with these bytes,
-    /// and the page before them.
-    fn alike(&self, key: &Key) -> Range<u32> {
-        let wanted = prefix(key);
-        let first = self.directory().below(wanted).saturating_sub(1);
-        first as u32..self.directory().up_to(wanted) as u32
+    /// Whether the segment may hold a key with this hash according to all planes in memory.
+    pub(crate) fn pass(&self, filter_hash: u64) -> bool {
+        self.pass_planes(0..PLANES, filter_hash)
     }
 
     /// Whether the segment may hold a key according to these planes, as far as they are in memory.
     #[inline]
-    fn pass(&self, mut planes: Range<usize>, hash: u64) -> bool {
-        planes.all(|n| self.plane(n).is_none_or(|plane| Spot::of(n, hash).is_set(plane)))
+    fn pass_planes(&self, mut planes: Range<usize>, filter_hash: u64) -> bool {
+        planes.all(|n| self.plane(n).is_none_or(|plane| Spot::of(n, filter_hash).is_set(plane)))
     }
+}
+
+/// Searches the page that may hold a key.
+#[inline]
+fn look(key: &Key, aim: &Aim, page: Page<'_>) -> Option<Record> {
+    page.find(key, aim.part).map(|index| Record(page.value(index)))
 }

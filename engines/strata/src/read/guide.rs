@@ -1,6 +1,7 @@
 //! A segment's directory in memory: the first eight bytes of each page's first key, and a guide to them.
 //!
-//! Owns: the choice of the page that may hold a key. Must not: do I/O, or use more of a key than its first eight bytes.
+//! Owns: the choice of the page that may hold a key. Must not: do I/O, or use more of a key than its first eight bytes,
+//! except through the ties (`format/ties.rs`).
 //! Used on any thread.
 //!
 //! The guide divides the directory's key range into equal parts and holds the entry where each part begins. It is small
@@ -12,6 +13,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use engine_api::Key;
+
+use crate::format::page::prefix;
+use crate::format::ties::Ties;
 use crate::huge::{HugeBytes, prefetch};
 
 /// Directory entries for each part of the guide. The guide thus adds 1/128 to the directory's memory.
@@ -25,6 +30,7 @@ const LINE_ENTRIES: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Directory {
     entries: HugeBytes,
+    ties: Ties,
     /// Number of entries before each part; the last item counts all entries.
     guide: Arc<[u32]>,
     first: u64,
@@ -47,7 +53,7 @@ fn parts_of(entries: usize) -> usize {
 impl Directory {
     /// Makes a directory of at least one entry, in ascending order. `end` is the first eight bytes of the segment's
     /// last key.
-    pub(crate) fn new(entries: HugeBytes, end: u64) -> Self {
+    pub(crate) fn new(entries: HugeBytes, ties: Ties, end: u64) -> Self {
         let words = entries.words();
         let (first, last) = (words[0], words[words.len() - 1]);
         let parts = parts_of(words.len());
@@ -59,19 +65,13 @@ impl Directory {
             guide.resize(guide.len().max(part + 1), at as u32);
         }
         guide.resize(parts + 1, words.len() as u32);
-        Self { guide: guide.into(), entries, first, last, scale, end }
+        Self { guide: guide.into(), entries, ties, first, last, scale, end }
     }
 
     /// First eight bytes of the first key of each page.
     #[inline]
     pub(crate) fn words(&self) -> &[u64] {
         self.entries.words()
-    }
-
-    /// Memory of directory and guide in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        let entries = self.entries.bytes().len() as u64;
-        entries + guide_bytes(entries)
     }
 
     /// Prefetches the memory that [`Directory::up_to`] and [`Directory::part`] read for this key.
@@ -84,9 +84,23 @@ impl Directory {
         }
     }
 
+    /// Returns the only page that may hold `key`, and the estimated position of the key in it, 0 to 1. `None` if every page
+    /// begins with a greater key.
+    #[inline]
+    pub(crate) fn page_of(&self, key: &Key) -> Option<(usize, f64)> {
+        let wanted = prefix(key);
+        let last = self.up_to(wanted).checked_sub(1)?;
+        let page = match self.words()[last] == wanted {
+            // A key whose eight bytes begin a page is usually the first key of that page.
+            true => self.ties.page_of(key, self.below(wanted)..last + 1, self.words().len()),
+            false => last,
+        };
+        Some((page, self.part(page, wanted)))
+    }
+
     /// Number of entries that are at most `wanted`.
     #[inline]
-    pub(crate) fn up_to(&self, wanted: u64) -> usize {
+    fn up_to(&self, wanted: u64) -> usize {
         let (Range { start, end }, near) = self.place(wanted);
         if let Some(entries) = self.words()[near..].first_chunk::<NEAR_ENTRIES>() {
             // Compare all of them without branches, because a branch for each would be mispredicted.
@@ -99,14 +113,14 @@ impl Directory {
     }
 
     /// Number of entries that are less than `wanted`.
-    pub(crate) fn below(&self, wanted: u64) -> usize {
+    fn below(&self, wanted: u64) -> usize {
         let (Range { start, end }, _) = self.place(wanted);
         start + self.words()[start..end].partition_point(|entry| *entry < wanted)
     }
 
     /// Position of `wanted` between the first key of page `at` and that of the next page, 0 to 1.
     #[inline]
-    pub(crate) fn part(&self, at: usize, wanted: u64) -> f64 {
+    fn part(&self, at: usize, wanted: u64) -> f64 {
         let words = self.words();
         let low = words[at];
         let high = words.get(at + 1).copied().unwrap_or(self.end);
@@ -149,7 +163,7 @@ mod tests {
         let mut bytes = Pool::default().take(words.len() * 8).expect("memory");
         let (entries, _) = bytes.whole_pages_mut().as_chunks_mut();
         entries.iter_mut().zip(&words).for_each(|(entry, word)| *entry = word.to_ne_bytes());
-        Directory::new(bytes, end)
+        Directory::new(bytes, Ties::new(Pool::default().take(0).expect("memory")), end)
     }
 
     fn assert_found(directory: &Directory, wanted: u64) {
@@ -190,7 +204,7 @@ mod tests {
         };
         let near = words.iter().filter(is_near).count();
         assert!(near > 57_000, "near={near}");
-        assert_eq!(directory.bytes(), 60_000 * 8 + 939 * 4);
+        assert!(guide_bytes(60_000 * 8) == 939 * 4 && directory.guide.len() == 939);
     }
 
     #[test]

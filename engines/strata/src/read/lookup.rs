@@ -52,6 +52,15 @@ pub(crate) struct Counts {
     cache_misses: u64,
 }
 
+/// The hashes of a key.
+#[derive(Clone, Copy)]
+pub(crate) struct Hashes {
+    /// Hash for memtables and the record cache.
+    pub(crate) key: u64,
+    /// Hash for filters, of the key or of its prefix.
+    pub(crate) filter: u64,
+}
+
 /// Buffer and counts of one reader.
 pub(crate) struct Lookup {
     pub(crate) buffer: PageBuffer,
@@ -98,9 +107,14 @@ impl Lookup {
         Self { buffer: PageBuffer::new(1), counts: Counts::default(), seed: reads.seed, reads: Arc::clone(reads) }
     }
 
-    /// Returns the hash of a key with the store's seed.
-    pub(crate) fn hash(&self, key: &Key) -> u64 {
-        self.seed.hash(key)
+    /// Returns the hashes of a key with the store's seed.
+    #[inline]
+    pub(crate) fn hash(&self, key: &Key) -> Hashes {
+        let hash = self.seed.hash(key);
+        Hashes {
+            key: hash,
+            filter: if self.seed.prefix_bytes() == key.len() { hash } else { self.seed.filter_hash(key) },
+        }
     }
 
     /// Counts a get. Every [`ADD_EVERY`] gets it adds the counts to the store's.

@@ -3,7 +3,6 @@
 //! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, on
 //! `strata-merge`, whose merges read through cursors, and on the thread that warms the store up.
 
-mod among;
 pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod cursor;

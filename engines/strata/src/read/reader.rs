@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 
-use crate::memtable::LIST_BYTES;
 use crate::read::batch::{Batch, DEPTH};
 use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::lookup::{Lookup, Reads};
-use crate::read::uring::Pipeline;
+use crate::read::uring::{Pipeline, cannot_wait};
+use crate::read::version::Run;
 use crate::read::visible::{Newest, Visible};
 
 pub(crate) struct StrataReader<'e> {
@@ -18,13 +18,62 @@ pub(crate) struct StrataReader<'e> {
     reads: &'e Arc<Reads>,
     visible: Arc<Visible>,
     lookup: Lookup,
-    /// Pipeline for batches. The first batch makes it; a batch that fails drops it.
+    /// Pipeline for batches and for the first pages of scans. The first of them makes it; one that fails drops it.
     pipeline: Option<Pipeline>,
 }
 
 impl<'e> StrataReader<'e> {
     pub(crate) fn new(newest: &'e Newest, reads: &'e Arc<Reads>) -> Self {
         Self { newest, reads, visible: newest.load_full(), lookup: Lookup::new(reads), pipeline: None }
+    }
+
+    /// Takes the pipeline for single pages. Whoever has used it without an error puts it back.
+    fn pages(&mut self) -> Pipeline {
+        self.pipeline.take().unwrap_or_else(|| Pipeline::lasting(DEPTH, 1, self.reads))
+    }
+
+    /// Visits the pairs from `first` on, and in any case those before `to`, of the memtables and of the runs that
+    /// `may_hold` lets through.
+    fn scan_runs(
+        &mut self,
+        first: &Key,
+        to: Option<Key>,
+        may_hold: impl Fn(&Run) -> bool,
+        visit: &mut Visitor<'_>,
+    ) -> Result<()> {
+        let lists = self.visible.lists_from(first)?;
+        let runs: Vec<_> = self.visible.version.runs().filter(|run| run.records() > 0 && may_hold(run)).collect();
+        let window = Window::scan(self.reads, runs.len());
+        let runs = runs.into_iter().map(|run| RunCursor::boxed(run, first, to, &window));
+        let mut runs: Vec<_> = runs.collect::<Result<_>>()?;
+        self.read_first(&mut runs)?;
+        if lists.is_empty() && runs.len() == 1 {
+            // One run and nothing else, as after a load: visit its pages directly, without merging.
+            return runs.pop().map_or(Ok(()), |run| run.visit(visit));
+        }
+        let mut records = Merged::new(lists.into_iter().chain(runs.into_iter().map(Cursor::Run)).collect())?;
+        while let Some((key, value)) = records.next()? {
+            if let Some(value) = value
+                && visit(&key, &value) == ControlFlow::Break(())
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the first page of each run that has to be read, as many of them at once as the device gains by.
+    fn read_first(&mut self, runs: &mut [Box<RunCursor>]) -> Result<()> {
+        let mut lacking: Vec<_> = runs.iter_mut().filter(|run| run.lacks_first()).collect();
+        for runs in lacking.chunks_mut(DEPTH) {
+            let mut pipeline = self.pages();
+            runs.iter().enumerate().for_each(|(slot, run)| run.ask_first(slot, &mut pipeline));
+            while let Some((slot, read)) = pipeline.wait().map_err(cannot_wait)? {
+                runs[slot].take_first(read, pipeline.page(slot, 0))?;
+            }
+            self.pipeline = Some(pipeline);
+        }
+        Ok(())
     }
 }
 
@@ -35,20 +84,24 @@ impl Reader for StrataReader<'_> {
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         one_slot_per_key(keys, values)?;
-        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::lasting(DEPTH, 1, self.reads));
+        let mut pipeline = self.pages();
         Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
         self.pipeline = Some(pipeline);
         Ok(())
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
-        let lists = self.visible.lists_from(first)?;
-        let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
-        match (lists.is_empty(), runs.next(), runs.next()) {
-            // One run and nothing else, as after a load: visit its pages directly, without merging.
-            (true, Some(run), None) => RunCursor::new(run, first, None, Window::scan(self.reads, 1)).visit(visit),
-            _ => scan_merged(&self.visible, self.reads, lists, first, visit),
-        }
+        self.scan_runs(first, None, |_| true, visit)
+    }
+
+    fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
+        let hash = (prefix_bytes >= self.reads.seed.prefix_bytes()).then(|| self.reads.seed.filter_hash(first));
+        let may_hold = |run: &Run| hash.is_none_or(|hash| run.may_hold_prefix(&first[..prefix_bytes], first, hash));
+        let to = behind(first, prefix_bytes);
+        self.scan_runs(first, to, may_hold, &mut |key, value| match to.is_none_or(|to| *key < to) {
+            true => visit(key, value),
+            false => ControlFlow::Break(()),
+        })
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
@@ -64,24 +117,12 @@ impl Reader for StrataReader<'_> {
     }
 }
 
-/// Scans every pair of a snapshot from key `first` on. The newest record of a key wins.
-fn scan_merged(
-    visible: &Visible,
-    reads: &Arc<Reads>,
-    lists: Vec<Cursor>,
-    first: &Key,
-    visit: &mut Visitor<'_>,
-) -> Result<()> {
-    let _lists = reads.budget.take_for_work(visible.unflushed() * LIST_BYTES);
-    let window = Window::scan(reads, visible.version.runs().count());
-    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, first, None, window.clone()));
-    let mut records = Merged::new(lists.into_iter().chain(runs).collect())?;
-    while let Some((key, value)) = records.next()? {
-        if let Some(value) = value
-            && visit(&key, &value) == ControlFlow::Break(())
-        {
-            break;
-        }
-    }
-    Ok(())
+/// Returns the first key behind all that begin with the same `prefix_bytes` bytes as `key`; `None` if there is none.
+fn behind(key: &Key, prefix_bytes: usize) -> Option<Key> {
+    let mut behind = [0; 32];
+    behind[..prefix_bytes].copy_from_slice(&key[..prefix_bytes]);
+    let last = behind[..prefix_bytes].iter().rposition(|byte| *byte != 0xff)?;
+    behind[last] += 1;
+    behind[last + 1..].fill(0);
+    Some(behind)
 }

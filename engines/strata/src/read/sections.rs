@@ -1,4 +1,4 @@
-//! The parts of a segment's file that are not pages: footer, filter planes, directory.
+//! The parts of a segment's file that are not pages: footer, filter planes, directory, ties.
 //!
 //! Owns: reading them from the file and comparing them with their checksums. Must not: keep any of them in memory; the
 //! segment does. Used on the threads that open, flush, merge, scrub and repair.
@@ -82,9 +82,8 @@ pub(super) fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
     Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
 }
 
-/// Checks the filter planes and the directory on disk against their checksums.
+/// Checks the filter planes, the directory and its ties on disk against their checksums.
 pub(crate) fn check_sections(file: &ReadFile, footer: &Footer) -> Result<()> {
     let pool = Pool::default();
-    let mut sections = footer.planes.iter().chain([&footer.directory]);
-    sections.try_for_each(|section| read_section(file, *section, &pool).map(drop))
+    footer.sections().into_iter().try_for_each(|section| read_section(file, *section, &pool).map(drop))
 }

@@ -8,12 +8,14 @@ use std::sync::{Arc, OnceLock};
 
 use engine_api::{Error, ErrorKind, Key, Result};
 use memmap2::MmapMut;
+use parking_lot::Mutex;
 
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
 use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{Page, prefix};
+use crate::format::ties::Ties;
 use crate::huge::{HugeBytes, release_tail};
 use crate::read::cache::{Closed, RecordCache};
 use crate::read::guide::{Directory, guide_bytes};
@@ -41,6 +43,7 @@ pub(crate) struct Index {
     pub(crate) planes: [Option<(HugeBytes, Share)>; PLANES],
     /// Directory, as numbers in this machine's byte order.
     pub(crate) directory: HugeBytes,
+    pub(crate) ties: HugeBytes,
 }
 
 /// Memory needs of a segment, apart from its directory, which is always in memory.
@@ -60,7 +63,10 @@ pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
     file: Arc<ReadFile>,
     footer: Arc<Footer>,
-    directory: Directory,
+    /// Directory and ties, which the first use reads, or `strata-merge` soon after the opening.
+    directory: OnceLock<Directory>,
+    /// Held while they are read.
+    reading: Arc<Mutex<()>>,
     planes: [OnceLock<(HugeBytes, Arc<Share>)>; PLANES],
     resident: OnceLock<Arc<Resident>>,
     /// Memory of the directory, held as long as a clone lives.
@@ -76,10 +82,10 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Opens a segment of the base run or of a delta run, and reads its directory.
+    /// Opens a segment of the base run or of a delta run, and reads nothing of it but its footer.
     ///
     /// # Errors
-    /// `DataDamaged` naming file and offset; `FixInput` for another version; `Retry`: there is no memory; I/O errors.
+    /// `DataDamaged` naming file and offset; `FixInput` for another version; I/O errors.
     pub(crate) fn open(
         storage: &Arc<dyn Storage>,
         info: SegmentInfo,
@@ -102,11 +108,32 @@ impl Segment {
             return Err(damaged(&file, at, "it is a segment of another store"));
         }
         let share = directory_share(&footer, budget);
-        let mut directory = read_section(&file, footer.directory, &reads.pool)?;
+        Ok(Arc::new(Self { in_base, ..Self::of(storage, (file, footer), (OnceLock::new(), share), reads) }))
+    }
+
+    /// Returns the directory. The first call reads it, and others wait for that meanwhile.
+    ///
+    /// # Errors
+    /// As [`read_section`].
+    #[inline]
+    pub(crate) fn directory(&self) -> Result<&Directory> {
+        self.directory.get().map_or_else(|| self.read_directory(), Ok)
+    }
+
+    #[cold]
+    fn read_directory(&self) -> Result<&Directory> {
+        let _one = self.reading.lock();
+        if let Some(read) = self.directory.get() {
+            return Ok(read);
+        }
+        let (file, footer, pool) = (&self.file, &self.footer, &self.reads.pool);
+        let mut directory = read_section(file, footer.directory, pool)?;
         // The file is little-endian; convert to this machine's byte order.
         directory.make_native();
-        check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
-        Ok(Arc::new(Self { in_base, ..Self::of(storage, (file, footer), (directory, share), reads) }))
+        check_directory(directory.words(), &self.info).map_err(|why| damaged(file, footer.directory.offset, why))?;
+        let ties = Ties::new(read_section(file, footer.ties, pool)?);
+        ties.check(directory.words()).map_err(|why| damaged(file, footer.ties.offset, why))?;
+        Ok(self.directory.get_or_init(|| Directory::new(directory, ties, prefix(&self.info.last))))
     }
 
     /// Opens a segment that was just written, and takes its directory and planes from memory. Nothing of the file is
@@ -122,7 +149,8 @@ impl Segment {
     ) -> Result<Arc<Self>> {
         let file = ReadFile::open(&**storage, &name(footer.info.id))?;
         let share = directory_share(&footer, &reads.budget);
-        let segment = Arc::new(Self::of(storage, (file, footer), (index.directory, share), reads));
+        let directory = Directory::new(index.directory, Ties::new(index.ties), prefix(&footer.info.last));
+        let segment = Arc::new(Self::of(storage, (file, footer), (directory.into(), share), reads));
         for (plane, made) in segment.planes.iter().zip(index.planes) {
             if let Some((bytes, share)) = made {
                 let _ = plane.set((bytes, Arc::new(share)));
@@ -131,11 +159,11 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Makes a segment with its directory and without planes.
+    /// Makes a segment without planes.
     fn of(
         storage: &Arc<dyn Storage>,
         (file, footer): (ReadFile, Footer),
-        (directory, share): (HugeBytes, Share),
+        (directory, share): (OnceLock<Directory>, Share),
         reads: &Arc<Reads>,
     ) -> Self {
         let (info, removed_from) = (footer.info, Arc::clone(storage));
@@ -144,7 +172,8 @@ impl Segment {
             file: Arc::new(file),
             in_base: footer.origin.base,
             footer: Arc::new(footer),
-            directory: Directory::new(directory, prefix(&info.last)),
+            directory,
+            reading: Arc::default(),
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
             _directory_share: Arc::new(share),
@@ -200,9 +229,9 @@ impl Segment {
         self.unreadable.load(Ordering::Relaxed)
     }
 
-    /// Memory of the directory and of the guide to it, in bytes.
+    /// Memory of the directory, of the guide to it and of its ties, in bytes.
     pub(crate) fn directory_bytes(&self) -> u64 {
-        self.directory.bytes()
+        directory_bytes(&self.footer)
     }
 
     /// Size of the planes in memory, in bytes.
@@ -215,9 +244,9 @@ impl Segment {
         &self.footer.origin
     }
 
-    /// Size of the directory and all planes in bytes.
+    /// Size of the directory, its ties and all planes in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
-        self.footer.directory.bytes + self.footer.planes.iter().map(|plane| plane.bytes).sum::<u64>()
+        self.footer.sections().into_iter().map(|section| section.bytes).sum()
     }
 
     /// Makes room for the pages in memory, if that leaves at least `leave_bytes` of the budget.
@@ -240,6 +269,8 @@ impl Segment {
     /// Returns the same segment with less in memory: at most this many planes, and its pages or none. Both share the
     /// file and everything that both hold.
     pub(crate) fn lighter(&self, planes: usize, pages: bool) -> Arc<Self> {
+        // Otherwise both would read it, and its memory would be counted once. An error comes again at the next use.
+        self.directory().ok();
         let mut lighter = self.clone();
         lighter.planes.iter_mut().skip(planes).for_each(|plane| drop(plane.take()));
         if !pages {
@@ -295,10 +326,10 @@ impl Segment {
         &self.file
     }
 
-    /// Returns the directory, which is always in memory.
+    /// Returns the directory if it was read.
     #[inline]
-    pub(super) fn directory(&self) -> &Directory {
-        &self.directory
+    pub(super) fn directory_read(&self) -> Option<&Directory> {
+        self.directory.get()
     }
 
     /// Returns a filter plane if it is in memory.
@@ -327,8 +358,11 @@ impl Segment {
     }
 
     /// First eight bytes of a page's first key, as a number.
-    pub(crate) fn page_prefix(&self, number: u32) -> u64 {
-        self.directory.words()[number as usize]
+    ///
+    /// # Errors
+    /// As [`Segment::directory`].
+    pub(crate) fn page_prefix(&self, number: u32) -> Result<u64> {
+        Ok(self.directory()?.words()[number as usize])
     }
 
     /// Returns page `number` if it is in memory.
@@ -353,15 +387,24 @@ impl Segment {
             .map_err(|why| damaged(&self.file, u64::from(number) * PAGE_BYTES as u64, &why))
     }
 
-    /// Returns the first page that may hold keys from `key` on.
-    pub(crate) fn first_page_from(&self, key: &Key) -> u32 {
-        self.directory.below(prefix(key)).saturating_sub(1) as u32
+    /// Returns the first page that may hold keys from `key` on, and the estimated position of `key` in it, 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Segment::directory`].
+    pub(crate) fn first_page_from(&self, key: &Key) -> Result<(u32, f64)> {
+        let (page, part) = self.directory()?.page_of(key).unwrap_or((0, 0.0));
+        Ok((page as u32, part))
     }
 }
 
-/// Takes the memory of a segment's directory and of its guide, which are always in memory.
+/// Takes the memory of a segment's directory, which stays once it was read.
 fn directory_share(footer: &Footer, budget: &Arc<Budget>) -> Share {
-    budget.take_always(footer.directory.bytes + guide_bytes(footer.directory.bytes))
+    budget.take_always(directory_bytes(footer))
+}
+
+/// Memory of a segment's directory, its guide and its ties, in bytes.
+fn directory_bytes(footer: &Footer) -> u64 {
+    footer.directory.bytes + guide_bytes(footer.directory.bytes) + footer.ties.bytes
 }
 
 /// Checks every page and section of a segment on disk.

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use engine_api::{Error, ErrorKind};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
 use crate::budget::{Budget, Share};
@@ -180,6 +181,11 @@ impl Pipeline {
         assert!(asked.is_none(), "a slot is looked at while it is read into");
         buffer.page(index)
     }
+}
+
+/// Makes the error of a pipeline that cannot wait for its reads.
+pub(crate) fn cannot_wait(e: io::Error) -> Error {
+    Error::with_source(ErrorKind::Retry, "cannot wait for reads", e)
 }
 
 /// Errors of a read of the ring after which a plain read is tried.

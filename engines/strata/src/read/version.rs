@@ -12,7 +12,7 @@ use crate::format::filter::Spot;
 use crate::format::footer::SegmentInfo;
 use crate::format::manifest::MergedBelow;
 use crate::format::page::prefix;
-use crate::read::lookup::Lookup;
+use crate::read::lookup::{Hashes, Lookup};
 use crate::read::segment::Segment;
 
 /// Number of runs whose filters are asked at once: more than there usually are, except while merges lag.
@@ -67,7 +67,7 @@ impl Firsts {
     fn up_to(&self, key: &Key) -> usize {
         let wanted = prefix(key);
         let below = self.below(wanted);
-        let alike = self.prefixes[below..].iter().take_while(|first| **first == wanted).count();
+        let alike = self.prefixes[below..].partition_point(|first| *first == wanted);
         below + self.keys[below..below + alike].partition_point(|first| first <= key)
     }
 
@@ -147,6 +147,15 @@ impl Run {
         self.firsts.up_to(key).checked_sub(1)
     }
 
+    /// Whether the run may hold keys from `first` on that begin with `prefix`, with this hash for filters.
+    pub(crate) fn may_hold_prefix(&self, prefix: &[u8], first: &Key, filter_hash: u64) -> bool {
+        let holder = self.segment_for(first);
+        // The keys may go on in the next segment.
+        let next = self.segments.get(holder.map_or(0, |at| at + 1));
+        holder.is_some_and(|at| self.segments[at].pass(filter_hash))
+            || next.is_some_and(|next| next.info.first.starts_with(prefix))
+    }
+
     /// Returns the segment that may hold `key`.
     #[inline]
     pub(crate) fn holder(&self, key: &Key) -> Option<&Arc<Segment>> {
@@ -177,11 +186,11 @@ impl Version {
     pub(crate) fn get(
         &self,
         key: &Key,
-        hash: u64,
+        hash: Hashes,
         lookup: &mut Lookup,
         newer: impl FnOnce() -> Option<Record>,
     ) -> Result<Option<Value>> {
-        let spot = Spot::of(0, hash);
+        let spot = Spot::of(0, hash.filter);
         let mut newer = Some(newer);
         let mut runs = self.runs();
         loop {

@@ -74,8 +74,8 @@ impl Visible {
     pub(crate) fn get(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Value>> {
         lookup.count_get();
         let hash = lookup.hash(key);
-        self.fetch_memtables(hash);
-        self.version.get(key, hash, lookup, || self.in_memtables(key, hash))
+        self.fetch_memtables(hash.key);
+        self.version.get(key, hash, lookup, || self.in_memtables(key, hash.key))
     }
 
     /// Whether no memtable has an entry.

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use engine_api::{Error, ErrorKind, Pace, Result, Warmed};
+use engine_api::{Error, Pace, Result, Warmed};
 
 use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
 use crate::read::segment::Segment;
-use crate::read::uring::Pipeline;
+use crate::read::uring::{Pipeline, cannot_wait};
 use crate::read::visible::Newest;
 use crate::storage::PAGE_BYTES;
 
@@ -65,7 +65,7 @@ pub(crate) fn warm_up(newest: &Newest, reads: &Arc<Reads>, go_on: &mut dyn FnMut
             }
             pipeline.start();
         }
-        let done = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let done = pipeline.wait().map_err(cannot_wait)?;
         let ended = done.is_none() && pace == Pace::On;
         if let Some((slot, outcome)) = done
             && let Some(step) = under_way[slot].take()

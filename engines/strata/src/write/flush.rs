@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use engine_api::{ErrorKind, PAIR_BYTES, Result};
 
-use crate::memtable::ORDER_BYTES;
 use crate::read::cursor::{Cursor, Merged};
 use crate::read::version::{Run, Version};
 use crate::write::directory::{Own, own_files};
@@ -77,8 +76,7 @@ fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     shared.common.poison.check()?;
     // The flush may use the disk reserve, which exists for it.
     shared.common.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
-    let _order = shared.memory.reads.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
-    let mut list = Merged::new(vec![Cursor::Flush(frozen.mem.sorted(frozen.length)?)])?;
+    let mut list = Merged::new(vec![Cursor::Mem(frozen.mem.ascending(frozen.length, &[0; 32])?)])?;
     let origin = origin_of(shared, frozen.batch, false, &frozen.checkpoint);
     let segments = write(shared, &mut list, &origin, Job::Flush(frozen.length))?.segments;
     let mut manifest = shared.runs.lock();

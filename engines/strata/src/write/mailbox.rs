@@ -69,6 +69,8 @@ pub(crate) struct Ahead {
     pub(crate) ready: Option<Ready>,
     /// A range of the WAL file that the device should begin to write.
     pub(crate) write_out: Option<WriteOut>,
+    /// Whether the newest entries of the active memtable are to be taken into its order.
+    pub(crate) arranges: bool,
 }
 
 /// The next WAL file and memtable, both empty.
@@ -115,12 +117,12 @@ impl Requests {
 impl Ahead {
     /// Whether `strata-flush` has a request to work on.
     pub(crate) fn is_asked(&self) -> bool {
-        self.write_out.is_some() || (self.wanted && self.ready.is_none())
+        self.write_out.is_some() || self.arranges || (self.wanted && self.ready.is_none())
     }
 
     /// Takes the next file and memtable, if they are ready, and withdraws all requests.
     pub(crate) fn take(&mut self) -> Option<Ready> {
-        self.wanted = false;
+        (self.wanted, self.arranges) = (false, false);
         self.write_out = None;
         self.ready.take()
     }

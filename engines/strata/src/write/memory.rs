@@ -91,6 +91,15 @@ impl Memory {
         map_huge(bytes as usize).ok().map(|map| Kept { map, share })
     }
 
+    /// Reads the directories and filters of all segments after an opening, the newest runs first. A directory that cannot
+    /// be read is an error of each lookup that needs it, and of the merge that meets it.
+    pub(crate) fn fill(&self) {
+        let version = Arc::clone(&self.common.newest.load().version);
+        at_once(version.segments().collect(), |segment| drop(segment.directory()));
+        drop(version);
+        self.balance(0);
+    }
+
     /// Divides the memory again, keeping `needed_bytes` free for the caller. A filter plane that cannot be read is left
     /// out and counted as a failure: gets then read more, and nothing else depends on it.
     pub(crate) fn balance(&self, needed_bytes: u64) {

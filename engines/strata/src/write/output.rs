@@ -19,8 +19,8 @@ use crate::write::unnamed::Unnamed;
 /// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that
 /// reads seldom compete with it.
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
-/// Largest number of records written between two checks for other work: some ten milliseconds.
-const LOOK_RECORDS: u64 = 1 << 16;
+/// Largest number of records written between two checks for other work: a few milliseconds.
+const LOOK_RECORDS: u64 = 1 << 14;
 
 /// The kind of run that is written.
 #[derive(Clone, Copy, PartialEq, Eq)]

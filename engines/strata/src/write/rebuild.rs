@@ -39,7 +39,7 @@ type Found = (SegmentInfo, Origin);
 pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, report: &mut Repaired) -> Result<Rebuilt> {
     let (found, mut unused) = footers(&**storage, report)?;
     let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
-    manifest.seed = found.first().map_or_else(Seed::random, |(_, origin)| Ok(origin.seed))?;
+    manifest.seed = found.first().map_or_else(|| Seed::random(32), |(_, origin)| Ok(origin.seed))?;
     // A part of a flush or a load does not show that the rest is there.
     let ends = || found.iter().filter(|(_, origin)| !origin.part);
     if let Some((_, origin)) = ends().max_by_key(|(info, origin)| (origin.checkpoint.seq, origin.batch, info.id)) {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use engine_api::Result;
 
 use crate::budget::Budget;
-use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
 use crate::format::wal::Wal;
 use crate::memtable::Mem;
@@ -15,7 +14,7 @@ use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
-use crate::sizes::{least_cache_bytes, mem_bytes, work_bytes};
+use crate::sizes::mem_bytes;
 use crate::storage::Storage;
 use crate::write::at_once::at_once;
 use crate::write::directory::{remove_obsolete, survey};
@@ -46,7 +45,6 @@ pub(crate) fn recover(
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes(options)));
     let reads = Arc::new(Reads::new(manifest.seed, &budget));
     let mut version = open_version(storage, &manifest, &budget, &reads)?;
-    load_planes(&version, &budget, work_bytes(options, sizes), least_cache_bytes(options))?;
     let mut found = survey(&**storage, &manifest)?;
     let next_id = manifest.next_id.max(found.highest + 1);
     let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id, accept };
@@ -66,20 +64,7 @@ pub(crate) fn recover(
     Ok(Recovered { visible, wal, batch, manifest, reads, next_id: next_id + 1 })
 }
 
-/// Loads the filter planes that `write/divide.rs` will want, in its order, so that they are checked before anything is
-/// changed.
-fn load_planes(version: &Version, budget: &Arc<Budget>, work_bytes: u64, least_cache_bytes: u64) -> Result<()> {
-    let mut claims = Vec::new();
-    for plane in 0..PLANES {
-        let leave = work_bytes + if plane == 0 { 0 } else { least_cache_bytes };
-        let claimed =
-            |segment| Segment::claim_plane(segment, plane, budget, leave).map(|share| (segment, plane, share));
-        claims.extend(version.segments().map(|segment| &**segment).filter_map(claimed));
-    }
-    at_once(claims, |(segment, plane, share)| segment.read_plane(plane, share)).into_iter().collect()
-}
-
-/// Opens all runs. Their memory is divided once the store is open.
+/// Opens all runs. Their directories and filters are read once the store is open.
 fn open_version(
     storage: &Arc<dyn Storage>,
     manifest: &Manifest,

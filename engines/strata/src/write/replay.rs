@@ -197,7 +197,9 @@ impl Replay<'_> {
             let origin = Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() };
             let mut writer = SegmentWriter::create(self.storage, self.next_id, &origin, room)?;
             self.next_id += 1;
-            tail.mem.sorted(tail.length)?.try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
+            tail.mem
+                .ascending(tail.length, &[0; 32])?
+                .try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
             let info = writer.finish_alone()?;
             let opened = Segment::open(self.storage, info, false, self.budget, self.reads);
             // No manifest names it; the next opening removes it if it stays.

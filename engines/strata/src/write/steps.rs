@@ -17,7 +17,7 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::format::footer::Origin;
 use crate::format::manifest::MergedBelow;
-use crate::read::cursor::{Merged, RunCursor, Window};
+use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
@@ -326,8 +326,8 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Progress> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.memory.reads, runs.len(), shared.memory.merge_read_bytes);
-    let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();
-    write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
+    let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, &window).map(Cursor::Run));
+    write(shared, &mut Merged::new(cursors.collect::<Result<_>>()?)?, &newest_origin(shared, runs, base), job)
 }
 
 /// Returns the origin of the records of these runs, which is that of the newest segment.

@@ -132,7 +132,7 @@ fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
 fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhile() {
     // Three times as many records as the memtables of `OPTIONS` hold. They fit into the memtables of a larger memory.
     const RECORDS: u64 = 150_000;
-    const LARGE: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 0 };
+    const LARGE: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 0, prefix_bytes: 32 };
     let storage = FaultyStorage::default();
     let engine = StrataEngine::open_on(Arc::new(storage.clone()), &LARGE).unwrap();
     storage.set(Fault::NoSegments);

@@ -37,7 +37,7 @@ use solkv_engine_strata::{StrataEngine, StrataOptions};
 
 use support::{Map, Rng, stat};
 
-const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20 };
+const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20, prefix_bytes: 32 };
 
 fn random_key(random: &mut Rng) -> Key {
     let mut key = [0; 32];

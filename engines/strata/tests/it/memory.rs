@@ -18,7 +18,7 @@ use crate::wait_for;
 const SIZES: Sizes = Sizes { mem_records: 2 << 10, segment_records: 32 << 10, wal_bytes: 4 << 20 };
 
 fn open(storage: &FaultyStorage, memory_bytes: u64) -> StrataEngine {
-    let options = StrataOptions { memory_bytes, disk_reserve_bytes: 0 };
+    let options = StrataOptions { memory_bytes, disk_reserve_bytes: 0, prefix_bytes: 32 };
     StrataEngine::open_sized(std::sync::Arc::new(storage.clone()), &options, SIZES).unwrap()
 }
 
@@ -255,7 +255,7 @@ fn child() {
 }
 
 fn open_dir(dir: &Path, memory_bytes: u64) -> StrataEngine {
-    StrataEngine::open(dir, &StrataOptions { memory_bytes, disk_reserve_bytes: 0 }).unwrap()
+    StrataEngine::open(dir, &StrataOptions { memory_bytes, disk_reserve_bytes: 0, prefix_bytes: 32 }).unwrap()
 }
 
 /// Scans at most this many pairs, and does batches of gets.

@@ -223,7 +223,7 @@ fn disk_most_bytes(records: u64, segments: u64, sizes: Sizes) -> u64 {
 /// Loads new keys in shuffled order at full speed, each batch as large as a memtable, and checks all bounds on the way.
 #[track_caller]
 fn assert_load_keeps_to_its_bounds(memory_mib: u64, memtables: u64, merges: Merges) {
-    let options = StrataOptions { memory_bytes: memory_mib << 20, disk_reserve_bytes: 0 };
+    let options = StrataOptions { memory_bytes: memory_mib << 20, disk_reserve_bytes: 0, prefix_bytes: 32 };
     let sizes = sizes_of(options.memory_bytes);
     let changes = sizes.mem_records as u64;
     let pair = |n: u64| (key(n), value(n));

@@ -1,5 +1,6 @@
 //! Device reads of gets, counted.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +12,10 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
 use crate::{seq, wait_for};
-use solkv_engine_strata::storage::Storage;
+use solkv_engine_strata::storage::{DirStorage, Storage};
 
 /// Enough memory for all filters and directories and for a record cache, but not for pages.
-const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 6 << 20, disk_reserve_bytes: 1 << 20 };
+const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 6 << 20, disk_reserve_bytes: 1 << 20, prefix_bytes: 32 };
 
 fn opened(dir: &Path, mut pairs: Vec<(Key, Value)>) -> (StrataEngine, Vec<(Key, Value)>) {
     pairs.sort_unstable();
@@ -70,35 +71,82 @@ fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_a
 }
 
 #[test]
-fn keys_with_the_same_first_eight_bytes_take_a_search_once_and_no_read_afterwards() {
+fn keys_with_the_same_first_bytes_are_read_once_like_any_other() {
     const ALIKE: u64 = 6000;
-    let dir = tempfile::tempdir().unwrap();
-    let alike = |n: u64| {
-        let mut key = key(n);
-        key[..8].copy_from_slice(&[7; 8]);
-        key
-    };
-    let pairs = (0..ALIKE).map(|n| (alike(n), [3; 32])).chain((0..200_000).map(|n| (key(n), [4; 32])));
-    let (engine, _) = opened(dir.path(), pairs.collect());
-    let reads = || stat(&engine, "get_reads");
-    let mut reader = reader(&engine);
-    let keys: Vec<Key> = (0..ALIKE).step_by(3).map(alike).collect();
-    let (one, many) = keys.split_at(1000);
-    let before = reads();
-    one.iter().for_each(|key| assert_eq!(reader.get(key).unwrap(), Some([3; 32])));
-    let mut found = vec![None; many.len()];
-    reader.get_many(many, &mut found).unwrap();
-    assert!(found.iter().all(|found| *found == Some([3; 32])));
-    // Among some 95 pages bisection alone would take more than six reads.
-    assert!(reads() - before <= 3 * keys.len() as u64, "reads={}", reads() - before);
-    let before = reads();
-    one.iter().for_each(|key| assert_eq!(reader.get(key).unwrap(), Some([3; 32])));
-    reader.get_many(many, &mut found).unwrap();
-    assert_eq!(reads(), before, "the records are in the cache");
-    // Absent keys among them, for which every page that might hold them is read.
-    for n in (ALIKE..2 * ALIKE).step_by(7) {
-        assert_eq!(reader.get(&alike(n)).unwrap(), None);
+    for shared in [8, 16, 25] {
+        let dir = tempfile::tempdir().unwrap();
+        let alike = |n: u64| {
+            let mut key = key(n);
+            key[..shared].fill(7);
+            key
+        };
+        let pairs = (0..ALIKE).map(|n| (alike(n), [3; 32])).chain((0..200_000).map(|n| (key(n), [4; 32])));
+        let (engine, _) = opened(dir.path(), pairs.collect());
+        let reads = || stat(&engine, "get_reads");
+        let mut reader = reader(&engine);
+        let keys: Vec<Key> = (0..ALIKE).step_by(3).map(alike).collect();
+        let (one, many) = keys.split_at(1000);
+        let before = reads();
+        one.iter().for_each(|key| assert_eq!(reader.get(key).unwrap(), Some([3; 32])));
+        let mut found = vec![None; many.len()];
+        reader.get_many(many, &mut found).unwrap();
+        assert!(found.iter().all(|found| *found == Some([3; 32])));
+        assert_eq!(reads() - before, keys.len() as u64, "shared={shared}");
+        // Absent keys among them read one page at most.
+        let absent: Vec<Key> = (ALIKE..2 * ALIKE).step_by(7).map(alike).collect();
+        let before = reads();
+        absent.iter().for_each(|key| assert_eq!(reader.get(key).unwrap(), None));
+        assert!(reads() - before <= absent.len() as u64, "shared={shared}");
     }
+}
+
+#[test]
+fn a_scan_of_a_prefix_reads_only_where_the_prefix_is() {
+    const GROUPS: u64 = 20_000;
+    let dir = tempfile::tempdir().unwrap();
+    let options = StrataOptions { prefix_bytes: 16, ..OPTIONS };
+    let grouped = |group: u64, n: u8| -> Key { std::array::from_fn(|at| if at < 16 { key(group)[at] } else { n }) };
+    let sizes = Sizes { mem_records: 1000, segment_records: 50_000, wal_bytes: 1 << 20 };
+    let storage = || Arc::new(DirStorage::open(dir.path()).unwrap());
+    let engine = StrataEngine::open_sized(storage(), &options, sizes).unwrap();
+    let mut pairs: Vec<_> = (0..GROUPS).flat_map(|group| (0..10).map(move |n| (grouped(group, n), [n; 32]))).collect();
+    pairs.sort_unstable();
+    engine.load_sorted(&pairs, &seq(1)).unwrap();
+    // Three delta runs, whose prefixes are new but for one in five. Four would be merged.
+    for batch in 0..3 {
+        let group = |n: u64| if n % 5 == 0 { n } else { GROUPS + batch * 1000 + n };
+        let changes: Vec<_> = (0..900).map(|n| (grouped(group(n), 77), Some([batch as u8; 32]))).collect();
+        try_commit(&engine, &changes, 2 + batch, Durability::Buffered).unwrap();
+    }
+    Box::new(engine).close().unwrap();
+    // What was created with a prefix has it, whatever it is opened with.
+    let engine = StrataEngine::open_sized(storage(), &OPTIONS, sizes).unwrap();
+    wait_for("the last flush", || stat(&engine, "memtable_records") == 0);
+    // The opening writes what the last flushes have not into one run.
+    assert!((1..=3).contains(&stat(&engine, "delta_runs")) && stat(&engine, "memory_page_bytes") == 0);
+    let mut reader = reader(&engine);
+    let mut scan = |group: u64| {
+        let before = stat(&engine, "run_read_bytes");
+        let mut found = Vec::new();
+        let visited = reader.scan_prefix(&grouped(group, 0), 16, &mut |key, _| {
+            found.push(key[16]);
+            ControlFlow::Continue(())
+        });
+        visited.unwrap();
+        (found, (stat(&engine, "run_read_bytes") - before) / 4096)
+    };
+    let (mut pages, mut absent_pages) = (0, 0);
+    for group in (1..900).step_by(5) {
+        let (found, read) = scan(group);
+        assert_eq!(found, (0..10).collect::<Vec<_>>(), "group={group}");
+        pages += read;
+        let (found, read) = scan(100 * GROUPS + group);
+        assert!(found.is_empty());
+        absent_pages += read;
+    }
+    // The second page of a group that two pages hold comes with the three that follow it.
+    assert!((180..=180 * 2).contains(&pages) && absent_pages <= 20, "pages={pages} absent_pages={absent_pages}");
+    assert_eq!(scan(5).0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 77]);
 }
 
 /// Sizes of few records, so that few batches make runs of every kind.
@@ -121,7 +169,7 @@ proptest! {
         seed in any::<u64>(), batches in 1u64..40, in_memory in any::<bool>(), settled in any::<bool>(),
     ) {
         let memory_bytes = if in_memory { 16 << 20 } else { 200 << 10 };
-        let options = StrataOptions { memory_bytes, disk_reserve_bytes: 0 };
+        let options = StrataOptions { memory_bytes, disk_reserve_bytes: 0, prefix_bytes: 32 };
         let engine =
             StrataEngine::open_sized(Arc::new(FaultyStorage::default()), &options, PIECES).expect("an empty store");
         let (mut map, mut rng) = (Map::new(), Rng::new(seed));

@@ -19,7 +19,7 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 use crate::support::{Map, Rng, all, apply, key, stat, try_commit, value};
 
 /// Too little memory for the pages of [`filled`], so that gets read from the device.
-const LITTLE: StrataOptions = StrataOptions { memory_bytes: 1 << 20, disk_reserve_bytes: 0 };
+const LITTLE: StrataOptions = StrataOptions { memory_bytes: 1 << 20, disk_reserve_bytes: 0, prefix_bytes: 32 };
 const SIZES: Sizes = Sizes { mem_records: 8_192, segment_records: 8_192, wal_bytes: 16 << 20 };
 const PAIRS: u64 = 40_000;
 

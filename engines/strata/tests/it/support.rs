@@ -11,7 +11,8 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 pub(crate) type Map = BTreeMap<Key, Value>;
 
-pub(crate) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
+pub(crate) const OPTIONS: StrataOptions =
+    StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0, prefix_bytes: 32 };
 
 pub(crate) fn key(i: u64) -> Key {
     let mut rng = Rng::new(i);

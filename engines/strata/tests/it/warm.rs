@@ -10,7 +10,7 @@ use crate::seq;
 use crate::support::{key, stat};
 
 /// Enough memory for all pages of the pairs below.
-const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 1 << 20 };
+const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 1 << 20, prefix_bytes: 32 };
 const COUNT: u64 = 200_000;
 
 /// Opens a store whose pages are all on the device alone.

@@ -10,7 +10,7 @@ use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, all, apply, at, key, stat, try_commit, value};
 use crate::wait_for;
 
-const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
+const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0, prefix_bytes: 32 };
 const SIZES: Sizes = Sizes { mem_records: 1024, segment_records: 4096, wal_bytes: 1 << 20 };
 const KEYS: u64 = 40_000;
 const BATCHES: u64 = 7 * 24 * 12;

@@ -53,11 +53,12 @@ impl Commits {
         for (index, (key, value)) in ops.iter().enumerate() {
             active.append(length + index, self.memory.reads.seed.hash(key), key, *value);
         }
+        let length = length + ops.len();
         self.common.newest.publish(|visible| {
-            visible.length = length + ops.len();
+            visible.length = length;
             visible.checkpoint = checkpoint.clone();
         });
-        self.look_ahead(writer, length + ops.len(), active.capacity());
+        self.look_ahead(writer, length, active.capacity());
         Ok(())
     }
 

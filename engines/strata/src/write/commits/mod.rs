@@ -42,6 +42,8 @@ pub(crate) struct Writer {
     owed: Duration,
     /// Number of bytes of the present WAL file that the device was asked to write.
     written_out: u64,
+    /// Number of entries of the active memtable that `strata-flush` was asked to take into their order.
+    arranged: usize,
     /// Whether the next WAL file and memtable were already requested.
     prepares: bool,
 }
@@ -55,7 +57,7 @@ impl Commits {
         wal_key: WalKey,
         (wal, batch): (Wal, u64),
     ) -> Self {
-        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, prepares: false };
+        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, arranged: 0, prepares: false };
         Self {
             common: Arc::clone(common),
             runs: Arc::clone(runs),

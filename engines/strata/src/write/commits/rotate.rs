@@ -59,7 +59,7 @@ impl Commits {
         let ready = self.common.mailbox.lock().ahead.take();
         let (mem, wal) = self.next(writer, ready, records)?;
         let old = std::mem::replace(&mut writer.wal, wal);
-        (writer.written_out, writer.prepares) = (0, false);
+        (writer.written_out, writer.arranged, writer.prepares) = (0, 0, false);
         let batch = writer.batch;
         self.common.newest.publish(|visible| {
             let mem = std::mem::replace(&mut visible.active, mem);

@@ -11,7 +11,7 @@ use engine_api::{Key, Result, Value};
 use parking_lot::Mutex;
 
 use crate::format::footer::SegmentInfo;
-use crate::format::page::{page_length, prefix, seal_pairs};
+use crate::format::page::{page_length, seal_pairs};
 use crate::mapped::Mapped;
 use crate::storage::PAGE_BYTES;
 use crate::write::at_once::both;
@@ -60,10 +60,12 @@ impl SegmentWriter {
         let (id, records) = (self.id, pairs.len() as u64);
         self.info = Some(SegmentInfo { id, records, tombstones: 0, first: *first, last: *last });
         let (mut lengths, mut rest) = (Vec::new(), pairs);
+        let mut before = None;
         while let Some((key, _)) = rest.first() {
             let length = page_length(rest);
             lengths.push(length as u8);
-            self.directory.push(prefix(key));
+            self.begin_page(key, before);
+            before = Some(rest[length - 1].0);
             rest = &rest[length..];
         }
         let mut hashes = Mapped::zeros(pairs.len())?;
@@ -91,7 +93,7 @@ impl SegmentWriter {
                 let pairs = &block.pairs[from..to];
                 seal_pairs(page, self.id, number, pairs);
                 let hashes = block.hashes[from..to].iter_mut();
-                hashes.zip(pairs).for_each(|(hash, (key, _))| *hash = self.origin.seed.hash(key));
+                hashes.zip(pairs).for_each(|(hash, (key, _))| *hash = self.origin.seed.filter_hash(key));
                 from = to;
             }
             if let Err(failed) = self.write(&buffer, u64::from(block.number) * PAGE_BYTES as u64) {

@@ -14,6 +14,7 @@ use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert_all, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::page::{PageBuilder, prefix};
+use crate::format::ties::{TiesBuilder, is_tied};
 use crate::huge::{HugeBytes, Pool};
 use crate::mapped::Mapped;
 use crate::read::lookup::Reads;
@@ -38,6 +39,7 @@ pub(crate) struct SegmentWriter {
     pending: Vec<u8>,
     written_bytes: u64,
     directory: Vec<u64>,
+    ties: TiesBuilder,
     hashes: Mapped<u64>,
     info: Option<SegmentInfo>,
     room: Room,
@@ -96,6 +98,7 @@ impl SegmentWriter {
             pending: Vec::with_capacity(room.write + PAGE_BYTES),
             written_bytes: 0,
             directory: Vec::new(),
+            ties: TiesBuilder::default(),
             hashes: Mapped::with_room(room.records)?,
             info: None,
             room,
@@ -118,10 +121,10 @@ impl SegmentWriter {
             self.seal_page()?;
         }
         if self.page.is_empty() {
-            self.directory.push(prefix(key));
+            self.begin_page(key, self.info.map(|info| info.last));
         }
         self.page.push(key, value);
-        self.hashes.push(self.origin.seed.hash(key))?;
+        self.hashes.push(self.origin.seed.filter_hash(key))?;
         let new = SegmentInfo { id: self.id, records: 0, tombstones: 0, first: *key, last: *key };
         let info = self.info.get_or_insert(new);
         info.records += 1;
@@ -130,10 +133,18 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Size that the directory and all planes will have, in bytes.
+    /// Adds a page that begins with `first` to the directory. `before` is the last key of the page before it.
+    fn begin_page(&mut self, first: &Key, before: Option<Key>) {
+        if before.is_some_and(|before| is_tied(&before, first)) {
+            self.ties.push(first, self.directory.len() as u32);
+        }
+        self.directory.push(prefix(first));
+    }
+
+    /// Size that the directory, its ties and all planes will have, in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         let planes: usize = (0..PLANES).map(|plane| plane_bytes(plane, self.records())).sum();
-        (planes + self.directory.len() * size_of::<u64>()) as u64
+        (planes + self.directory.len() * size_of::<u64>() + self.ties.bytes()) as u64
     }
 
     /// Completes the file and makes its content durable. Its name is not durable until the directory is flushed. Planes
@@ -158,11 +169,14 @@ impl SegmentWriter {
         let mut directory = self.take(pool, size_of_val(&self.directory[..]))?;
         let (words, _) = directory.whole_pages_mut().as_chunks_mut();
         words.iter_mut().zip(&self.directory).for_each(|(word, prefix)| *word = prefix.to_le_bytes());
-        let section = self.section(directory.bytes())?;
+        let directory_section = self.section(directory.bytes())?;
+        let mut ties = self.take(pool, self.ties.bytes())?;
+        self.ties.encode(&mut ties.whole_pages_mut()[..self.ties.bytes()]);
+        let ties_section = self.section(ties.bytes())?;
         let pages = u32::try_from(self.directory.len())
             .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
         let origin = std::mem::take(&mut self.origin);
-        let footer = Footer { info, pages, planes: sections, directory: section, origin };
+        let footer = Footer { info, pages, planes: sections, directory: directory_section, ties: ties_section, origin };
         self.pending.extend_from_slice(&footer.encode()?);
         self.flush(0)?;
         self.file.sync_data().map_err(|e| Error::io(cannot_write(&*self.storage, self.id, &e), e))?;
@@ -170,7 +184,7 @@ impl SegmentWriter {
         self.finished = true;
         directory.make_native();
         let planes = planes.map(|(plane, share)| share.map(|share| (plane, share)));
-        Ok(Written { footer, index: Index { planes, directory }, kept: self.room.kept.take() })
+        Ok(Written { footer, index: Index { planes, directory, ties }, kept: self.room.kept.take() })
     }
 
     /// Makes the planes and appends them to the file.

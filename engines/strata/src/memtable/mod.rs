@@ -1,4 +1,5 @@
-//! The memtable: pairs in the order they were committed, found through a hash table of chains.
+//! The memtable: pairs in the order they were committed, found through a hash table of chains, and in order of their
+//! keys through `memtable/order.rs`.
 //!
 //! Owns: memory that one writer appends to and any number of readers read without a lock. Must not: do I/O. Threads:
 //! one writer at a time (the engine's writer lock), readers on any thread.
@@ -6,25 +7,27 @@
 //! A reader's snapshot is a length: the reader ignores entries from that index on. An entry is written once, before the
 //! chain that leads to it, and never changed. The newest entry of a key comes first in its chain.
 
-use std::cmp::Reverse;
-use std::mem::MaybeUninit;
-use std::sync::Arc;
+mod order;
 
+use std::mem::MaybeUninit;
+
+use arc_swap::ArcSwap;
 use engine_api::{Key, Result, Value};
+use parking_lot::Mutex;
+
+pub(crate) use self::order::Ascending;
+use self::order::Order;
 
 use crate::format::Record;
 use crate::huge;
 use crate::mapped::Mapped;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
-/// Memory of an entry in bytes, its share of the table included.
-pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64;
+/// Memory of an entry in bytes, its share of the table and of the order included.
+pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64 + ORDER_BYTES;
 
-/// Additional memory of an entry while a scan goes over its memtable, in bytes.
-pub(crate) const LIST_BYTES: u64 = size_of::<Listed>() as u64;
-
-/// Additional memory of an entry while its memtable is flushed, in bytes.
-pub(crate) const ORDER_BYTES: u64 = size_of::<u32>() as u64;
+/// Memory of an entry's place in the order, in bytes. While lists of the order are merged, as much is needed once more.
+pub(crate) const ORDER_BYTES: u64 = size_of::<u64>() as u64;
 
 /// Marks the end of a chain: indexes in chains are counted from 1.
 const NONE: u32 = 0;
@@ -41,80 +44,10 @@ struct Entry {
 pub(crate) struct Mem {
     entries: Mapped<UnsafeCell<MaybeUninit<Entry>>>,
     heads: Mapped<AtomicU32>,
-}
-
-/// Iterates over a memtable's records in order of their keys, the newest of each key. It holds only their order, not a
-/// copy.
-pub(crate) struct Sorted {
-    mem: Arc<Mem>,
-    order: Mapped<u32>,
-    next: usize,
-    last: Option<Key>,
-}
-
-impl Iterator for Sorted {
-    type Item = (Key, Option<Value>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let index = *self.order.get(self.next)? as usize;
-            self.next += 1;
-            // SAFETY: the index was below a length that came with a snapshot when the order was made.
-            let entry = unsafe { self.mem.entry(index) };
-            if self.last.replace(entry.key) != Some(entry.key) {
-                return Some((entry.key, entry.value));
-            }
-        }
-    }
-}
-
-/// Iterates over a memtable's records in order of their keys, the newest of each key. Sorting happens step by step,
-/// because a scan of a range takes few records.
-pub(crate) struct Ascending {
-    mem: Arc<Mem>,
-    /// A binary heap: neither of the items at 2n + 1 and 2n + 2 comes before the one at n.
-    heap: Mapped<Listed>,
-}
-
-/// Sort order of the heap: the least key first, and of equal keys the newest entry.
-type Listed = (Key, Reverse<u32>);
-
-impl Ascending {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
-    }
-
-    /// Returns the next record; a value of `None` is a deletion.
-    pub(crate) fn next(&mut self) -> Option<(Key, Option<Value>)> {
-        let (key, Reverse(index)) = self.take()?;
-        while self.heap.first().is_some_and(|(older, _)| *older == key) {
-            self.take();
-        }
-        // SAFETY: the index was below a length that came with a snapshot when the heap was made.
-        Some((key, unsafe { self.mem.entry(index as usize) }.value))
-    }
-
-    /// Removes the first item of the heap.
-    fn take(&mut self) -> Option<Listed> {
-        let last = self.heap.len().checked_sub(1)?;
-        self.heap.swap(0, last);
-        let first = self.heap.pop();
-        sink(&mut self.heap, 0);
-        first
-    }
-}
-
-/// Moves the item at `at` down until neither of the two below comes before it.
-fn sink(heap: &mut [Listed], mut at: usize) {
-    while let Some(left) = heap.get(2 * at + 1) {
-        let right = heap.get(2 * at + 2).filter(|right| *right < left);
-        let (below, first) = right.map_or((2 * at + 1, left), |right| (2 * at + 2, right));
-        if heap[at] <= *first {
-            break;
-        }
-        heap.swap(at, below);
-        at = below;
-    }
+    /// The entries in order of their keys.
+    order: ArcSwap<Order>,
+    /// Held while `order` is replaced.
+    ordering: Mutex<()>,
 }
 
 // SAFETY: an entry is written once, by the only writer, before its index is released through a head (or through the
@@ -133,12 +66,12 @@ impl Mem {
         // Nothing is written to the entries here, so they take memory only as they are filled.
         let entries = Mapped::of(capacity, (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())))?;
         let heads = Mapped::of(buckets, (0..buckets).map(|_| AtomicU32::new(NONE)))?;
-        Ok(Self { entries, heads })
+        Ok(Self { entries, heads, order: ArcSwap::default(), ordering: Mutex::new(()) })
     }
 
     /// Memory that the memtable takes with `length` entries, in bytes.
     pub(crate) fn bytes(&self, length: usize) -> u64 {
-        (length * size_of::<Entry>() + self.heads.len() * size_of::<AtomicU32>()) as u64
+        length as u64 * (size_of::<Entry>() as u64 + ORDER_BYTES) + (self.heads.len() * size_of::<AtomicU32>()) as u64
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -179,33 +112,6 @@ impl Mem {
         None
     }
 
-    /// Sorts the first `length` entries by key and yields the newest of each key. `length` must have been acquired with
-    /// a snapshot.
-    ///
-    /// # Errors
-    /// As [`Mem::new`].
-    pub(crate) fn sorted(self: &Arc<Self>, length: usize) -> Result<Sorted> {
-        // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
-        let key = |index: u32| unsafe { self.entry(index as usize) }.key;
-        let mut order = Mapped::of(length, 0..length as u32)?;
-        order.sort_unstable_by(|a, b| key(*a).cmp(&key(*b)).then(b.cmp(a)));
-        Ok(Sorted { mem: Arc::clone(self), order, next: 0, last: None })
-    }
-
-    /// Yields the records of the first `length` entries in order of their keys, from key `first` on. `length` must have
-    /// been acquired with a snapshot.
-    ///
-    /// # Errors
-    /// As [`Mem::new`].
-    pub(crate) fn ascending(self: &Arc<Self>, length: usize, first: &Key) -> Result<Ascending> {
-        // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
-        let key = |index: u32| unsafe { self.entry(index as usize) }.key;
-        let keys = (0..length as u32).map(|index| (key(index), index)).filter(|(key, _)| key >= first);
-        let mut heap = Mapped::of(length, keys.map(|(key, index)| (key, Reverse(index))))?;
-        (0..heap.len() / 2).rev().for_each(|at| sink(&mut heap, at));
-        Ok(Ascending { mem: Arc::clone(self), heap })
-    }
-
     /// Returns entry `index`.
     ///
     /// # Safety
@@ -223,6 +129,7 @@ impl Mem {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -244,8 +151,8 @@ mod tests {
         let get = |length, key: &Key| mem.get(length, hash(key), key);
         assert_eq!((get(0, &a), get(1, &a), get(1, &b)), (None, Some(Record(Some([10; 32]))), None));
         assert_eq!((get(3, &a), get(4, &a)), (Some(Record(None)), Some(Record(Some([11; 32])))));
-        assert!(mem.sorted(3).expect("memory").eq([(a, None), (b, Some([20; 32]))]));
-        assert!(mem.sorted(4).expect("memory").eq([(a, Some([11; 32])), (b, Some([20; 32]))]));
+        assert!(mem.ascending(3, &[0; 32]).expect("memory").eq([(a, None), (b, Some([20; 32]))]));
+        assert!(mem.ascending(4, &[0; 32]).expect("memory").eq([(a, Some([11; 32])), (b, Some([20; 32]))]));
     }
 
     #[test]
@@ -259,7 +166,7 @@ mod tests {
             // Each batch sets both keys to its number.
             let expected = (length / BATCH).checked_sub(1).map(|batch| [batch as u8; 32]);
             assert_eq!((newest(0), newest(1)), (expected, expected), "length={length}");
-            assert_eq!(mem.sorted(length).expect("memory").count(), length.min(BATCH));
+            assert_eq!(mem.ascending(length, &[0; 32]).expect("memory").count(), length.min(BATCH));
             length
         };
         std::thread::scope(|scope| {
@@ -359,7 +266,7 @@ mod loom_tests {
             let flush = thread::spawn(move || {
                 // ORDERING: Acquire, as loading `visible` in the engine.
                 let length = frozen.load(Ordering::Acquire);
-                assert!(flushed.sorted(length).expect("memory").eq(sorted(length)));
+                assert!(flushed.ascending(length, &[0; 32]).expect("memory").eq(sorted(length)));
             });
             write(&mem, &visible, 0, 1);
             flush.join().expect("no thread panics");
