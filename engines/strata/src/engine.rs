@@ -159,9 +159,7 @@ impl StrataEngine {
         };
         let lost = lost::read(&*storage)?.len() as u64;
         let recovered = recover(&storage, options, sizes, manifest, accept)?;
-        let shared = Shared::new(storage, options, sizes, recovered, lost);
-        shared.memory.balance(0);
-        Ok(Arc::new(shared))
+        Ok(Arc::new(Shared::new(storage, options, sizes, recovered, lost)))
     }
 
     fn stop(&mut self) {

@@ -65,7 +65,10 @@ impl Mem {
         let buckets = (capacity * 2).next_power_of_two();
         // Nothing is written to the entries here, so they take memory only as they are filled.
         let entries = Mapped::of(capacity, (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())))?;
-        let heads = Mapped::of(buckets, (0..buckets).map(|_| AtomicU32::new(NONE)))?;
+        let mut heads = Mapped::with_room(buckets)?;
+        // They are read at random, and all of them are written here.
+        heads.make_huge();
+        (0..buckets).try_for_each(|_| heads.push(AtomicU32::new(NONE)))?;
         Ok(Self { entries, heads, order: ArcSwap::default(), ordering: Mutex::new(()) })
     }
 

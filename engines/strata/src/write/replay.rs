@@ -171,9 +171,8 @@ impl Replay<'_> {
         Ok(Replayed { batch, checkpoint, frozen: None })
     }
 
-    /// Returns the number of records that the memtable of a replay takes: as many as the files may hold, at least one
-    /// memtable, and at most as many memtables as there are when a commit waits. Also returns whether all records of
-    /// the files fit.
+    /// Returns the number of records that the memtable of a replay takes: as many as the files may hold, and at most as
+    /// many as the memtables that there are when a commit waits. Also returns whether all records of the files fit.
     fn capacity(&self, wals: &[u64]) -> Result<(usize, bool)> {
         let mut records = 0;
         for id in wals {
@@ -186,7 +185,7 @@ impl Replay<'_> {
         }
         let most = (FROZEN_MAX + 1) * self.mem_records;
         let records = usize::try_from(records).unwrap_or(usize::MAX);
-        Ok((records.clamp(self.mem_records, most), records <= most))
+        Ok((records.min(most), records <= most))
     }
 
     /// Writes the records as a run that stands for `batch` and its checkpoint.

@@ -12,23 +12,35 @@ use crate::read::lookup::Lookup;
 use crate::write::commits::Writer;
 use crate::write::shared::Shared;
 
+/// Most changes of a transaction whose lists are kept for the next one: they take some 8 MiB.
+const KEPT_OPS_MAX: usize = 1 << 16;
+/// Lists are kept only if the transaction has filled 1/KEPT_SHARE of them, because emptying them costs as much as they
+/// have room for.
+const KEPT_SHARE: usize = 8;
+
 pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,
     writer: MutexGuard<'e, Writer>,
+    lists: Lists,
+    lookup: Lookup,
+}
+
+/// The changes of a transaction. The writer keeps the empty lists, so that no put waits for them to grow to the usual
+/// size.
+pub(crate) struct Lists {
     ops: Vec<(Key, Option<Value>)>,
     /// Index in `ops` of each key.
-    places: HashMap<Key, usize, Hashed<'e>>,
-    lookup: Lookup,
+    places: HashMap<Key, usize, Hashed>,
 }
 
 /// A hasher of keys that uses the store's seed, as everything else in this engine does.
 #[derive(Clone, Copy)]
-struct Hashed<'e> {
-    seed: &'e Seed,
+struct Hashed {
+    seed: Seed,
     hash: u64,
 }
 
-impl std::hash::BuildHasher for Hashed<'_> {
+impl std::hash::BuildHasher for Hashed {
     type Hasher = Self;
 
     fn build_hasher(&self) -> Self {
@@ -36,7 +48,7 @@ impl std::hash::BuildHasher for Hashed<'_> {
     }
 }
 
-impl std::hash::Hasher for Hashed<'_> {
+impl std::hash::Hasher for Hashed {
     fn write(&mut self, bytes: &[u8]) {
         if let Ok(key) = bytes.try_into() {
             self.hash = self.seed.hash(key);
@@ -50,11 +62,9 @@ impl std::hash::Hasher for Hashed<'_> {
     }
 }
 
-impl<'e> StrataTxn<'e> {
-    pub(crate) fn new(shared: &'e Shared, writer: MutexGuard<'e, Writer>) -> Self {
-        let lookup = Lookup::new(&shared.memory.reads);
-        let places = HashMap::with_hasher(Hashed { seed: &shared.memory.reads.seed, hash: 0 });
-        Self { shared, writer, ops: Vec::new(), places, lookup }
+impl Lists {
+    pub(crate) fn new(seed: Seed) -> Self {
+        Self { ops: Vec::new(), places: HashMap::with_hasher(Hashed { seed, hash: 0 }) }
     }
 
     fn set(&mut self, key: &Key, value: Option<Value>) -> Result<()> {
@@ -70,24 +80,44 @@ impl<'e> StrataTxn<'e> {
     }
 }
 
+impl<'e> StrataTxn<'e> {
+    pub(crate) fn new(shared: &'e Shared, mut writer: MutexGuard<'e, Writer>) -> Self {
+        let none = Lists::new(shared.memory.reads.seed);
+        let lists = std::mem::replace(writer.lists(), none);
+        Self { shared, writer, lists, lookup: Lookup::new(&shared.memory.reads) }
+    }
+}
+
+impl Drop for StrataTxn<'_> {
+    fn drop(&mut self) {
+        let room = self.lists.places.capacity();
+        if room <= KEPT_OPS_MAX && self.lists.ops.len() * KEPT_SHARE >= room {
+            self.lists.ops.clear();
+            self.lists.places.clear();
+            std::mem::swap(self.writer.lists(), &mut self.lists);
+        }
+    }
+}
+
 impl WriteTxn for StrataTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        match self.places.get(key) {
-            Some(place) => Ok(self.ops[*place].1),
+        match self.lists.places.get(key) {
+            Some(place) => Ok(self.lists.ops[*place].1),
             None => self.shared.common.newest.load().get(key, &mut self.lookup),
         }
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.set(key, Some(*value))
+        self.lists.set(key, Some(*value))
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        self.set(key, None)
+        self.lists.set(key, None)
     }
 
     fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let synced = durability == Durability::Synced;
-        self.shared.commits.commit(&mut self.writer, &self.ops, checkpoint, synced)
+        let Self { shared, writer, lists, .. } = &mut *self;
+        shared.commits.commit(writer, &lists.ops, checkpoint, synced)
     }
 }

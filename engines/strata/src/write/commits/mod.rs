@@ -23,6 +23,7 @@ use crate::format::wal::Wal;
 use crate::write::common::Common;
 use crate::write::memory::Memory;
 use crate::write::runs::Runs;
+use crate::write::txn::Lists;
 
 /// The commits of a store.
 pub(crate) struct Commits {
@@ -46,6 +47,14 @@ pub(crate) struct Writer {
     arranged: usize,
     /// Whether the next WAL file and memtable were already requested.
     prepares: bool,
+    /// The empty lists of the last transaction, for the next one.
+    lists: Lists,
+}
+
+impl Writer {
+    pub(crate) fn lists(&mut self) -> &mut Lists {
+        &mut self.lists
+    }
 }
 
 impl Commits {
@@ -57,7 +66,8 @@ impl Commits {
         wal_key: WalKey,
         (wal, batch): (Wal, u64),
     ) -> Self {
-        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, arranged: 0, prepares: false };
+        let lists = Lists::new(memory.reads.seed);
+        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, arranged: 0, prepares: false, lists };
         Self {
             common: Arc::clone(common),
             runs: Arc::clone(runs),
