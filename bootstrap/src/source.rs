@@ -23,7 +23,7 @@ use engine_api::{Code, Key, Value};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
 use solana::archive::is_url;
-use workload::{Pairs, Values};
+use workload::{Pairs, Shape, Values};
 
 use crate::seen::Seen;
 use crate::signal::{self, Stopped};
@@ -74,6 +74,13 @@ pub struct SourceArgs {
     /// weight r^-0.99. Pairs with other values are another source.
     #[arg(long, value_name = "VALUES", default_value = "unique", conflicts_with = "input")]
     pub values: Values,
+    /// Keys of the synthetic pairs, by the leading bytes that they share: random, alike, some-alike, counting or grouped
+    ///
+    /// alike: all share 25 bytes. some-alike: one in a hundred has 8 to 20 bytes of one of a thousand prefixes. counting:
+    /// numbers after zeros, which come in their order. grouped: each begins with one of a thousand prefixes of 16 bytes.
+    /// Pairs with other keys are another source.
+    #[arg(long, value_name = "SHAPE", default_value = "random", conflicts_with = "input")]
+    pub key_shape: Shape,
     /// Pairs from a file or a pipe, or - for standard input: a Solana snapshot archive, raw records of 64 bytes (32-byte
     /// key, 32-byte value), or CSV
     ///
@@ -107,6 +114,7 @@ impl Default for SourceArgs {
             pairs: None,
             seed: 1,
             values,
+            key_shape: Shape::Random,
             input: None,
             incremental: None,
             format: None,
@@ -181,7 +189,8 @@ impl Source {
             )),
             (Some(0), _) => Err(Wrong::error(Code::Arguments, "there is nothing to do: pairs=0")),
             (Some(count), _) => {
-                Ok(Self::Synthetic { pairs: Pairs::with_values(args.seed, args.values), count: *count })
+                let pairs = Pairs::with_values(args.seed, args.values).with_shape(args.key_shape);
+                Ok(Self::Synthetic { pairs, count: *count })
             }
             (None, Some(path)) => {
                 let is_csv = Packing::of(path).inner(path).is_some_and(|ending| ending.eq_ignore_ascii_case("csv"));

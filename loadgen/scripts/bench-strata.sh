@@ -1,9 +1,11 @@
 #!/bin/sh
 # Measures strata in the states that users get, and says which of its targets are met. `make bench TOPIC=strata` runs it; a second run
-# completes the missing parts. With names of pieces it runs only these (the time of zipfian is an estimate):
+# completes the missing parts. With names of pieces it runs only these (the times of scans, shapes and zipfian are estimates):
 #   memory    gets of 50M pairs in memory, beside a miss of the caches                5 GB, 8 minutes
 #   cold      gets of 50M pairs from a cold start, beside the device                  5 GB, 3 minutes
 #   fresh     reads of 20M pairs right after a load, and settled                      3 GB, 10 minutes
+#   scans     ten pairs from a random key of 10M pairs                                2 GB, 5 minutes
+#   shapes    gets of 10M pairs whose keys share leading bytes                        3 GB, 12 minutes
 #   loads     loads of 50M pairs until they have settled, all engines                 15 GB, 35 minutes
 #   inserts   300M pairs in shuffled order with lookups in between, 1 and 4 GiB       30 GB, 11 minutes
 #   updates   reads of 100M pairs beside 10,000 updates a second                      15 GB, half an hour
@@ -18,10 +20,10 @@ bench() { # FILE SCENARIO OPTION...
     shift 2
     "$BIN/loadgen" bench "$scripts/../scenarios/strata/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep "$@"
 }
-[ $# -gt 0 ] || set -- memory cold fresh loads inserts updates zipfian
+[ $# -gt 0 ] || set -- memory cold fresh scans shapes loads inserts updates zipfian
 for piece in "$@"; do
     case $piece in
-        memory | cold | inserts | updates | zipfian) bench "$piece" "$piece" ;;
+        memory | cold | scans | shapes | inserts | updates | zipfian) bench "$piece" "$piece" ;;
         fresh)
             # The two by turns, because the machine changes within minutes.
             for repeats in 1 2 3 4 5; do

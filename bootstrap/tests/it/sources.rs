@@ -230,3 +230,24 @@ fn values_that_repeat_are_another_source_than_values_that_do_not() {
     let wrong = fails(2, &["--dir", str(&store), "--pairs", "5", "--values", "normal"]);
     assert!(wrong.contains("zipfian:EXPONENT:OWNERS"), "{wrong}");
 }
+
+#[test]
+fn keys_that_share_bytes_are_another_source_than_random_ones() {
+    for (engine, shape) in
+        engines().flat_map(|engine| ["alike", "some-alike", "counting", "grouped"].map(|shape| (engine, shape)))
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let load = ["--engine", engine, "--dir", str(&store), "--pairs", "5000", "--key-shape", shape];
+        ok(&load);
+        ok(&["verify", "--dir", str(&store), "--pairs", "5000", "--key-shape", shape]);
+        let pairs = Pairs::new(1).with_shape(shape.parse().unwrap());
+        let map: Map = (0..5000).map(|i| (pairs.key(i), pairs.value(i, 0))).collect();
+        assert!(
+            map.len() == 5000 && ok(&["info", "--dir", str(&store), "--digest"]).contains(&digest(&map)),
+            "{shape}"
+        );
+        let refused = fails(1, &[&load[..6], &["--resume"]].concat());
+        assert!(refused.contains("of another source"), "{refused}");
+    }
+}

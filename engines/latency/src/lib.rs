@@ -43,7 +43,7 @@ pub enum Op {
     /// One call of `get_many`, whatever the number of its keys. The caller has no value before the call ends, so it
     /// waits this long for each key. The service makes one call for each piece of a batch.
     GetMany,
-    /// One whole scan. The time that the caller's visitor takes is included.
+    /// One whole scan, to the end or to where the caller's visitor ends it. The time that the visitor takes is included.
     Scan,
 }
 

@@ -4,15 +4,12 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Durability};
 use engines::{EngineOptions, OpenMode};
 use probe::MemoryLimit;
 
 use super::child::ChildArgs;
 use super::run::Run;
-
-/// Number of puts in a commit.
-const BATCH: u64 = 1000;
+use super::update::update;
 
 /// Runs the hidden command that makes all updates of an aged store, in buffered commits.
 ///
@@ -20,20 +17,8 @@ const BATCH: u64 = 1000;
 /// Errors of the engine.
 pub fn run(args: &ChildArgs) -> Result<()> {
     let run = &*args.run;
-    let (pairs, versions) = (run.generator()?, run.versions());
     let engine = engines::open(&args.dir, &as_under_cap(run), OpenMode::Existing)?;
-    let mut done = 0;
-    while done < versions.updates() {
-        let end = (done + BATCH).min(versions.updates());
-        let mut txn = engine.begin()?;
-        for update in done..end {
-            let (index, version) = (update % run.pairs, (update / run.pairs + 1) as u32);
-            txn.put(&pairs.key(index), &pairs.value(index, version))?;
-        }
-        let checkpoint = engine.checkpoint()?;
-        txn.commit(&Checkpoint { seq: checkpoint.seq + (end - done), ..checkpoint }, Durability::Buffered)?;
-        done = end;
-    }
+    update(run, &*engine, 0..run.aged_updates())?;
     engine.close()?;
     Ok(())
 }

@@ -19,6 +19,8 @@ use workload::Rng;
 use super::drive::{Done, Driven, Reads, SOURCE, What, Writes, read};
 use super::pace::{note_of_overdue, note_of_writer};
 use super::run::{Run, parse_keys};
+use super::scan::ShortScan;
+use super::update::update;
 use super::work::{Kind, Load, State};
 use crate::result::{Curve, Io, Opening, Quantiles, Record};
 
@@ -128,6 +130,7 @@ impl Part {
 
 fn drive(run: &Run, dir: &Path) -> Result<Record> {
     let (engine, opening) = open(run, dir)?;
+    update(run, engine.inner(), run.aged_updates()..run.updates())?;
     match run.cell.state {
         State::Cold => {}
         State::Warm => {
@@ -214,18 +217,18 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part, floor: Option<
         unchanged: run.cell.workload != Kind::Beside,
     };
     let none = Reads { threads: 0, ..reads(What::Positive) };
+    let scans = |scan_pairs| What::Scan(ShortScan::new(scan_pairs, &pairs, run.pairs));
+    let present = run.cell.scan_pairs().map_or(What::Positive, scans);
     match run.cell.workload {
         Kind::ReadNegative => read(engine, &reads(What::Negative), time, floor, |_| Ok(Done::default())),
-        Kind::ReadPositive => read(engine, &reads(What::Positive), time, floor, |_| Ok(Done::default())),
+        Kind::ReadPositive | Kind::ShortScan => read(engine, &reads(present), time, floor, |_| Ok(Done::default())),
         Kind::GetMany | Kind::GetManyAbsent => {
             let many = What::Many { keys: run.cell.batch as usize, present: run.cell.workload == Kind::GetMany };
             read(engine, &reads(many), time, floor, |_| Ok(Done::default()))
         }
         Kind::Write => read(engine, &none, time, None, |stop| writes(run, 1.0, part)?.run(engine, stop)),
         Kind::Mix => read(engine, &none, time, None, |stop| writes(run, run.cell.write_share, part)?.run(engine, stop)),
-        Kind::Beside => {
-            read(engine, &reads(What::Positive), time, floor, |stop| writes(run, 1.0, part)?.run(engine, stop))
-        }
+        Kind::Beside => read(engine, &reads(present), time, floor, |stop| writes(run, 1.0, part)?.run(engine, stop)),
         Kind::Scan => read(engine, &none, time, None, |stop| scan(run, engine, stop)),
         Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.cell.workload),
     }
@@ -324,6 +327,7 @@ pub(crate) fn curves(total: &Snapshot) -> Vec<Curve> {
 /// merge meanwhile, and the next run would not have to.
 pub(crate) fn changes_store(run: &Run) -> bool {
     run.load == Load::Aged
+        || run.cell.puts_before_reads() > 0
         || matches!(run.cell.workload, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
 }
 
@@ -335,8 +339,8 @@ mod tests {
     fn the_part_before_has_other_keys_even_where_it_is_as_long() {
         let cell = serde_json::json!({ "workload": "read_positive", "state": "steady", "seconds": 30.0 });
         let run = serde_json::json!({
-            "scenario": "s", "engine": {}, "engine_line": "", "keys": "uniform", "pairs": 10, "seed": 1, "values": "unique",
-            "load": "sorted", "age_updates": 0.0, "cap_bytes": null, "threads": 1, "ingest_depth": null, "repeat": 0,
+            "scenario": "s", "engine": {}, "engine_line": "", "keys": "uniform", "key_shape": "random", "pairs": 10, "seed": 1,
+            "values": "unique", "load": "sorted", "age_updates": 0.0, "cap_bytes": null, "threads": 1, "ingest_depth": null, "repeat": 0,
             "cell": cell,
         });
         let run: Run = serde_json::from_value(run).unwrap();

@@ -18,6 +18,7 @@ use workload::{Pairs, Picker, Rng};
 
 use super::pace::{Pace, sample};
 use super::run::Keys;
+use super::scan::ShortScan;
 use super::versions::Versions;
 use crate::result::Series;
 
@@ -25,7 +26,7 @@ use crate::result::Series;
 pub(crate) const SOURCE: &str = "bench";
 
 /// Work of the reading threads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reads {
     pub(crate) pairs: Pairs,
     /// Versions of the values before the run.
@@ -42,7 +43,7 @@ pub(crate) struct Reads {
 }
 
 /// Kind of the reads. A run never mixes two kinds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum What {
     Negative,
     Positive,
@@ -51,11 +52,13 @@ pub(crate) enum What {
         keys: usize,
         present: bool,
     },
+    /// Scans from a key that is present.
+    Scan(ShortScan),
 }
 
 impl What {
-    fn is_present(self) -> bool {
-        matches!(self, Self::Positive | Self::Many { present: true, .. })
+    fn is_present(&self) -> bool {
+        matches!(self, Self::Positive | Self::Scan(_) | Self::Many { present: true, .. })
     }
 }
 
@@ -149,6 +152,7 @@ impl Reads {
             What::Negative => Op::ReadNegative,
             What::Positive => Op::ReadPositive,
             What::Many { .. } => Op::GetMany,
+            What::Scan(_) => Op::Scan,
         }
     }
 
@@ -167,7 +171,7 @@ impl Reads {
         let mut pace = Pace::new(self.rate);
         let many = if let What::Many { keys, .. } = self.what { keys } else { 1 };
         let (mut keys, mut values): (Vec<Key>, Vec<Option<Value>>) = (vec![[0; 32]; many], vec![None; many]);
-        let mut indexes = vec![0; many];
+        let (mut indexes, mut seen) = (vec![0; many], Vec::new());
         let (op, mut ops) = (self.op(), 0);
         // ORDERING: Relaxed: the flag carries no other data.
         while !stop.load(Ordering::Relaxed) {
@@ -176,17 +180,21 @@ impl Reads {
                 *key = if self.what.is_present() {
                     self.pairs.key(*index)
                 } else {
-                    // Absent keys have no ranks, so no skew applies: each comes once, as on the chain.
-                    self.pairs.absent_key(rng.next_u64() >> 1)
+                    // Absent keys have no ranks, so no skew applies: each random one comes once, as on the chain.
+                    self.pairs.absent_key(rng.below(self.pairs.absent_count(self.count)))
                 };
             }
             let due = pace.next();
-            match self.what {
+            match &self.what {
                 What::Many { .. } => reader.get_many(&keys, &mut values)?,
                 What::Negative | What::Positive => values[0] = reader.get(&keys[0])?,
+                What::Scan(scan) => scan.scan(reader, &keys[0], &mut seen)?,
             }
             recorder.record(op, due.elapsed().as_nanos() as u64);
             ops += many as u64;
+            if let What::Scan(scan) = &self.what {
+                values[0] = scan.check(&keys[0], &seen)?;
+            }
             for (index, value) in indexes.iter().zip(&values) {
                 self.check(*index, value.as_ref())?;
             }

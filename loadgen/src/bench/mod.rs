@@ -18,9 +18,11 @@ mod drive;
 mod engine;
 pub(crate) mod pace;
 mod run;
+mod scan;
 mod scenario;
 mod spawn;
 mod store;
+mod update;
 mod versions;
 mod work;
 

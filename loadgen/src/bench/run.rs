@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use engines::EngineOptions;
 use serde::{Deserialize, Serialize};
-use workload::{Pairs, Values};
+use workload::{Pairs, Shape, Values};
 
 use super::versions::Versions;
-use super::work::{Cell, Kind, Load, State, name_of, shuffled, unique};
+use super::work::{Cell, Kind, Load, State, name_of, random, shuffled, unique};
 use crate::result;
 use crate::stream::SkewArg;
 
@@ -23,6 +23,8 @@ pub(crate) struct Run {
     pub(crate) engine_line: String,
     /// Distribution of the keys: one of those of the cell.
     pub(crate) keys: String,
+    /// Kind of the store's keys, in the text form of [`workload::Shape`].
+    pub(crate) key_shape: String,
     /// Number of pairs in the store before the run.
     pub(crate) pairs: u64,
     /// Seed of keys, values and order.
@@ -56,15 +58,36 @@ impl Run {
     /// Returns the generator of the store's pairs.
     ///
     /// # Errors
-    /// Values of an unknown kind.
+    /// Keys or values of an unknown kind.
     pub(crate) fn generator(&self) -> Result<Pairs> {
-        Ok(Pairs::with_values(self.seed, parse_values(&self.values)?))
+        Ok(Pairs::with_values(self.seed, parse_values(&self.values)?).with_shape(parse_shape(&self.key_shape)?))
     }
 
-    /// Returns the versions of the store's values before the run.
+    /// Returns the options of `bootstrap` that name the store's pairs.
+    pub(crate) fn source_args(&self) -> Vec<String> {
+        let mut args = vec!["--pairs".to_owned(), self.pairs.to_string(), "--seed".to_owned(), self.seed.to_string()];
+        if self.values != unique() {
+            args.extend(["--values".to_owned(), self.values.clone()]);
+        }
+        if self.key_shape != random() {
+            args.extend(["--key-shape".to_owned(), self.key_shape.clone()]);
+        }
+        args
+    }
+
+    /// Returns the number of updates between the load of an aged store and the run.
+    pub(crate) fn aged_updates(&self) -> u64 {
+        if self.load == Load::Aged { (self.pairs as f64 * self.age_updates) as u64 } else { 0 }
+    }
+
+    /// Returns all updates before the first measured read: those of an aged store, and then the run's own.
+    pub(crate) fn updates(&self) -> u64 {
+        self.aged_updates() + self.cell.puts_before_reads()
+    }
+
+    /// Returns the versions of the store's values before the first measured read.
     pub(crate) fn versions(&self) -> Versions {
-        let updates = if self.load == Load::Aged { (self.pairs as f64 * self.age_updates) as u64 } else { 0 };
-        Versions::new(self.pairs, updates)
+        Versions::new(self.pairs, self.updates())
     }
 
     /// Returns the [`result::Record::run_key`] of the run's record.
@@ -77,6 +100,30 @@ impl Run {
     pub(crate) fn workload(&self) -> result::Workload {
         let (cell, kind) = (&self.cell, self.cell.workload);
         let writes = matches!(kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
+        let name = match kind {
+            Kind::Mix => {
+                let writes = (cell.write_share * 100.0).round();
+                format!("mix_{}_{writes}", 100.0 - writes)
+            }
+            kind => name_of(kind),
+        };
+        result::Workload {
+            name,
+            arrival: if cell.rate.is_some() { "open" } else { "closed" }.to_owned(),
+            target_rate: cell.rate,
+            keys: self.keys.clone(),
+            pairs: self.pairs,
+            threads: self.threads,
+            state: name_of(cell.state),
+            durability: writes.then(|| cell.durability.clone()),
+            seed: self.seed,
+            more: self.more(writes),
+        }
+    }
+
+    /// Returns every other setting of a run that `writes` or only reads, if it does not have its default.
+    fn more(&self, writes: bool) -> BTreeMap<String, String> {
+        let (cell, kind) = (&self.cell, self.cell.workload);
         let mut more = BTreeMap::new();
         // A `bootstrap` measures its own load.
         if kind != Kind::Bootstrap {
@@ -88,10 +135,16 @@ impl Run {
         if self.values != unique() {
             more.insert("values".to_owned(), self.values.clone());
         }
+        if self.key_shape != random() {
+            more.insert("key_shape".to_owned(), self.key_shape.clone());
+        }
         // The service decides on the batches of `live`.
         if (writes && kind != Kind::Live) || kind.is_batch() {
             let most = cell.batch_max.map_or_else(String::new, |most| format!("-{most}"));
             more.insert("batch".to_owned(), format!("{}{most}", cell.batch));
+        }
+        if let Some(pairs) = cell.scan_pairs() {
+            more.insert("scan_pairs".to_owned(), pairs.to_string());
         }
         if let Some(rate) = cell.write_rate {
             more.insert("write_rate".to_owned(), rate.to_string());
@@ -127,25 +180,7 @@ impl Run {
         if cell.events > 0 {
             more.insert("events".to_owned(), cell.events.to_string());
         }
-        let name = match kind {
-            Kind::Mix => {
-                let writes = (cell.write_share * 100.0).round();
-                format!("mix_{}_{writes}", 100.0 - writes)
-            }
-            kind => name_of(kind),
-        };
-        result::Workload {
-            name,
-            arrival: if cell.rate.is_some() { "open" } else { "closed" }.to_owned(),
-            target_rate: cell.rate,
-            keys: self.keys.clone(),
-            pairs: self.pairs,
-            threads: self.threads,
-            state: name_of(cell.state),
-            durability: writes.then(|| cell.durability.clone()),
-            seed: self.seed,
-            more,
-        }
+        more
     }
 }
 
@@ -171,5 +206,13 @@ pub(crate) fn parse_keys(text: &str) -> Result<Keys> {
 /// # Errors
 /// An unknown kind; the error lists the kinds.
 pub(crate) fn parse_values(text: &str) -> Result<Values> {
+    text.parse().map_err(anyhow::Error::msg)
+}
+
+/// Parses the kind of the keys.
+///
+/// # Errors
+/// An unknown kind; the error lists the kinds.
+pub(crate) fn parse_shape(text: &str) -> Result<Shape> {
     text.parse().map_err(anyhow::Error::msg)
 }

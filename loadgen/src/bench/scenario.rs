@@ -7,11 +7,11 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use engines::EngineOptions;
 use serde::Deserialize;
-use workload::Values;
+use workload::{Shape, Values};
 
 use super::engine;
-use super::run::{Run, parse_keys, parse_values};
-use super::work::{Cell, Kind, Load, State, name_of, one_thread, synced, thousand, unique};
+use super::run::{Run, parse_keys, parse_shape, parse_values};
+use super::work::{Cell, Kind, Load, State, name_of, one_thread, random, synced, thousand, unique};
 
 /// Bytes of a pair. Caps are fractions of all pairs' bytes.
 const PAIR_BYTES: u64 = 64;
@@ -76,6 +76,7 @@ impl Scenario {
         );
         for cell in &self.cells {
             cell.check_writes()?;
+            cell.check_reads()?;
             for seconds in [cell.seconds, cell.before_seconds] {
                 ensure!(seconds > 0.0 && seconds < 1e6, "seconds={seconds}: give more than 0");
             }
@@ -147,10 +148,14 @@ impl Scenario {
                 let caps: Vec<Option<f64>> =
                     if cell.caps.is_empty() { vec![None] } else { cell.caps.iter().copied().map(Some).collect() };
                 let depths = if cell.ingest_depth.is_empty() { &[None][..] } else { &some(&cell.ingest_depth) };
-                for (keys, threads) in cell.keys.iter().flat_map(|keys| cell.threads.iter().map(move |n| (keys, *n))) {
+                let keys = cell.key_shapes.iter().flat_map(|shape| cell.keys.iter().map(move |keys| (shape, keys)));
+                for ((shape, keys), threads) in keys.flat_map(|keys| cell.threads.iter().map(move |n| (keys, *n))) {
                     for (cap, depth) in caps.iter().flat_map(|cap| depths.iter().map(move |depth| (*cap, *depth))) {
-                        let run =
-                            |engine| Run { ingest_depth: depth, ..self.run(cell, engine, keys, cap, threads, repeat) };
+                        let run = |engine| Run {
+                            ingest_depth: depth,
+                            key_shape: shape.clone(),
+                            ..self.run(cell, engine, keys, cap, threads, repeat)
+                        };
                         runs.extend(engines.iter().map(run));
                     }
                 }
@@ -167,6 +172,7 @@ impl Scenario {
             engine_line: engine.line(),
             engine: engine.clone(),
             keys: keys.to_owned(),
+            key_shape: random(),
             pairs: self.pairs,
             seed: self.seed,
             values: self.values.clone(),
@@ -197,6 +203,28 @@ impl Cell {
         ensure!(!live || !self.keys.iter().any(|keys| keys == "sequential"), "live has no sequential keys");
         ensure!(self.write_rate.is_none() || writes, "write_rate is for write and beside, not for {name}");
         ensure!(self.write_rate.is_none_or(|rate| rate > 0.0), "write_rate: give more than 0");
+        Ok(())
+    }
+
+    fn check_reads(&self) -> Result<()> {
+        let name = name_of(self.workload);
+        let scans = matches!(self.workload, Kind::ShortScan | Kind::Beside);
+        ensure!(self.scan_pairs.is_none() || scans, "scan_pairs is for short_scan and beside, not for {name}");
+        ensure!(self.scan_pairs != Some(0), "scan_pairs=0: give 1 or more");
+        ensure!(
+            self.scan_pairs.is_none() || (self.delete_share == 0.0 && !self.double_index),
+            "scan_pairs takes no delete_share or double_index: scans are checked against the loaded keys"
+        );
+        ensure!(
+            self.puts_before_reads() == 0 || self.state == State::Warm,
+            "events of {name} is for state=\"warm\": its puts would bring pages of a cold store into memory"
+        );
+        for shape in &self.key_shapes {
+            let is_random = parse_shape(shape)? == Shape::Random;
+            ensure!(is_random || self.workload != Kind::Live, "live is for random keys: key_shapes={shape}");
+            let in_order = self.keys.iter().any(|keys| keys == "sequential");
+            ensure!(is_random || !in_order, "sequential keys are for random ones: key_shapes={shape}");
+        }
         Ok(())
     }
 }
@@ -246,6 +274,17 @@ mod tests {
     }
 
     #[test]
+    fn each_kind_of_keys_has_its_runs_and_random_ones_are_not_named() {
+        let shapes = text().replace("caps", "key_shapes = ['random', 'alike', 'grouped']\ncaps");
+        let runs = toml::from_str::<Scenario>(&shapes).unwrap().runs().unwrap();
+        assert_eq!(runs.len(), 3 * 2 * 2 * 2 * 2);
+        let named: std::collections::BTreeSet<Option<String>> =
+            runs.iter().map(|run| run.workload().more.get("key_shape").cloned()).collect();
+        assert_eq!(named.into_iter().collect::<Vec<_>>(), [None, Some("alike".to_owned()), Some("grouped".to_owned())]);
+        assert!(runs.iter().all(|run| run.source_args().contains(&run.key_shape) == (run.key_shape != "random")));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let with = |text: &str| {
             toml::from_str::<Scenario>(text).map_err(anyhow::Error::from).and_then(|s| {
@@ -270,9 +309,17 @@ mod tests {
             ("live", "batch = 100", "live takes no threads, batch or durability"),
             ("live", "threads = [2]", "live takes no threads, batch or durability"),
             ("live", "durability = 'buffered'", "live takes no threads, batch or durability"),
+            ("read_positive", "scan_pairs = 10", "scan_pairs is for short_scan and beside"),
+            ("short_scan", "scan_pairs = 0", "scan_pairs=0"),
+            ("beside", "scan_pairs = 10\ndelete_share = 0.1", "scan_pairs takes no delete_share"),
+            ("short_scan", "events = 10", "events of short_scan is for state=\"warm\""),
+            ("read_negative", "key_shapes = ['alike', 'same']", "not a kind of keys: \"same\""),
+            ("live", "key_shapes = ['alike']", "live is for random keys"),
         ] {
             assert!(with(&cell(workload, more)).unwrap_err().to_string().contains(said), "{workload} {more}");
         }
+        let in_order = cell("read_positive", "key_shapes = ['counting']").replace("'uniform', ", "'sequential', ");
+        assert!(with(&in_order).unwrap_err().to_string().contains("sequential keys are for random ones"));
         let owners = |text: String| text.replace("name = ", "values = 'zipfian:0.99:100'\nname = ");
         assert!(with(&owners(text())).is_ok());
         assert!(with(&owners(cell("live", ""))).unwrap_err().to_string().contains("live is for unique values"));

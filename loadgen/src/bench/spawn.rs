@@ -15,7 +15,7 @@ use probe::Cap;
 use super::convert;
 use super::engine;
 use super::run::Run;
-use super::work::{Kind, name_of, unique};
+use super::work::{Kind, name_of};
 use crate::live::sibling;
 use crate::result::{Memory, Record};
 
@@ -86,11 +86,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
     let mut command = match run.cell.workload {
         Kind::Bootstrap => {
             let mut command = cap.command(&sibling("bootstrap")?)?;
-            command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
-            command.args(["--order", &run.cell.order]).arg("--dir").arg(dir);
-            if run.values != unique() {
-                command.args(["--values", &run.values]);
-            }
+            command.args(run.source_args()).args(["--order", &run.cell.order]).arg("--dir").arg(dir);
             // A sorted load has chunks of its own size, and flushes each.
             if run.cell.order != "sorted" {
                 command.args(["--batch", &run.cell.batch.to_string()]);

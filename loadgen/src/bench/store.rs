@@ -13,7 +13,7 @@ use super::child::changes_store;
 use super::engine;
 use super::run::Run;
 use super::spawn;
-use super::work::{Kind, Load, name_of, unique};
+use super::work::{Kind, Load, name_of, random, unique};
 use crate::live::sibling;
 
 /// Ending of the file next to a store that says that its load was completed.
@@ -88,6 +88,9 @@ fn name(run: &Run) -> String {
         let memory = run.engine.memory.map_or(0, |memory| memory.as_u64());
         name.push_str(&format!("-{}-{cap}-{memory}", run.age_updates));
     }
+    if run.key_shape != random() {
+        name.push_str(&format!("-{}", run.key_shape));
+    }
     if run.values != unique() {
         name.push_str(&format!("-{}", run.values.replace(':', "_")));
     }
@@ -97,12 +100,9 @@ fn name(run: &Run) -> String {
 fn load(run: &Run, dir: &Path) -> Result<()> {
     tell!("        loading {} pairs into {}", run.pairs, dir.display());
     let mut command = Command::new(sibling("bootstrap")?);
-    command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]).arg("--dir").arg(dir);
+    command.args(run.source_args()).arg("--dir").arg(dir);
     let is_sorted = matches!(run.load, Load::Sorted | Load::SortedFresh | Load::Aged);
     command.args(["--order", if is_sorted { "sorted" } else { "shuffled" }]);
-    if run.values != unique() {
-        command.args(["--values", &run.values]);
-    }
     // One slot before the first slot of `loadgen stream`, so that the service follows without a gap.
     command.args(["--slot", "999"]);
     if !run.load.is_fresh() {

@@ -1,12 +1,13 @@
-//! The versions of the values in an aged store: the rule which pairs have been changed.
+//! The versions of the values in a store that was updated: the rule which pairs have been changed.
 //!
 //! Owns: this rule. Must not: change anything.
 //!
 //! Update n changes pair n, and starts again with the first pair after the last one. The keys of consecutive pairs are
-//! unrelated, so these are random places of the store. A reader can compute each value without remembering any. With
-//! 0.72 updates a pair, other random updates would have changed only half of the pairs, some of them more than once.
+//! unrelated, unless they count, so these are random places of the store. A reader can compute each value without
+//! remembering any. With 0.72 updates a pair, other random updates would have changed only half of the pairs, some of them
+//! more than once.
 
-/// Computes the version of each pair's value in an aged store.
+/// Computes the version of each pair's value after so many updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Versions {
     pairs: u64,
@@ -17,11 +18,6 @@ impl Versions {
     /// Versions after `updates` updates of `pairs` pairs.
     pub(crate) fn new(pairs: u64, updates: u64) -> Self {
         Self { pairs, updates }
-    }
-
-    /// Returns the number of updates.
-    pub(crate) fn updates(self) -> u64 {
-        self.updates
     }
 
     /// Returns how many times pair `index` was changed.

@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Beside,
     /// Scans every pair in order.
     Scan,
+    /// Scans a few pairs from a key that is present.
+    ShortScan,
     /// Opens a killed writer's store, up to the first correct read.
     Recover,
     /// Runs the service on a stream (`loadgen live`).
@@ -75,6 +77,10 @@ pub(crate) struct Cell {
     /// Distributions of the keys: uniform, zipfian:EXPONENT or sequential.
     #[serde(default = "uniform")]
     pub(crate) keys: Vec<String>,
+    /// Kinds of the store's keys, by the leading bytes that they share: random, alike, some-alike, counting or grouped. Each
+    /// has a store and a run of its own.
+    #[serde(default = "random_keys")]
+    pub(crate) key_shapes: Vec<String>,
     /// Memory caps as shares of the pairs' bytes. Empty: not capped.
     #[serde(default)]
     pub(crate) caps: Vec<f64>,
@@ -107,6 +113,8 @@ pub(crate) struct Cell {
     /// Largest number of writes in a commit. Sizes from `batch` to `batch_max` are log-uniform: as many of 1 to 10 as
     /// of 100 to 1000. `None`: every commit has `batch` writes.
     pub(crate) batch_max: Option<u32>,
+    /// Pairs after which a `short_scan` ends (`None`: ten). For `beside`: the readers make such scans and no gets.
+    pub(crate) scan_pairs: Option<u32>,
     /// Puts a second of the writer in an open loop, for `beside` and `write`. `None`: each commit follows the last one
     /// at once.
     pub(crate) write_rate: Option<f64>,
@@ -116,7 +124,8 @@ pub(crate) struct Cell {
     /// Values of the service's `ingest_depth`, one run of `live` for each. Empty: the service's default.
     #[serde(default)]
     pub(crate) ingest_depth: Vec<u32>,
-    /// Number of events of `live`, or of puts before the kill of `recover` (0: as many as fit into two seconds).
+    /// Number of events of `live`, or of puts before the kill of `recover` (0: as many as fit into two seconds). For reads in a
+    /// warm state: of puts that the run makes once the store is open, so that its reads find them not yet merged.
     #[serde(default)]
     pub(crate) events: u64,
     /// Order of a `bootstrap`: shuffled or sorted.
@@ -132,14 +141,26 @@ pub(crate) struct Cell {
 }
 
 impl Kind {
-    /// Whether it gets keys, one by one or in batches, and nothing else.
+    /// Whether it gets keys, one by one or in batches, or makes short scans, and nothing else.
     pub(crate) fn is_read(self) -> bool {
-        matches!(self, Self::ReadNegative | Self::ReadPositive | Self::GetMany | Self::GetManyAbsent)
+        matches!(self, Self::ReadNegative | Self::ReadPositive | Self::GetMany | Self::GetManyAbsent | Self::ShortScan)
     }
 
     /// Whether an operation is a batch of keys.
     pub(crate) fn is_batch(self) -> bool {
         matches!(self, Self::GetMany | Self::GetManyAbsent)
+    }
+}
+
+impl Cell {
+    /// Returns the number of pairs of a scan, if the readers make short scans.
+    pub(crate) fn scan_pairs(&self) -> Option<u32> {
+        if self.workload == Kind::ShortScan { self.scan_pairs.or(Some(10)) } else { self.scan_pairs }
+    }
+
+    /// Returns the number of puts that a run makes before it reads.
+    pub(crate) fn puts_before_reads(&self) -> u64 {
+        if self.workload.is_read() { self.events } else { 0 }
     }
 }
 
@@ -163,6 +184,11 @@ pub(crate) fn unique() -> String {
     "unique".to_owned()
 }
 
+/// Returns the default kind of the keys.
+pub(crate) fn random() -> String {
+    "random".to_owned()
+}
+
 /// Returns the default order of a `bootstrap`.
 pub(crate) fn shuffled() -> String {
     "shuffled".to_owned()
@@ -184,6 +210,9 @@ fn half() -> f64 {
 }
 pub(crate) fn thousand() -> u32 {
     1000
+}
+fn random_keys() -> Vec<String> {
+    vec![random()]
 }
 fn uniform() -> Vec<String> {
     vec!["uniform".to_owned()]

@@ -137,8 +137,8 @@ impl Record {
 /// Description of a run's work.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Name of the work, such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `live`, `query`,
-    /// `recover`.
+    /// Name of the work, such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `short_scan`, `live`,
+    /// `query`, `recover`.
     pub name: String,
     /// `closed`: the next operation starts when the last one has ended. `open`: it starts at its intended time.
     pub arrival: String,

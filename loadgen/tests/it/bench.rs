@@ -228,6 +228,82 @@ fn name(entry: std::io::Result<std::fs::DirEntry>) -> String {
     entry.unwrap().file_name().into_string().unwrap()
 }
 
+const SCANS: &str = "
+name = 'scans'
+about = 'for a test'
+engines = ENGINES
+pairs = 20000
+
+[[cell]]
+workload = 'short_scan'
+state = 'warm'
+scan_pairs = 3
+rate = 500
+events = 30000
+seconds = 0.5
+
+[[cell]]
+workload = 'short_scan'
+key_shapes = ['random', 'alike', 'some-alike', 'counting', 'grouped']
+seconds = 0.2
+
+[[cell]]
+workload = 'beside'
+key_shapes = ['grouped']
+batch = 1
+write_rate = 1000
+durability = 'buffered'
+scan_pairs = 20000
+seconds = 0.5
+
+[[cell]]
+workload = 'read_negative'
+key_shapes = ['alike', 'some-alike', 'counting', 'grouped']
+seconds = 0.2
+
+[[cell]]
+workload = 'bootstrap'
+key_shapes = ['counting']
+batch = 1000
+";
+
+/// Every run compares its answers, so one that ends has seen no wrong key or value: not after its own 1.5 updates a pair
+/// either, and not in scans up to the last pair of the store.
+#[test]
+fn short_scans_and_keys_that_share_bytes_are_measured_and_their_answers_compared() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("scans.toml"), folder.path().join("results.jsonl"));
+    std::fs::write(&scenario, SCANS.replace("ENGINES", &format!("{:?}", engines()))).unwrap();
+    bench(&scenario, &out, &["--keep"]);
+    let records = read(&out).unwrap();
+    assert_eq!(records.len(), (1 + 5 + 1 + 4 + 1) * engines().len());
+    assert!(records.iter().all(|record| record.ops > 0 && record.pairs > 0), "{records:?}");
+    let more = |record: &Record, name: &str| record.workload.more.get(name).cloned();
+    for record in of(&records, "short_scan") {
+        let (curve, events) = (&record.curves[0], more(record, "events"));
+        assert_eq!(
+            (curve.op.as_str(), curve.count >= record.ops),
+            ("scan", true),
+            "an operation is a scan: {record:?}"
+        );
+        assert_eq!(more(record, "scan_pairs").unwrap(), if events.is_some() { "3" } else { "10" });
+        assert_eq!((record.workload.arrival == "open", record.io.user_write_bytes), (events.is_some(), 0));
+        assert!(more(record, "batch").is_none() && record.workload.durability.is_none(), "{record:?}");
+    }
+    for record in of(&records, "beside") {
+        let ops: Vec<&str> = record.curves.iter().map(|curve| curve.op.as_str()).collect();
+        assert!(ops.contains(&"scan") && ops.contains(&"commit") && !ops.contains(&"read_positive"), "{ops:?}");
+        assert_eq!(more(record, "scan_pairs").unwrap(), "20000");
+    }
+    // A store for each kind of keys. The later runs would have seen it if the first one had changed its store and no copy.
+    let kept: Vec<String> = std::fs::read_dir(out.with_extension("jsonl.work")).unwrap().map(name).collect();
+    for shape in ["sorted", "sorted-alike", "sorted-some-alike", "sorted-counting", "sorted-grouped"] {
+        let ready = kept.iter().filter(|name| name.ends_with(&format!("-20000-1-{shape}.ready")));
+        assert_eq!(ready.count(), engines().len(), "{shape}: {kept:?}");
+    }
+    assert!(!kept.contains(&"run".to_owned()), "{kept:?}");
+}
+
 #[test]
 fn engines_that_differ_in_an_option_are_other_cells() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
