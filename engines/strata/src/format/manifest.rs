@@ -14,6 +14,8 @@ use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
+/// What to do about files of another version.
+pub(crate) const OTHER_VERSION: &str = "load the store anew, or copy it with the program that wrote it to another engine, and back with this one";
 /// Name of the manifest file.
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
@@ -108,7 +110,8 @@ impl Manifest {
             return Err(Error::new(
                 ErrorKind::FixInput,
                 format!("written by another strata: version={version} known={VERSION}"),
-            ));
+            )
+            .with_way_out(OTHER_VERSION));
         }
         let (seed, prefix_bytes) = (input.take::<SEED_BYTES>()?, u32::from_le_bytes(input.take()?));
         let seed = Seed::from_bytes(&seed, prefix_bytes)

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use engine_api::{Key, Result, Value};
 
 use crate::format::page::prefix;
+use crate::huge;
 use crate::mapped::Mapped;
 use crate::memtable::Mem;
 use crate::search::near;
@@ -53,14 +54,29 @@ impl List {
         }
     }
 
+    /// Prefetches the memory that [`List::from`] reads first.
+    fn prefetch(&self, first: &Key) {
+        huge::prefetch(self.as_ptr().wrapping_add(self.guess(0, word(first).into())).cast());
+    }
+
     /// Returns the index of the first place whose key is at least `first`.
     fn from(&self, mem: &Mem, first: &Key) -> usize {
         let wanted = u64::from(word(first));
-        // With uniform keys the guess is near.
-        let guess = ((wanted * self.len() as u64) >> 32) as usize;
-        let at = near(0..self.len(), guess, |at| self[at] < wanted << 32);
+        // With uniform keys the place at the first guess tells how far away the wanted one is.
+        let guess = self.guess(0, wanted);
+        let guess = match self.get(guess).map(|place| place >> 32) {
+            Some(before) if before <= wanted => guess + self.guess(before, wanted),
+            Some(behind) => guess.saturating_sub(self.guess(wanted, behind)),
+            None => guess,
+        };
+        let at = near(0..self.len(), guess.min(self.len()), |at| self[at] < wanted << 32);
         let alike = self[at..].partition_point(|place| *place >> 32 == wanted);
         at + self[at..at + alike].partition_point(|place| mem.key(*place) < *first)
+    }
+
+    /// Estimates the number of places from one word to another, as if the keys were uniform.
+    fn guess(&self, from: u64, to: u64) -> usize {
+        (((to - from) * self.len() as u64) >> 32) as usize
     }
 }
 
@@ -196,6 +212,7 @@ impl Mem {
         }
         let order = self.order.load_full();
         let mut ascending = Ascending { mem: Arc::clone(self), order, length: length as u32, heap: Vec::new() };
+        ascending.order.lists.iter().for_each(|list| list.prefetch(first));
         for list in 0..ascending.order.lists.len() {
             let at = ascending.order.lists[list].from(self, first);
             ascending.heap.extend(ascending.head(list as u32, at));

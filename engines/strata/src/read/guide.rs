@@ -109,13 +109,21 @@ impl Directory {
                 return near + count;
             }
         }
-        start + self.words()[start..end].partition_point(|entry| *entry <= wanted)
+        // Where all keys share eight bytes, the last entry decides.
+        match self.words()[start..end].split_last() {
+            Some((last, _)) if *last <= wanted => end,
+            _ => start + self.words()[start..end].partition_point(|entry| *entry <= wanted),
+        }
     }
 
     /// Number of entries that are less than `wanted`.
     fn below(&self, wanted: u64) -> usize {
         let (Range { start, end }, _) = self.place(wanted);
-        start + self.words()[start..end].partition_point(|entry| *entry < wanted)
+        // As in `up_to`, the first entry decides.
+        match self.words()[start..end].first() {
+            Some(first) if *first >= wanted => start,
+            _ => start + self.words()[start..end].partition_point(|entry| *entry < wanted),
+        }
     }
 
     /// Position of `wanted` between the first key of page `at` and that of the next page, 0 to 1.

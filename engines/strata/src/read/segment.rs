@@ -14,6 +14,7 @@ use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
 use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
+use crate::format::manifest::OTHER_VERSION;
 use crate::format::page::{Page, prefix};
 use crate::format::ties::Ties;
 use crate::huge::{HugeBytes, release_tail};
@@ -99,7 +100,8 @@ impl Segment {
             Wrong::OtherVersion(version) => Error::new(
                 ErrorKind::FixInput,
                 format!("written by another strata: file={} version={version} known={VERSION}", file.shown()),
-            ),
+            )
+            .with_way_out(OTHER_VERSION),
         })?;
         if footer.info != info {
             return Err(damaged(&file, at, "the footer is not what the manifest says"));

@@ -122,7 +122,8 @@ impl Memory {
     /// their memory, because nothing would come back if they gave it away.
     fn divide_now(&self, version: &Version, needed_bytes: u64) -> Division {
         let pinned = self.pinned();
-        let is_pinned = |one: &Segment| pinned.contains(&one.info.id);
+        // One without memory, as after an opening, has nothing to keep.
+        let is_pinned = |one: &Segment| pinned.contains(&one.info.id) && one.given_bytes() > 0;
         let needs_of = |one: &Arc<Segment>| if is_pinned(one) { Needs::default() } else { one.memory_needs() };
         let needs: Vec<Needs> = version.segments().map(needs_of).collect();
         let held: u64 = version.segments().filter(|one| !is_pinned(one)).map(|one| one.given_bytes()).sum();

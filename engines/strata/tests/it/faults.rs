@@ -181,6 +181,33 @@ fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhil
         assert_holds(&open(&again).unwrap(), &more, seq + 1, &format!("again crash_at={crash_at}"));
     }
     assert!(short_of_disk > 0);
+    // Where names are lost together with the power, any subset of them may be, just as the manifest gets its name.
+    for crash_at in changes.saturating_sub(8)..=changes + 1 {
+        let storage = written.after_crash(0);
+        storage.set(Fault::CrashAt(crash_at));
+        drop(open(&storage));
+        for seed in 0..12 {
+            let left = storage.after_crash(seed);
+            let engine = open(&left).unwrap_or_else(|error| panic!("names crash_at={crash_at} seed={seed}: {error}"));
+            assert_eq!(engine.checkpoint().unwrap(), at(seq), "names crash_at={crash_at} seed={seed}");
+        }
+    }
+}
+
+#[test]
+fn a_clean_close_keeps_buffered_commits_through_a_power_loss() {
+    for seed in 0..8 {
+        let storage = FaultyStorage::default();
+        let engine = open(&storage).unwrap();
+        let mut map = Map::new();
+        for seq in 1..=3 {
+            try_commit(&engine, &batch(seed, seq, 50), seq, Durability::Buffered).unwrap();
+            apply(&mut map, &batch(seed, seq, 50));
+        }
+        Box::new(engine).close().unwrap();
+        let left = storage.after_crash(seed);
+        assert_holds(&open(&left).unwrap(), &map, 3, &format!("seed={seed}"));
+    }
 }
 
 /// Returns the bytes of all segments on the disk.

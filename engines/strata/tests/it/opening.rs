@@ -289,3 +289,20 @@ fn a_batch_that_is_too_large_for_a_record_is_refused_as_it_grows_and_the_largest
         assert_eq!(reader.get(&short(n)).unwrap(), value.map(|byte| [byte; 32]), "n={n}");
     }
 }
+
+#[test]
+fn filters_come_after_the_opening_although_a_reader_holds_its_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut pairs, mut map) = ((0..150_000).map(|n| (key(n), [1; 32])).collect::<Vec<_>>(), Map::new());
+    pairs.sort_unstable();
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    engine.load_sorted(&pairs, &seq(1)).unwrap();
+    commit(&engine, &batch(5, 2, 100), 2, &mut map);
+    Box::new(engine).close().unwrap();
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    let mut reader = engine.reader().unwrap();
+    // The flush of the replayed batch makes a new version, and the reader keeps the one before.
+    wait_for("the flush", || stat(&engine, "memtable_records") == 0);
+    wait_for("the filters", || stat(&engine, "filter_planes_least") == 3);
+    assert!(pairs.iter().step_by(500).all(|(key, _)| reader.get(key).unwrap().is_some()));
+}
