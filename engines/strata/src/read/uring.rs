@@ -14,6 +14,9 @@ use crate::file::{PageBuffer, ReadFile, passes};
 use crate::read::lookup::Reads;
 use crate::storage::{PAGE_BYTES, PageBytes, StorageFile};
 
+/// Number of reads that the kernel is given together. The device works on them while the caller prepares the next ones.
+const SUBMIT_AT: usize = 8;
+
 /// A number of slots, each of which is free, being read into, or holding the bytes of a read.
 pub(crate) struct Pipeline {
     /// The ring; `None` if the kernel refused it. Reads are then done when they are asked for.
@@ -74,7 +77,8 @@ impl Pipeline {
     }
 
     /// Starts a read of `bytes` of `file` from `offset` into a free slot. Both numbers are multiples of a page. The
-    /// kernel may not learn of it before [`Pipeline::start`] or [`Pipeline::wait`].
+    /// kernel learns of it with the [`SUBMIT_AT`]th read that it has not been given, or by [`Pipeline::start`] or
+    /// [`Pipeline::wait`].
     pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) {
         let asked = Asked { file: file.shared(), offset, bytes };
         let Slot { buffer, asked: free } = &mut self.slots[slot];
@@ -89,6 +93,9 @@ impl Pipeline {
             if pushed.is_ok() {
                 *free = Some(asked);
                 self.in_flight += 1;
+                if ring.submission().len() >= SUBMIT_AT {
+                    self.start();
+                }
                 return;
             }
         }
