@@ -58,7 +58,7 @@ impl Pipeline {
     fn of(slots: usize, slot_pages: usize, reads: &Arc<Reads>, take: fn(&Arc<Budget>, u64) -> Share) -> Self {
         // One page more, because the buffer is aligned to a page.
         let share = take(&reads.budget, (slots * (slot_pages + 1) * PAGE_BYTES) as u64);
-        let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
+        let ring = ring(slots.next_power_of_two() as u32).ok();
         if ring.is_none() {
             reads.sums.rings_refused.add(1);
         }
@@ -187,6 +187,12 @@ impl Pipeline {
         assert!(asked.is_none(), "a slot is looked at while it is read into");
         buffer.page(index)
     }
+}
+
+/// Makes a ring that does not interrupt its thread when reads end, because the thread learns of them when it waits.
+/// Linux before 5.19 has only rings that interrupt.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    IoUring::builder().setup_coop_taskrun().build(entries).or_else(|_| IoUring::new(entries))
 }
 
 /// Errors of a read of the ring after which a plain read is tried.
