@@ -22,6 +22,8 @@ pub(crate) struct Pipeline {
     /// The ring; `None` if the kernel refused it. Reads are then done when they are asked for.
     ring: Option<IoUring>,
     slots: Vec<Slot>,
+    /// Whether the kernel holds the buffers' pages and knows the buffers by the numbers of their slots.
+    pinned: bool,
     /// Finished reads that were done without the ring: slot and result.
     done: VecDeque<(usize, io::Result<()>)>,
     /// Number of reads given to the ring, whether the kernel has taken them yet or not.
@@ -52,7 +54,9 @@ impl Pipeline {
     /// Makes buffers as [`Pipeline::new`] does, for an owner that keeps them. They are not work, because flushes and
     /// merges would then count on memory that never comes back.
     pub(crate) fn lasting(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
-        Self::of(slots, slot_pages, reads, Budget::take_always)
+        let mut pipeline = Self::of(slots, slot_pages, reads, Budget::take_always);
+        pipeline.pinned = pipeline.pin();
+        pipeline
     }
 
     fn of(slots: usize, slot_pages: usize, reads: &Arc<Reads>, take: fn(&Arc<Budget>, u64) -> Share) -> Self {
@@ -65,11 +69,30 @@ impl Pipeline {
         Self {
             ring,
             slots: (0..slots).map(|_| Slot { buffer: PageBuffer::new(slot_pages), asked: None }).collect(),
+            pinned: false,
             done: VecDeque::new(),
             in_flight: 0,
             reads: Arc::clone(reads),
             _share: share,
         }
+    }
+
+    /// Asks the kernel to hold the buffers' pages, so that it need not look them up for each read. Returns false if it
+    /// refuses, as it may where the memory that a process can lock is limited.
+    ///
+    /// After a fork, kernels before 5.9 could give a buffer other pages and read into those that they hold. The feature
+    /// that is asked for is newer.
+    fn pin(&mut self) -> bool {
+        let Some(ring) = self.ring.as_ref().filter(|ring| ring.params().is_feature_resource_tagging()) else {
+            return false;
+        };
+        let buffers = self.slots.iter_mut().map(|slot| {
+            let bytes = slot.buffer.bytes_mut();
+            libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+        });
+        // SAFETY: the buffers stay where they are until the ring is gone, because it is dropped first. The kernel writes
+        // to them only for the reads of `ask`.
+        unsafe { ring.submitter().register_buffers(&buffers.collect::<Vec<_>>()) }.is_ok()
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -86,7 +109,11 @@ impl Pipeline {
         let target = &mut buffer.bytes_mut()[..bytes];
         let ring = self.ring.as_mut().zip(file.raw_fd());
         if let Some((ring, fd)) = ring {
-            let read = opcode::Read::new(types::Fd(fd), target.as_mut_ptr(), bytes as u32).offset(offset).build();
+            let (fd, into, bytes) = (types::Fd(fd), target.as_mut_ptr(), bytes as u32);
+            let read = match self.pinned {
+                true => opcode::ReadFixed::new(fd, into, bytes, slot as u16).offset(offset).build(),
+                false => opcode::Read::new(fd, into, bytes).offset(offset).build(),
+            };
             // SAFETY: the slot's buffer lives until `drop` has waited for every read in flight, and nobody looks at it
             // before its read has ended; the slot keeps the file open as long.
             let pushed = unsafe { ring.submission().push(&read.user_data(slot as u64)) };
