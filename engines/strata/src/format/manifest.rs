@@ -15,7 +15,8 @@ use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
 /// What to do about files of another version.
-pub(crate) const OTHER_VERSION: &str = "load the store anew, or copy it with the program that wrote it to another engine, and back with this one";
+pub(crate) const OTHER_VERSION: &str =
+    "load the store anew, or copy it with the program that wrote it to another engine, and back with this one";
 /// Name of the manifest file.
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";

@@ -15,11 +15,16 @@ use crate::file::{PageBuffer, ReadFile, passes};
 use crate::read::lookup::Reads;
 use crate::storage::{PAGE_BYTES, PageBytes, StorageFile};
 
+/// Number of reads that the kernel is given together. The device works on them while the caller prepares the next ones.
+const SUBMIT_AT: usize = 8;
+
 /// A number of slots, each of which is free, being read into, or holding the bytes of a read.
 pub(crate) struct Pipeline {
     /// The ring; `None` if the kernel refused it. Reads are then done when they are asked for.
     ring: Option<IoUring>,
     slots: Vec<Slot>,
+    /// Whether the kernel holds the buffers' pages and knows the buffers by the numbers of their slots.
+    pinned: bool,
     /// Finished reads that were done without the ring: slot and result.
     done: VecDeque<(usize, io::Result<()>)>,
     /// Number of reads given to the ring, whether the kernel has taken them yet or not.
@@ -50,19 +55,22 @@ impl Pipeline {
     /// Makes buffers as [`Pipeline::new`] does, for an owner that keeps them. They are not work, because flushes and
     /// merges would then count on memory that never comes back.
     pub(crate) fn lasting(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
-        Self::of(slots, slot_pages, reads, Budget::take_always)
+        let mut pipeline = Self::of(slots, slot_pages, reads, Budget::take_always);
+        pipeline.pinned = pipeline.pin();
+        pipeline
     }
 
     fn of(slots: usize, slot_pages: usize, reads: &Arc<Reads>, take: fn(&Arc<Budget>, u64) -> Share) -> Self {
         // One page more, because the buffer is aligned to a page.
         let share = take(&reads.budget, (slots * (slot_pages + 1) * PAGE_BYTES) as u64);
-        let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
+        let ring = ring(slots.next_power_of_two() as u32).ok();
         if ring.is_none() {
             reads.sums.rings_refused.add(1);
         }
         Self {
             ring,
             slots: (0..slots).map(|_| Slot { buffer: PageBuffer::new(slot_pages), asked: None }).collect(),
+            pinned: false,
             done: VecDeque::new(),
             in_flight: 0,
             reads: Arc::clone(reads),
@@ -70,12 +78,31 @@ impl Pipeline {
         }
     }
 
+    /// Asks the kernel to hold the buffers' pages, so that it need not look them up for each read. Returns false if it
+    /// refuses, as it may where the memory that a process can lock is limited.
+    ///
+    /// After a fork, kernels before 5.9 could give a buffer other pages and read into those that they hold. The feature
+    /// that is asked for is newer.
+    fn pin(&mut self) -> bool {
+        let Some(ring) = self.ring.as_ref().filter(|ring| ring.params().is_feature_resource_tagging()) else {
+            return false;
+        };
+        let buffers = self.slots.iter_mut().map(|slot| {
+            let bytes = slot.buffer.bytes_mut();
+            libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+        });
+        // SAFETY: the buffers stay where they are until the ring is gone, because it is dropped first. The kernel writes
+        // to them only for the reads of `ask`.
+        unsafe { ring.submitter().register_buffers(&buffers.collect::<Vec<_>>()) }.is_ok()
+    }
+
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
     /// Starts a read of `bytes` of `file` from `offset` into a free slot. Both numbers are multiples of a page. The
-    /// kernel may not learn of it before [`Pipeline::start`] or [`Pipeline::wait`].
+    /// kernel learns of it with the [`SUBMIT_AT`]th read that it has not been given, or by [`Pipeline::start`] or
+    /// [`Pipeline::wait`].
     pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) {
         let asked = Asked { file: file.shared(), offset, bytes };
         let Slot { buffer, asked: free } = &mut self.slots[slot];
@@ -83,13 +110,20 @@ impl Pipeline {
         let target = &mut buffer.bytes_mut()[..bytes];
         let ring = self.ring.as_mut().zip(file.raw_fd());
         if let Some((ring, fd)) = ring {
-            let read = opcode::Read::new(types::Fd(fd), target.as_mut_ptr(), bytes as u32).offset(offset).build();
+            let (fd, into, bytes) = (types::Fd(fd), target.as_mut_ptr(), bytes as u32);
+            let read = match self.pinned {
+                true => opcode::ReadFixed::new(fd, into, bytes, slot as u16).offset(offset).build(),
+                false => opcode::Read::new(fd, into, bytes).offset(offset).build(),
+            };
             // SAFETY: the slot's buffer lives until `drop` has waited for every read in flight, and nobody looks at it
             // before its read has ended; the slot keeps the file open as long.
             let pushed = unsafe { ring.submission().push(&read.user_data(slot as u64)) };
             if pushed.is_ok() {
                 *free = Some(asked);
                 self.in_flight += 1;
+                if ring.submission().len() >= SUBMIT_AT {
+                    self.start();
+                }
                 return;
             }
         }
@@ -186,6 +220,12 @@ impl Pipeline {
 /// Makes the error of a pipeline that cannot wait for its reads.
 pub(crate) fn cannot_wait(e: io::Error) -> Error {
     Error::with_source(ErrorKind::Retry, "cannot wait for reads", e)
+}
+
+/// Makes a ring that does not interrupt its thread when reads end, because the thread learns of them when it waits.
+/// Linux before 5.19 has only rings that interrupt.
+fn ring(entries: u32) -> io::Result<IoUring> {
+    IoUring::builder().setup_coop_taskrun().build(entries).or_else(|_| IoUring::new(entries))
 }
 
 /// Errors of a read of the ring after which a plain read is tried.

@@ -1,4 +1,5 @@
-//! Faults of `io_uring`: reads of the ring that the kernel cuts short or fails, and a ring that it refuses.
+//! Faults of `io_uring`: reads of the ring that the kernel cuts short or fails, and a ring or a part of it that it
+//! refuses.
 //!
 //! The faults are the kernel's own. At the place of a fault, the store's file hands out the descriptor of another real
 //! file, which is shorter or cannot be read. Reads without the ring always use the right file. A test cannot make the
@@ -307,7 +308,7 @@ fn a_ring_that_the_kernel_refuses_costs_no_answer() {
         storage.set(None, None);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                refuse_enter(errno);
+                refuse(libc::SYS_io_uring_enter, errno);
                 let mut reader = engine.reader().unwrap();
                 for seed in 0..3 {
                     let keys = some_keys(&mut Rng::new(seed));
@@ -323,14 +324,33 @@ fn a_ring_that_the_kernel_refuses_costs_no_answer() {
     }
 }
 
-/// Makes `io_uring_enter` fail for this thread from now on, as a kernel without memory or a container's filter does.
-fn refuse_enter(errno: i32) {
+#[test]
+fn buffers_that_the_kernel_does_not_hold_cost_no_answer_and_no_ring() {
+    let dir = directory();
+    let (storage, map) = filled(dir.path());
+    let engine = storage.open().unwrap();
+    storage.set(None, None);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            refuse(libc::SYS_io_uring_register, libc::ENOMEM);
+            let keys = some_keys(&mut Rng::new(1));
+            let mut found = vec![None; keys.len()];
+            engine.reader().unwrap().get_many(&keys, &mut found).unwrap();
+            assert_gets(&keys, &found, &map, "no buffers are held");
+        });
+    });
+    assert!(storage.counts().0 > 0, "the ring reads");
+    assert_eq!(stat(&engine, "io_uring_refused"), 0);
+}
+
+/// Makes a system call fail for this thread from now on, as a kernel without memory or a container's filter does.
+fn refuse(call: i64, errno: i32) {
     const NUMBER_AT: u32 = 0;
     // SAFETY: these macros only build instructions.
     let mut program = unsafe {
         [
             libc::BPF_STMT((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, NUMBER_AT),
-            libc::BPF_JUMP((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, libc::SYS_io_uring_enter as u32, 0, 1),
+            libc::BPF_JUMP((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, call as u32, 0, 1),
             libc::BPF_STMT((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ERRNO | errno as u32),
             libc::BPF_STMT((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ALLOW),
         ]
