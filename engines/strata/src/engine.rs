@@ -222,6 +222,8 @@ impl Engine for StrataEngine {
     }
 
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
+        // Right after an opening `strata-merge` may not have made room for the pages yet.
+        self.shared.memory.fill();
         warm_up(&self.shared.common.newest, &self.shared.memory.reads, go_on)
     }
 

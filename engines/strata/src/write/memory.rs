@@ -91,7 +91,7 @@ impl Memory {
         map_huge(bytes as usize).ok().map(|map| Kept { map, share })
     }
 
-    /// Reads the directories and filters of all segments after an opening, the newest runs first. A directory that cannot
+    /// Reads the directories and filters of all segments that lack them, as after an opening, the newest runs first. A directory that cannot
     /// be read is an error of each lookup that needs it, and of the merge that meets it.
     pub(crate) fn fill(&self) {
         let version = Arc::clone(&self.common.newest.load().version);
