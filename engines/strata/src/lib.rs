@@ -25,7 +25,7 @@
 //!   it does not, they read one after the other, and the statistic `io_uring_refused` counts it.
 //! - One merge step runs at a time, and merges of newer and older runs take turns. Merges write at most 128 MiB a
 //!   second as long as they keep up. Where they do not, commits are slowed from 20 delta runs on and held at 36. They
-//!   are also slowed and held at a debt of two and three times the amount that makes a merge into the base due. The
+//!   are also slowed and held at a debt of 1.25 and three times the amount that makes a merge into the base due. The
 //!   statistics count such waits and hold the longest one.
 //! - The next WAL file and memtable are made while the present ones fill. When a commit begins the next file, the WAL's
 //!   bytes have already reached the device.

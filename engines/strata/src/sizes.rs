@@ -6,6 +6,7 @@
 use crate::StrataOptions;
 use crate::format::page::RECORD_BYTES;
 use crate::memtable::{ENTRY_BYTES, ORDER_BYTES};
+use crate::read::version::Version;
 
 /// Number of memtables that may wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
@@ -15,6 +16,11 @@ const MEM_SHARE: u64 = 16;
 const MEM_RECORDS_MIN: u64 = 16 << 10;
 /// Most pairs of a memtable: few enough to be sorted in a second.
 const MEM_RECORDS_MAX: u64 = 1 << 20;
+/// A memtable has at most 1/STORE_SHARE of the records of the store. Otherwise the WAL files, of which there are five at
+/// full speed, and the delta runs would be several times as large as a small store.
+const STORE_SHARE: u64 = 16;
+/// Fewest pairs of a memtable that is kept small for the store's size.
+const SMALL_MEM_RECORDS_MIN: u64 = 64 << 10;
 /// A segment has a record for each SEGMENT_SHARE bytes of memory. Writing a segment holds ten bytes a record, which is
 /// then a twenty-fifth of the memory.
 const SEGMENT_SHARE: u64 = 256;
@@ -66,6 +72,13 @@ impl Sizes {
             wal_bytes: WAL_BYTES_MAX,
         }
     }
+}
+
+/// Number of records in a usual memtable of a store in this state. `mem_records` is the largest number.
+pub(crate) fn usual_mem_records(mem_records: u64, version: &Version) -> u64 {
+    // Before the first merge into the base all records are in deltas.
+    let store_records = version.base.records().max(version.records() / 4);
+    (store_records / STORE_SHARE).max(SMALL_MEM_RECORDS_MIN).min(mem_records)
 }
 
 /// Size of all read buffers of a merge together, in bytes.

@@ -18,7 +18,8 @@ use engine_strata::{Sizes, StrataEngine, StrataOptions};
 /// # Errors
 /// Any error of opening the engine; I/O errors of the directory.
 pub(crate) fn open(dir: &Path, rng: &mut Rng) -> engine_api::Result<Box<dyn Engine>> {
-    let options = StrataOptions { memory_bytes: rng.pick(&[8, 8, 16, 48, 256]) << 20, disk_reserve_bytes: 64 << 20 };
+    let memory_bytes = rng.pick(&[8, 8, 16, 48, 256]) << 20;
+    let options = StrataOptions { memory_bytes, disk_reserve_bytes: 64 << 20, prefix_bytes: rng.pick(&[32, 32, 16]) };
     let failed = |e| Error::io(format!("cannot create a store: dir={}", dir.display()), e);
     fs::create_dir_all(dir).map_err(failed)?;
     let parent = dir.parent().unwrap_or(dir);

@@ -230,6 +230,11 @@ impl Version {
         self.runs().flat_map(|run| run.segments())
     }
 
+    /// Number of records in all runs.
+    pub(crate) fn records(&self) -> u64 {
+        self.runs().map(|run| run.records()).sum()
+    }
+
     /// Returns the greatest key of any run.
     pub(crate) fn last_key(&self) -> Option<Key> {
         self.runs().filter_map(|run| run.segments().last()).map(|segment| segment.info.last).max()

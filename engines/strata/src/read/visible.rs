@@ -14,6 +14,7 @@ use crate::memtable::Mem;
 use crate::read::cursor::Cursor;
 use crate::read::lookup::Lookup;
 use crate::read::version::Version;
+use crate::sizes::usual_mem_records;
 
 /// The state that a reader sees. It holds whole batches only.
 #[derive(Clone)]
@@ -25,7 +26,7 @@ pub(crate) struct Visible {
     pub(crate) frozen: Vec<Arc<Frozen>>,
     pub(crate) version: Arc<Version>,
     pub(crate) checkpoint: Checkpoint,
-    /// Number of records in a usual memtable of this store. A large batch gets a larger one.
+    /// Largest number of records in a memtable of this store, except that a large batch gets a larger one.
     pub(crate) mem_records: u64,
 }
 
@@ -109,6 +110,11 @@ impl Visible {
         let mems = std::iter::once((&self.active, self.length)).chain(frozen);
         let lists: Vec<_> = mems.map(|(mem, length)| mem.ascending(length, first)).collect::<Result<_>>()?;
         Ok(lists.into_iter().filter(|list| !list.is_empty()).map(Cursor::Mem).collect())
+    }
+
+    /// Number of records in a usual memtable of the store as it is now.
+    pub(crate) fn usual_mem_records(&self) -> u64 {
+        usual_mem_records(self.mem_records, &self.version)
     }
 
     /// Number of entries in memtables.

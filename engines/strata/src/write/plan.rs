@@ -21,10 +21,10 @@ const RUNS_SLOW: usize = 20;
 /// absent key looks at all runs, and a merge of all of them has a buffer for each.
 const RUNS_MAX: usize = 36;
 /// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
-/// or some memtables). One unit is being merged while the next one is written; a third means that merges lag.
-const DEBT_SLOW: f64 = 2.0;
-/// Debt at which commits are held, in the same units: the deltas then hold one and a half times as many records as the
-/// base.
+/// or some memtables): soon after a merge is due, because the deltas take disk space until it ends.
+const DEBT_SLOW: f64 = 1.25;
+/// Debt at which commits are held, in the same units. The deltas then hold one and a half times as many records as the
+/// base. Writers at full speed reach two thirds of it.
 const DEBT_MAX: f64 = 3.0;
 /// Number of delta runs of one size that are merged together.
 const FANOUT: usize = 4;
@@ -38,8 +38,8 @@ pub(crate) const MERGED_MAX: usize = 2 * RUNS_MAX;
 /// memtables.
 const BASE_SHARE: u64 = 2;
 /// A merge into the base is due no sooner than the deltas hold as many records as this many memtables. It matters while
-/// the base is small.
-const DELTA_MEMS_MIN: u64 = 16;
+/// the base is small, so that a memtable is larger than its share of the store.
+const DELTA_MEMS_MIN: u64 = 8;
 /// As [`BASE_SHARE`], if no delta has a filter in memory: every absent key then costs a read in each of them.
 const BASE_SHARE_UNFILTERED: u64 = 16;
 
@@ -72,7 +72,7 @@ pub(crate) fn debt(now: &Visible) -> Debt {
     }
     let base = now.version.base.records();
     let parts = |share: f64| {
-        let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.mem_records) as f64);
+        let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.usual_mem_records()) as f64);
         records as f64 / due
     };
     // Merge sooner in proportion to the part of the deltas without a filter.

@@ -48,8 +48,8 @@ pub(crate) fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     let mut report = Repaired::default();
     let mut aside = Vec::new();
     let (manifest, rebuilt) = match stored(storage)? {
-        Stored::Usable(manifest) => (manifest, false),
-        Stored::Unusable(why) => {
+        Ok(manifest) => (manifest, false),
+        Err(why) => {
             let Rebuilt { manifest, unused } = rebuild(storage, why, &mut report)?;
             aside.extend(unused);
             (manifest, true)
@@ -88,30 +88,27 @@ struct Repair<'a> {
 }
 
 /// The manifest that a store has, or the reason why it cannot be used.
-enum Stored {
-    Usable(Manifest),
-    Unusable(String),
-}
+type Stored = std::result::Result<Manifest, String>;
 
 fn stored(storage: &Arc<dyn Storage>) -> Result<Stored> {
     let manifest = match Manifest::read(&**storage) {
         Ok(Some(manifest)) => manifest,
-        Ok(None) => return Ok(Stored::Unusable("manifest is missing".to_owned())),
-        Err(error) if is_damage(&error) => return Ok(Stored::Unusable(error.to_string())),
+        Ok(None) => return Ok(Err("manifest is missing".to_owned())),
+        Err(error) if is_damage(&error) => return Ok(Err(error.to_string())),
         Err(error) => return Err(error),
     };
     if let Some(why) = is_of_another_store(&**storage, &manifest)?.or(is_superseded(&**storage, &manifest)?) {
-        return Ok(Stored::Unusable(why));
+        return Ok(Err(why));
     }
     let Some(newest) = newest_unnamed(&**storage, &manifest, salvage_footer)? else {
-        return Ok(Stored::Usable(manifest));
+        return Ok(Ok(manifest));
     };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), report: Repaired::default() };
     let files = repair.wal_files()?;
     let (last, _) = repair.end_of_wal(&files)?;
     // If the WAL is damaged, a segment left by a crash may have the batches that it lacks.
     let ahead = newest.is_ahead(&**storage, last);
-    Ok(ahead.map_or(Stored::Usable(repair.manifest), Stored::Unusable))
+    Ok(ahead.map_or(Ok(repair.manifest), Err))
 }
 
 impl Repair<'_> {

@@ -244,7 +244,7 @@ impl Merging {
         let busy = busy.and_then(|runs| runs.first());
         let deltas = &now.version.deltas;
         let free = busy.and_then(|busy| deltas.iter().position(|run| run.is(busy))).unwrap_or(deltas.len());
-        let Some(range) = due(&deltas[..free], deltas.len(), now.mem_records) else { return Ok(false) };
+        let Some(range) = due(&deltas[..free], deltas.len(), now.usual_mem_records()) else { return Ok(false) };
         let runs = deltas[range].to_vec();
         let needed = runs.iter().map(|run| run.file_bytes()).sum();
         match shared.common.require_space(needed, shared.common.reserve_bytes, "a merge") {

@@ -115,7 +115,7 @@ fn a_scan_of_a_prefix_reads_only_where_the_prefix_is() {
     engine.load_sorted(&pairs, &seq(1)).unwrap();
     // Three delta runs, whose prefixes are new but for one in five. Four would be merged.
     for batch in 0..3 {
-        let group = |n: u64| if n % 5 == 0 { n } else { GROUPS + batch * 1000 + n };
+        let group = |n: u64| if n.is_multiple_of(5) { n } else { GROUPS + batch * 1000 + n };
         let changes: Vec<_> = (0..900).map(|n| (grouped(group(n), 77), Some([batch as u8; 32]))).collect();
         try_commit(&engine, &changes, 2 + batch, Durability::Buffered).unwrap();
     }

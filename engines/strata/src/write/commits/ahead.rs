@@ -80,7 +80,7 @@ impl Commits {
     }
 
     fn prepare(&self) -> Result<Ready> {
-        let mem = Arc::new(Mem::new(self.common.sizes.mem_records)?);
+        let mem = Arc::new(Mem::new(self.common.newest.load().usual_mem_records() as usize)?);
         let _share = self.memory.reads.budget.take_for_work(mem.bytes(0));
         // `begin_behind` sets the last durable batch when the file is begun.
         Ok(Ready { wal: self.create_wal(0)?, mem, _share })

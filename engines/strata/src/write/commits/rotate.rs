@@ -82,7 +82,7 @@ impl Commits {
         wal.take_if(|wal| wal.id() < writer.wal.id());
         let mem = match mem.filter(|mem| mem.capacity() >= records) {
             Some(mem) => mem,
-            None => Arc::new(Mem::new(records.max(self.common.sizes.mem_records))?),
+            None => Arc::new(Mem::new(records.max(self.common.newest.load().usual_mem_records() as usize))?),
         };
         let mut wal = match wal {
             Some(wal) => wal,
