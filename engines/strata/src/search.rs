@@ -1,6 +1,6 @@
 //! Searches in sorted lists whose items are not plain numbers, or whose place is likely known.
 //!
-//! Owns: bisection, with and without a guess. Must not: know what is searched. Any thread.
+//! Owns: bisection, with and without a guess. Must not: know the items. Any thread.
 
 use std::ops::Range;
 

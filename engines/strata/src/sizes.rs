@@ -6,7 +6,6 @@
 use crate::StrataOptions;
 use crate::format::page::RECORD_BYTES;
 use crate::memtable::{ENTRY_BYTES, ORDER_BYTES};
-use crate::read::version::Version;
 
 /// Number of memtables that may wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
@@ -74,10 +73,11 @@ impl Sizes {
     }
 }
 
-/// Number of records in a usual memtable of a store in this state. `mem_records` is the largest number.
-pub(crate) fn usual_mem_records(mem_records: u64, version: &Version) -> u64 {
+/// Number of records in a usual memtable of a store with so many records in its base and in all runs. `mem_records` is
+/// the largest number.
+pub(crate) fn usual_mem_records(mem_records: u64, base_records: u64, all_records: u64) -> u64 {
     // Before the first merge into the base all records are in deltas.
-    let store_records = version.base.records().max(version.records() / 4);
+    let store_records = base_records.max(all_records / 4);
     (store_records / STORE_SHARE).max(SMALL_MEM_RECORDS_MIN).min(mem_records)
 }
 

@@ -1,4 +1,4 @@
-//! Short scans: a few pairs from a key on, and the check of what came.
+//! Short scans: a few pairs from a key on, and the check of their result.
 //!
 //! Owns: which pairs a scan has to see. Must not: time it. Runs on the thread of its reader.
 

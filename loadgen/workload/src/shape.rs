@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// index begins each of its keys with the thing that it lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shape {
-    /// All bytes are random.
+    /// All bytes of a key are random.
     #[default]
     Random,
     /// All keys have the same first 25 bytes, and the last 7 are random.

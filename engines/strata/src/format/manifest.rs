@@ -14,7 +14,7 @@ use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
-/// What to do about files of another version.
+/// The way out for files of another version.
 pub(crate) const OTHER_VERSION: &str =
     "load the store anew, or copy it with the program that wrote it to another engine, and back with this one";
 /// Name of the manifest file.

@@ -217,7 +217,7 @@ impl<'a> Page<'a> {
 
     /// Returns the index of `key`, or of the first greater key as an error, which is the number of records if there is
     /// none. `part` is an estimate of the key's position: its distance from the page's first key to the next page's, 0 to
-    /// 1. Keys are mostly uniform, so the search begins there, and bisects what is left after a few steps.
+    /// 1. Keys are mostly uniform, so the search begins there, and bisects the rest after a few steps.
     pub(crate) fn rank(self, key: &Key, part: f64) -> Result<usize, usize> {
         let (elided, start) = self.place(0);
         let (count, stride) = (self.len(), RECORD_BYTES - elided);

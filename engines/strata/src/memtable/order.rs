@@ -6,7 +6,7 @@
 //!
 //! Each extension adds a list of the new entries, and merges it with the short lists before it. Long lists are merged by
 //! `strata-flush`, so a reader copies few places besides those of the entries that it adds. A list is merged with those
-//! behind it once they have a quarter of its entries. So each entry is copied a few times for each fourfold growth, and a
+//! after it once they have a quarter of its entries. So each entry is copied a few times for each fourfold growth, and a
 //! reader has one or two lists for each fourfold growth of the memtable.
 //!
 //! The lists hold entries that are newer than a reader's snapshot. The reader passes over them.
@@ -25,7 +25,7 @@ use crate::search::near;
 /// Readers merge only lists with fewer entries. A merge then copies about twice as many at most, which takes some ten
 /// microseconds.
 const SHORT_ENTRIES: usize = 4096;
-/// A list is merged with those behind it once they have 1/GROWTH of its entries.
+/// A list is merged with those after it once they have 1/GROWTH of its entries.
 const GROWTH: usize = 4;
 
 /// The place of an entry in the order: the first four bytes of its key as a number in the upper half, its index in the
@@ -39,7 +39,7 @@ enum List {
 }
 
 impl List {
-    /// Collects this many places.
+    /// Collects so many places into a short or a long list.
     fn of(count: usize, places: impl Iterator<Item = Place>) -> Result<Self> {
         if count < SHORT_ENTRIES {
             return Ok(Self::Short(places.collect()));
@@ -104,7 +104,7 @@ impl Order {
         self.lists.iter().rposition(|list| list.len() >= SHORT_ENTRIES).map_or(0, |last| last + 1)
     }
 
-    /// Returns the first of these lists that is due to be merged with those behind it.
+    /// Returns the first of these lists that is due to be merged with those after it.
     fn due(&self, lists: Range<usize>) -> Option<usize> {
         let (mut behind, mut due) = (0, None);
         for at in lists.rev() {
@@ -146,14 +146,14 @@ impl Mem {
     /// alone. `length` must have been acquired with a snapshot.
     ///
     /// # Errors
-    /// `Retry`: there is no memory. Nothing is lost; a reader or the next call does what is left.
+    /// `Retry`: there is no memory. Nothing is lost; a reader or the next call does the rest.
     pub(crate) fn arrange_and_merge(&self, length: usize) -> Result<()> {
         self.arrange(length)?;
         let now = self.order.load_full();
         let end = now.settled();
         let Some(first) = now.due(0..end) else { return Ok(()) };
         let merged = Arc::new(self.merged(&now.lists[first..end])?);
-        // Readers have changed nothing but the lists behind these.
+        // Readers have changed nothing but the lists after these.
         let _one = self.ordering.lock();
         let mut next = Order::clone(&self.order.load());
         next.lists.splice(first..end, [merged]);

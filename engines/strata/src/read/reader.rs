@@ -97,7 +97,7 @@ impl Reader for StrataReader<'_> {
     fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
         let hash = (prefix_bytes >= self.reads.seed.prefix_bytes()).then(|| self.reads.seed.filter_hash(first));
         let may_hold = |run: &Run| hash.is_none_or(|hash| run.may_hold_prefix(&first[..prefix_bytes], first, hash));
-        let to = behind(first, prefix_bytes);
+        let to = after(first, prefix_bytes);
         self.scan_runs(first, to, may_hold, &mut |key, value| match to.is_none_or(|to| *key < to) {
             true => visit(key, value),
             false => ControlFlow::Break(()),
@@ -117,12 +117,12 @@ impl Reader for StrataReader<'_> {
     }
 }
 
-/// Returns the first key behind all that begin with the same `prefix_bytes` bytes as `key`; `None` if there is none.
-fn behind(key: &Key, prefix_bytes: usize) -> Option<Key> {
-    let mut behind = [0; 32];
-    behind[..prefix_bytes].copy_from_slice(&key[..prefix_bytes]);
-    let last = behind[..prefix_bytes].iter().rposition(|byte| *byte != 0xff)?;
-    behind[last] += 1;
-    behind[last + 1..].fill(0);
-    Some(behind)
+/// Returns the first key after all that begin with the same `prefix_bytes` bytes as `key`; `None` if there is none.
+fn after(key: &Key, prefix_bytes: usize) -> Option<Key> {
+    let mut after = [0; 32];
+    after[..prefix_bytes].copy_from_slice(&key[..prefix_bytes]);
+    let last = after[..prefix_bytes].iter().rposition(|byte| *byte != 0xff)?;
+    after[last] += 1;
+    after[last + 1..].fill(0);
+    Some(after)
 }

@@ -14,6 +14,7 @@ use crate::format::manifest::MergedBelow;
 use crate::format::page::prefix;
 use crate::read::lookup::{Hashes, Lookup};
 use crate::read::segment::Segment;
+use crate::sizes::usual_mem_records;
 
 /// Number of runs whose filters are asked at once: more than there usually are, except while merges lag.
 const RUNS_TOGETHER: usize = 16;
@@ -230,9 +231,9 @@ impl Version {
         self.runs().flat_map(|run| run.segments())
     }
 
-    /// Number of records in all runs.
-    pub(crate) fn records(&self) -> u64 {
-        self.runs().map(|run| run.records()).sum()
+    /// Number of records in a usual memtable of a store with these runs. `mem_records` is the largest number.
+    pub(crate) fn usual_mem_records(&self, mem_records: u64) -> u64 {
+        usual_mem_records(mem_records, self.base.records(), self.runs().map(|run| run.records()).sum())
     }
 
     /// Returns the greatest key of any run.

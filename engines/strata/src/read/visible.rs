@@ -14,7 +14,6 @@ use crate::memtable::Mem;
 use crate::read::cursor::Cursor;
 use crate::read::lookup::Lookup;
 use crate::read::version::Version;
-use crate::sizes::usual_mem_records;
 
 /// The state that a reader sees. It holds whole batches only.
 #[derive(Clone)]
@@ -114,7 +113,7 @@ impl Visible {
 
     /// Number of records in a usual memtable of the store as it is now.
     pub(crate) fn usual_mem_records(&self) -> u64 {
-        usual_mem_records(self.mem_records, &self.version)
+        self.version.usual_mem_records(self.mem_records)
     }
 
     /// Number of entries in memtables.

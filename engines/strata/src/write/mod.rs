@@ -19,6 +19,7 @@
 
 pub(crate) mod at_once;
 pub(crate) mod bulk;
+mod changes;
 pub(crate) mod commits;
 pub(crate) mod common;
 pub(crate) mod counters;

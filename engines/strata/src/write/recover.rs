@@ -14,7 +14,7 @@ use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
-use crate::sizes::{mem_bytes, usual_mem_records};
+use crate::sizes::mem_bytes;
 use crate::storage::Storage;
 use crate::write::at_once::at_once;
 use crate::write::directory::{remove_obsolete, survey};
@@ -54,7 +54,7 @@ pub(crate) fn recover(
     remove_obsolete(&**storage, &mut found)?;
     // The replayed memtable is frozen at once, before a new active one.
     let visible = Visible {
-        active: Arc::new(Mem::new(usual_mem_records(mem_records as u64, &version) as usize)?),
+        active: Arc::new(Mem::new(version.usual_mem_records(mem_records as u64) as usize)?),
         length: 0,
         frozen: frozen.into_iter().collect(),
         version: Arc::new(version),

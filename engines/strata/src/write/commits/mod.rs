@@ -20,10 +20,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::format::secret::WalKey;
 use crate::format::wal::Wal;
+use crate::write::changes::Changes;
 use crate::write::common::Common;
 use crate::write::memory::Memory;
 use crate::write::runs::Runs;
-use crate::write::txn::Lists;
 
 /// The commits of a store.
 pub(crate) struct Commits {
@@ -47,13 +47,13 @@ pub(crate) struct Writer {
     arranged: usize,
     /// Whether the next WAL file and memtable were already requested.
     prepares: bool,
-    /// The empty lists of the last transaction, for the next one.
-    lists: Lists,
+    /// The empty lists of the last transaction, for the next one: no put waits for them to grow to the usual size.
+    changes: Changes,
 }
 
 impl Writer {
-    pub(crate) fn lists(&mut self) -> &mut Lists {
-        &mut self.lists
+    pub(crate) fn changes(&mut self) -> &mut Changes {
+        &mut self.changes
     }
 }
 
@@ -66,8 +66,8 @@ impl Commits {
         wal_key: WalKey,
         (wal, batch): (Wal, u64),
     ) -> Self {
-        let lists = Lists::new(memory.reads.seed);
-        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, arranged: 0, prepares: false, lists };
+        let changes = Changes::new(memory.reads.seed);
+        let writer = Writer { wal, batch, owed: Duration::ZERO, written_out: 0, arranged: 0, prepares: false, changes };
         Self {
             common: Arc::clone(common),
             runs: Arc::clone(runs),
