@@ -96,8 +96,9 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             set::interpolate(out)?
         }
     };
-    let out = if options.prefix_bytes < PUBKEY_BYTES { set::prefixes(out, options.prefix_bytes)? } else { out };
-    set::apply(out, &options.set)
+    let out = set::apply(out, &options.set)?;
+    // After the settings, because another prefix would end a scan of a prefix too early.
+    if options.prefix_bytes < PUBKEY_BYTES { set::prefixes(out, options.prefix_bytes) } else { Ok(out) }
 }
 
 /// Returns the allocated bytes of the files in `dir` and below.

@@ -11,7 +11,7 @@ use engine_api::{Checkpoint, ErrorKind, Key};
 use crate::format::filter::plane_bytes;
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::manifest::{Manifest, MergedBelow};
-use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder};
+use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, checksum};
 use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
 use crate::storage::{PageBytes, StorageFile};
@@ -63,7 +63,11 @@ pub fn page(bytes: &[u8]) {
         }
     }
     let sample = sample.seal(NUMBER, 0, |bytes| bytes.to_vec());
-    each(&whole_page(bytes), sample, seal, |bytes| look_up(&whole_page(bytes)));
+    let seal_page = |bytes: &mut [u8]| {
+        let sum = checksum(&whole_page(bytes));
+        bytes[..4].copy_from_slice(&sum.to_le_bytes());
+    };
+    each(&whole_page(bytes), sample, seal_page, |bytes| look_up(&whole_page(bytes)));
 }
 
 fn look_up(bytes: &PageBytes) {

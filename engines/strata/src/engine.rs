@@ -113,7 +113,7 @@ impl StrataEngine {
     /// As [`StrataEngine::open`].
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
         let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
-        shared.memory.fill();
+        shared.memory.balance(0);
         // Nobody may wait for threads that were never started.
         shared.common.mailbox.lock().ended = true;
         Ok(Self { shared, threads: Vec::new() })
@@ -223,7 +223,7 @@ impl Engine for StrataEngine {
 
     fn warm_up(&self, go_on: &mut dyn FnMut(Warmed) -> Pace) -> Result<()> {
         // Right after an opening `strata-merge` may not have made room for the pages yet.
-        self.shared.memory.fill();
+        self.shared.memory.balance(0);
         warm_up(&self.shared.common.newest, &self.shared.memory.reads, go_on)
     }
 

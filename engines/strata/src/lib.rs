@@ -33,7 +33,8 @@
 //!   records, pages and more filters. Flushes, merges and scans take the memory that they need from these, and give it
 //!   back.
 //! - Every access to a disk goes through [`storage::Storage`], so that tests can put faults and power losses anywhere.
-//! - Readers wait for nobody and take no lock. Each holds a snapshot, which is a version of the runs and a length of
+//! - Gets wait for nobody and take no lock. A scan may order the newest entries of a memtable, under that memtable's lock.
+//!   Each reader holds a snapshot, which is a version of the runs and a length of
 //!   the memtable. A set of the record cache that is being written to counts as a miss. The store's threads drop the
 //!   versions that merges replace, once no reader holds them.
 //! - Cached records survive merges into the base: a merge forgets the keys that it changes, and no others.

@@ -16,8 +16,9 @@ const MEM_RECORDS_MIN: u64 = 16 << 10;
 /// Most pairs of a memtable: few enough to be sorted in a second.
 const MEM_RECORDS_MAX: u64 = 1 << 20;
 /// A memtable has at most 1/STORE_SHARE of the records of the store. Otherwise the WAL files, of which there are five at
-/// full speed, and the delta runs would be several times as large as a small store.
-const STORE_SHARE: u64 = 16;
+/// full speed, and the delta runs would be several times as large as a small store. The share makes a merge into the base
+/// due at half of the base also where the number of memtables decides.
+const STORE_SHARE: u64 = 32;
 /// Fewest pairs of a memtable that is kept small for the store's size.
 const SMALL_MEM_RECORDS_MIN: u64 = 64 << 10;
 /// A segment has a record for each SEGMENT_SHARE bytes of memory. Writing a segment holds ten bytes a record, which is

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use engine_api::{Durability, Engine, ErrorKind, Key, Value};
 use solkv_engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
 
-use crate::{PAIRS, commit, count, key, mark, pairs, tuned_with};
+use crate::{PAIRS, commit, count, key, mark, pairs, profiles, tuned_with};
 
 /// Returns pairs in key order whose keys all have different first two bytes. Every third such prefix has a pair.
 fn spread() -> Vec<(Key, Value)> {
@@ -133,4 +133,34 @@ fn a_store_needs_no_block_cache() {
     engine.settle().unwrap();
     assert_eq!(count(&engine), 2 * PAIRS);
     assert_eq!(engine.reader().unwrap().get(&key(1)).unwrap(), Some(key(0)));
+}
+
+#[test]
+fn a_store_with_prefixes_scans_them_alone_whatever_the_profile_and_the_settings() {
+    let others = tuned_with(&[("prefix_extractor", "capped:24")]);
+    for (name, options) in profiles().into_iter().chain([("capped", others)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RocksdbEngine::open(dir.path(), &RocksdbOptions { prefix_bytes: 16, ..options }).unwrap();
+        // Every third group has no key.
+        let grouped = |group: u8, n: u8| -> Key { std::array::from_fn(|at| if at < 16 { group } else { n }) };
+        let groups = (0..=255).filter(|group| group % 3 != 0);
+        let pairs: Vec<_> = groups.flat_map(|group| (0..20).map(move |n| (grouped(group, n), [group; 32]))).collect();
+        commit(&engine, &pairs[..3000], 1);
+        engine.settle().unwrap();
+        commit(&engine, &pairs[3000..], 2);
+        let mut reader = engine.reader().unwrap();
+        for group in 0..=255 {
+            for (first, prefix_bytes) in [(0, 16), (7, 16), (7, 17), (19, 20)] {
+                let mut found = Vec::new();
+                let visited = reader.scan_prefix(&grouped(group, first), prefix_bytes, &mut |key, _| {
+                    found.push(*key);
+                    ControlFlow::Continue(())
+                });
+                visited.unwrap();
+                let last = if prefix_bytes == 16 { 20 } else { first + 1 };
+                let expected: Vec<Key> = (first..last).filter(|_| group % 3 != 0).map(|n| grouped(group, n)).collect();
+                assert_eq!(found, expected, "{name} group={group} first={first} bytes={prefix_bytes}");
+            }
+        }
+    }
 }

@@ -12,13 +12,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::NUMBER_MAX;
 use crate::format::filter::{PLANES, plane_bytes};
-use crate::format::page::PAGE_RECORDS_MAX;
+use crate::format::page::{PAGE_RECORDS_MAX, VERSION};
 use crate::format::secret::{SEED_BYTES, Seed};
 use crate::format::ties;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
-/// Format version that is written, and the only one that is read. No older version was ever released.
-pub(crate) const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"stratasg";
 
 /// Description of a segment, the same in the manifest and in the footer.

@@ -14,6 +14,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::search::bisect;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
+/// Version of a segment and its pages that is written, and the only one that is read. No older version was ever released.
+pub(crate) const VERSION: u32 = 4;
 /// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
 /// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share
@@ -31,7 +33,7 @@ const NEAR_RECORDS: usize = 8;
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct PageHeader {
-    /// CRC32C of the rest of the page.
+    /// CRC32C of the rest of the page, xor the version.
     crc: U32,
     segment: U64,
     /// Number of the page in its segment, from 0.
@@ -144,8 +146,13 @@ fn seal_into<'a>(
         tombstones,
     };
     page[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    let crc = crc32c::crc32c(&page[4..]);
+    let crc = checksum(page);
     page[..4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Returns the checksum of a page. It differs between versions, because a repair reads pages whose footer is lost.
+pub(crate) fn checksum(page: &PageBytes) -> u32 {
+    crc32c::crc32c(&page[4..]) ^ VERSION
 }
 
 /// Number of leading bytes that two keys share, at most [`ELIDED_MAX`].
@@ -163,7 +170,7 @@ impl<'a> Page<'a> {
         let Ok((header, _)) = PageHeader::ref_from_prefix(bytes) else {
             return Err("shorter than a header".to_owned());
         };
-        let computed = crc32c::crc32c(&bytes[4..]);
+        let computed = checksum(bytes);
         if header.crc != computed {
             return Err(format!("checksum stored={:08x} computed={computed:08x}", header.crc));
         }
@@ -372,7 +379,7 @@ mod tests {
         ) {
             let mut bytes = [rest; PAGE_BYTES];
             bytes[..HEADER_BYTES].copy_from_slice(&header);
-            let crc = crc32c::crc32c(&bytes[4..]);
+            let crc = checksum(&bytes);
             bytes[..4].copy_from_slice(&crc.to_le_bytes());
             let segment = u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
             let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));

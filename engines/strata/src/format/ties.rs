@@ -16,11 +16,13 @@ use crate::search::near;
 /// Bytes of a tie: the key, and the number of its page.
 const TIE_BYTES: usize = 32 + 4;
 
-/// Collects the ties of a segment while it is written.
+/// Collects the directory and the ties of a segment from its pages.
 #[derive(Default)]
-pub(crate) struct TiesBuilder {
+pub(crate) struct DirectoryBuilder {
+    words: Vec<u64>,
     keys: Vec<Key>,
-    pages: Vec<u32>,
+    /// Number of the page of each of `keys`.
+    tied: Vec<u32>,
 }
 
 /// The ties of a segment in memory: first all keys, ascending, then all numbers of pages.
@@ -29,34 +31,43 @@ pub(crate) struct Ties {
     bytes: HugeBytes,
 }
 
-/// Whether a page that begins with `first` has a tie. `before` is the last key of the page before it.
-pub(crate) fn is_tied(before: &Key, first: &Key) -> bool {
-    prefix(before) == prefix(first)
-}
-
 /// Whether a section of this size can be the ties of a segment with so many pages.
 pub(crate) fn can_be(bytes: u64, pages: u64) -> bool {
     bytes.is_multiple_of(TIE_BYTES as u64) && bytes / (TIE_BYTES as u64) < pages
 }
 
-impl TiesBuilder {
-    /// Adds the tie of page `page`, which begins with `first`. Pages must ascend.
-    pub(crate) fn push(&mut self, first: &Key, page: u32) {
-        self.keys.push(*first);
-        self.pages.push(page);
+impl DirectoryBuilder {
+    /// Adds the next page, which begins with `first`. `before` is the last key of the page before it.
+    pub(crate) fn push(&mut self, first: &Key, before: Option<&Key>) {
+        if before.is_some_and(|before| prefix(before) == prefix(first)) {
+            self.keys.push(*first);
+            self.tied.push(self.words.len() as u32);
+        }
+        self.words.push(prefix(first));
     }
 
-    /// Size of the section in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.keys.len() * TIE_BYTES
+    /// Number of pages so far.
+    pub(crate) fn pages(&self) -> usize {
+        self.words.len()
     }
 
-    /// Writes the section into `out`, which has its size.
-    pub(crate) fn encode(&self, out: &mut [u8]) {
+    /// Sizes of the directory and of the ties in bytes.
+    pub(crate) fn bytes(&self) -> [usize; 2] {
+        [self.words.len() * 8, self.keys.len() * TIE_BYTES]
+    }
+
+    /// Writes the directory into `out`, which has its size.
+    pub(crate) fn encode_directory(&self, out: &mut [u8]) {
+        let (words, _) = out.as_chunks_mut();
+        words.iter_mut().zip(&self.words).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
+    }
+
+    /// Writes the ties into `out`, which has their size.
+    pub(crate) fn encode_ties(&self, out: &mut [u8]) {
         let (keys, pages) = out.split_at_mut(self.keys.len() * 32);
         keys.copy_from_slice(self.keys.as_flattened());
         let (pages, _) = pages.as_chunks_mut();
-        pages.iter_mut().zip(&self.pages).for_each(|(bytes, page)| *bytes = page.to_le_bytes());
+        pages.iter_mut().zip(&self.tied).for_each(|(bytes, page)| *bytes = page.to_le_bytes());
     }
 }
 
@@ -95,12 +106,11 @@ impl Ties {
         if at < self.count() { Err("the ties are out of order") } else { Ok(()) }
     }
 
-    /// Returns the page that may hold `key`, whose first eight bytes are those of all `pages` in the directory. There
-    /// must be such pages, and no others. The page before them is the one if the first of them has a tie and begins with a
-    /// greater key.
+    /// Returns the page that may hold `key`. `pages` are all pages whose word in the directory is the key's first eight
+    /// bytes, at least one. If the first of them has a tie with a greater key, the page before it may hold the key.
     #[cold]
     pub(crate) fn page_of(&self, key: &Key, pages: Range<usize>, all_pages: usize) -> usize {
-        let end = self.after(pages.end, all_pages);
+        let end = self.count_before(pages.end, all_pages);
         let start = end - (pages.len() - 1);
         let is_first_tied = start > 0 && self.page(start - 1) as usize == pages.start;
         let start = start - usize::from(is_first_tied);
@@ -123,7 +133,7 @@ impl Ties {
     }
 
     /// Number of ties of the pages before page `end`, of so many pages in all.
-    fn after(&self, end: usize, all_pages: usize) -> usize {
+    fn count_before(&self, end: usize, all_pages: usize) -> usize {
         let guess = (end as u64 * self.count() as u64 / all_pages as u64) as usize;
         near(0..self.count(), guess, |at| (self.page(at) as usize) < end)
     }
@@ -138,16 +148,16 @@ mod tests {
 
     /// Makes the directory and the ties of these pages of ascending keys.
     fn of(pages: &[Vec<Key>]) -> (Vec<u64>, Ties) {
-        let mut builder = TiesBuilder::default();
-        for (page, two) in (1..).zip(pages.windows(2)) {
-            if is_tied(two[0].last().expect("a key"), &two[1][0]) {
-                builder.push(&two[1][0], page);
-            }
+        let mut builder = DirectoryBuilder::default();
+        let mut before = None;
+        for page in pages {
+            builder.push(&page[0], before);
+            before = page.last();
         }
-        let mut bytes = Pool::default().take(builder.bytes()).expect("memory");
-        let length = builder.bytes();
-        builder.encode(&mut bytes.whole_pages_mut()[..length]);
-        (pages.iter().map(|page| prefix(&page[0])).collect(), Ties::new(bytes))
+        let [_, length] = builder.bytes();
+        let mut bytes = Pool::default().take(length).expect("memory");
+        builder.encode_ties(&mut bytes.whole_pages_mut()[..length]);
+        (builder.words, Ties::new(bytes))
     }
 
     proptest! {
@@ -196,6 +206,16 @@ mod tests {
         assert_eq!(none.check(&words), Err("a tie is missing"));
         assert_eq!(ties.check(&[words[0], words[1], words[3], words[3]]), Err("a tie is not of its page"));
         assert_eq!(ties.check(&words[..2]), Err("the ties are out of order"));
+        // Two ties of one word whose keys are in the wrong order.
+        let alike = |last: u8| {
+            vec![{
+                let mut key = [5; 32];
+                key[31] = last;
+                key
+            }]
+        };
+        let (words, ties) = of(&[alike(1), alike(9), alike(4)]);
+        assert_eq!(ties.check(&words), Err("a tie is not of its page"));
         assert!(can_be(36, 2) && !can_be(36, 1) && !can_be(35, 9) && can_be(0, 1));
     }
 }

@@ -9,7 +9,8 @@
 //! after it once they have a quarter of its entries. So each entry is copied a few times for each fourfold growth, and a
 //! reader has one or two lists for each fourfold growth of the memtable.
 //!
-//! The lists hold entries that are newer than a reader's snapshot. The reader passes over them.
+//! The lists hold entries that are newer than a reader's snapshot. The reader passes over them: over eight for each of its
+//! own, or over as many as a memtable has for each [`SHORT_ENTRIES`].
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -27,6 +28,10 @@ use crate::search::near;
 const SHORT_ENTRIES: usize = 4096;
 /// A list is merged with those after it once they have 1/GROWTH of its entries.
 const GROWTH: usize = 4;
+
+/// A reader with fewer than [`SHORT_ENTRIES`] entries sorts them for itself once the order has so many times as many:
+/// otherwise it would pass over all others.
+const STALE: usize = 8;
 
 /// The place of an entry in the order: the first four bytes of its key as a number in the upper half, its index in the
 /// lower one.
@@ -210,7 +215,11 @@ impl Mem {
         if self.order.load().covered < length {
             self.arrange(length)?;
         }
-        let order = self.order.load_full();
+        let mut order = self.order.load_full();
+        if length < SHORT_ENTRIES && order.covered > STALE * length {
+            let lists = vec![Arc::new(self.sorted(0, length)?)];
+            order = Arc::new(Order { lists, covered: length });
+        }
         let mut ascending = Ascending { mem: Arc::clone(self), order, length: length as u32, heap: Vec::new() };
         ascending.order.lists.iter().for_each(|list| list.prefetch(first));
         for list in 0..ascending.order.lists.len() {

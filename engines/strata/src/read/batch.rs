@@ -139,7 +139,7 @@ impl<'a> Batch<'a> {
         let mut aims: [Option<Aim>; TOGETHER] = [const { None }; TOGETHER];
         for ((asked, segment), aim) in passed.iter().zip(&mut aims) {
             segment.fetch_rest(asked.hash);
-            *aim = segment.aim(&self.keys[asked.index])?;
+            *aim = segment.aim(&self.keys[asked.index]);
         }
         for ((asked, segment), aim) in passed.drain(..).zip(aims) {
             let Asked { index, hash, .. } = asked;
@@ -184,7 +184,7 @@ impl<'a> Batch<'a> {
                 None
             }
             // The filter was wrong, so ask older runs.
-            None => self.ask_from(run + 1, index, hash)?,
+            None => self.ask_from(run + 1, index, hash),
         };
         match next {
             Some(waiting) => self.read_into(slot, waiting),
@@ -195,7 +195,7 @@ impl<'a> Batch<'a> {
 
     /// Asks the runs from `first` on for the key with this index, without reading the device. Returns the read that it
     /// needs; without one the key is answered.
-    fn ask_from(&mut self, first: usize, index: usize, hash: Hashes) -> Result<Option<Waiting<'a>>> {
+    fn ask_from(&mut self, first: usize, index: usize, hash: Hashes) -> Option<Waiting<'a>> {
         let (visible, key, spot) = (self.visible, &self.keys[index], Spot::of(0, hash.filter));
         self.values[index] = None;
         for (run, holder) in visible.version.runs().enumerate().skip(first) {
@@ -203,16 +203,16 @@ impl<'a> Batch<'a> {
                 Some(segment) if segment.may_hold(spot) => &**segment,
                 _ => continue,
             };
-            match segment.aim(key)?.map(|aim| segment.ask(key, hash, aim, self.lookup)) {
+            match segment.aim(key).map(|aim| segment.ask(key, hash, aim, self.lookup)) {
                 None | Some(Answer::Absent) => {}
                 Some(Answer::Found(found)) => {
                     self.values[index] = found;
                     break;
                 }
-                Some(Answer::Page(aim)) => return Ok(Some(Waiting { index, hash, run, segment, aim })),
+                Some(Answer::Page(aim)) => return Some(Waiting { index, hash, run, segment, aim }),
             }
         }
-        Ok(None)
+        None
     }
 }
 

@@ -137,20 +137,14 @@ pub(crate) struct Merged {
 
 impl RunCursor {
     /// Makes a boxed cursor over the records with `from <= key < to`, to be merged with others.
-    ///
-    /// # Errors
-    /// As [`Segment::directory`].
-    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Result<Box<Self>> {
-        Self::new(run, from, to, how).map(Box::new)
+    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Box<Self> {
+        Box::new(Self::new(run, from, to, how))
     }
 
-    fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Result<Self> {
+    fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Self {
         let segment = run.segment_for(from).unwrap_or(0);
-        let (page, part) = match run.segments().get(segment) {
-            Some(segment) => segment.first_page_from(from).map_err(|e| how.failed(segment, e))?,
-            None => (0, 0.0),
-        };
-        Ok(Self {
+        let (page, part) = run.segments().get(segment).map_or((0, 0.0), |segment| segment.first_page_from(from));
+        Self {
             run: Arc::clone(run),
             ask: (segment, page),
             window: FIRST_PAGES,
@@ -164,7 +158,7 @@ impl RunCursor {
             how: how.clone(),
             from: *from,
             to,
-        })
+        }
     }
 
     /// Passes the pairs of the run from the first key on to `visit`. It ignores the end of the range.
@@ -264,7 +258,7 @@ impl RunCursor {
     /// Advances to the next chunk and starts the read of the one after it. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         if self.ahead.is_none() {
-            self.ahead = self.ask(0)?;
+            self.ahead = self.ask(0);
         }
         let Some(chunk) = self.ahead.take() else { return Ok(false) };
         let run = Arc::clone(&self.run);
@@ -274,7 +268,7 @@ impl RunCursor {
         }
         if self.window > 2 * FIRST_PAGES {
             // Not after the first chunk, because a short range ends there.
-            self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
+            self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS));
         }
         if let Some((slot, pipeline)) = chunk.slot.zip(self.pipeline.as_ref()) {
             for number in chunk.pages.clone() {
@@ -292,17 +286,16 @@ impl RunCursor {
     }
 
     /// Asks for the next consecutive pages, and reads them into this slot unless they are in memory.
-    fn ask(&mut self, slot: usize) -> Result<Option<Chunk>> {
+    fn ask(&mut self, slot: usize) -> Option<Chunk> {
         loop {
             let (at, first) = self.ask;
-            let Some(segment) = self.run.segments().get(at) else { return Ok(None) };
+            let segment = self.run.segments().get(at)?;
             if first == segment.pages() {
                 self.ask = (at + 1, 0);
                 continue;
             }
-            let begins = |to| segment.page_prefix(first).map(|begins| begins > prefix(&to));
-            if self.to.map_or(Ok(false), begins).map_err(|e| self.how.failed(segment, e))? {
-                return Ok(None);
+            if self.to.is_some_and(|to| segment.page_prefix(first) > prefix(&to)) {
+                return None;
             }
             let end = segment.pages().min(first + self.window);
             let ready = segment.ready(first).is_some();
@@ -322,7 +315,7 @@ impl RunCursor {
             }
             self.ask = (at, pages.end);
             self.window = (self.window * 2).min(self.how.pages as u32);
-            return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
+            return Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) });
         }
     }
 

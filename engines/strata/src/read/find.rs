@@ -48,9 +48,7 @@ impl Segment {
     /// Prefetches the memory that [`Segment::aim`] reads.
     #[inline]
     pub(crate) fn fetch_directory(&self, key: &Key) {
-        if let Some(directory) = self.directory_read() {
-            directory.prefetch(prefix(key));
-        }
+        self.directory().prefetch(prefix(key));
     }
 
     /// Prefetches plane 1 and, unless pages are kept in memory, the set of the record cache, which [`Segment::ask`]
@@ -74,17 +72,14 @@ impl Segment {
 
     /// Returns the page to look at for a key, and prefetches it if it is in memory. `None` if every page begins with a
     /// greater key.
-    ///
-    /// # Errors
-    /// As [`Segment::directory`].
     #[inline]
-    pub(crate) fn aim(&self, key: &Key) -> Result<Option<Aim>> {
-        let Some((page, part)) = self.directory()?.page_of(key) else { return Ok(None) };
+    pub(crate) fn aim(&self, key: &Key) -> Option<Aim> {
+        let (page, part) = self.directory().page_of(key)?;
         let aim = Aim { page: page as u32, part };
         if let Some(resident) = self.resident() {
             resident.prefetch(aim.page, aim.part);
         }
-        Ok(Some(aim))
+        Some(aim)
     }
 
     /// Answers for `key`, which plane 0 has let through, without reading the device.
@@ -116,7 +111,7 @@ impl Segment {
     /// Returns the record of `key`, which plane 0 has let through.
     pub(crate) fn get(&self, key: &Key, hash: Hashes, lookup: &mut Lookup) -> Result<Option<Record>> {
         self.fetch_rest(hash);
-        let Some(aim) = self.aim(key)? else { return Ok(None) };
+        let Some(aim) = self.aim(key) else { return Ok(None) };
         match self.ask(key, hash, aim, lookup) {
             Answer::Absent => Ok(None),
             Answer::Found(value) => Ok(Some(Record(value))),

@@ -44,8 +44,7 @@ impl<'e> StrataReader<'e> {
         let lists = self.visible.lists_from(first)?;
         let runs: Vec<_> = self.visible.version.runs().filter(|run| run.records() > 0 && may_hold(run)).collect();
         let window = Window::scan(self.reads, runs.len());
-        let runs = runs.into_iter().map(|run| RunCursor::boxed(run, first, to, &window));
-        let mut runs: Vec<_> = runs.collect::<Result<_>>()?;
+        let mut runs: Vec<_> = runs.into_iter().map(|run| RunCursor::boxed(run, first, to, &window)).collect();
         self.read_first(&mut runs)?;
         if lists.is_empty() && runs.len() == 1 {
             // One run and nothing else, as after a load: visit its pages directly, without merging.
@@ -53,6 +52,10 @@ impl<'e> StrataReader<'e> {
         }
         let mut records = Merged::new(lists.into_iter().chain(runs.into_iter().map(Cursor::Run)).collect())?;
         while let Some((key, value)) = records.next()? {
+            // The visitor does not see deletions, of which many may follow.
+            if to.is_some_and(|to| key >= to) {
+                break;
+            }
             if let Some(value) = value
                 && visit(&key, &value) == ControlFlow::Break(())
             {

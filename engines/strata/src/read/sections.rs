@@ -8,6 +8,7 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::file::{PageBuffer, ReadFile, io_error};
 use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
 use crate::format::page::prefix;
+use crate::format::ties::DirectoryBuilder;
 use crate::huge::{HugeBytes, Pool};
 use crate::storage::PAGE_BYTES;
 
@@ -80,6 +81,24 @@ pub(super) fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Re
 /// Makes the error of a damaged segment, which names file and offset.
 pub(super) fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
     Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
+}
+
+/// Checks that directory and ties on disk are those of the segment's pages.
+///
+/// # Errors
+/// As [`read_section`].
+pub(crate) fn check_against_pages(file: &ReadFile, footer: &Footer, pages: &DirectoryBuilder) -> Result<()> {
+    let [directory_bytes, ties_bytes] = pages.bytes();
+    let (mut directory, mut ties) = (vec![0; directory_bytes], vec![0; ties_bytes]);
+    pages.encode_directory(&mut directory);
+    pages.encode_ties(&mut ties);
+    let pool = Pool::default();
+    for (section, expected) in [(footer.directory, directory), (footer.ties, ties)] {
+        if read_section(file, section, &pool)?.bytes() != expected {
+            return Err(damaged(file, section.offset, "the directory is not that of the pages"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the filter planes, the directory and its ties on disk against their checksums.

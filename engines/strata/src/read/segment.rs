@@ -1,4 +1,4 @@
-//! A segment: one immutable file of pages, filter planes and a directory.
+//! A segment: one immutable file of pages, filter planes, a directory and ties.
 //!
 //! Owns: opening and reading the file, and the parts of it in memory. Must not: know runs or versions. Readers use a
 //! segment on any thread at once.
@@ -8,21 +8,20 @@ use std::sync::{Arc, OnceLock};
 
 use engine_api::{Error, ErrorKind, Key, Result};
 use memmap2::MmapMut;
-use parking_lot::Mutex;
 
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::PLANES;
-use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
+use crate::format::footer::{Footer, Origin, SegmentInfo, Wrong};
 use crate::format::manifest::OTHER_VERSION;
-use crate::format::page::{Page, prefix};
-use crate::format::ties::Ties;
+use crate::format::page::{Page, VERSION, prefix};
+use crate::format::ties::{DirectoryBuilder, Ties};
 use crate::huge::{HugeBytes, release_tail};
 use crate::read::cache::{Closed, RecordCache};
 use crate::read::guide::{Directory, guide_bytes};
 use crate::read::lookup::Reads;
 use crate::read::resident::Resident;
-use crate::read::sections::{check_directory, check_sections, damaged, read_footer, read_section};
+use crate::read::sections::{check_against_pages, check_directory, check_sections, damaged, read_footer, read_section};
 use crate::read::set::Source;
 use crate::retire::Retire;
 use crate::storage::{PAGE_BYTES, PageBytes, Storage};
@@ -47,7 +46,7 @@ pub(crate) struct Index {
     pub(crate) ties: HugeBytes,
 }
 
-/// Memory needs of a segment, apart from its directory, which is always in memory.
+/// Memory needs of a segment, apart from its directory and ties, which are always in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Needs {
     /// Size of each filter plane in bytes.
@@ -64,10 +63,7 @@ pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
     file: Arc<ReadFile>,
     footer: Arc<Footer>,
-    /// Directory and ties, which the first use reads, or `strata-merge` soon after the opening.
-    directory: OnceLock<Directory>,
-    /// Held while they are read.
-    reading: Arc<Mutex<()>>,
+    directory: Directory,
     planes: [OnceLock<(HugeBytes, Arc<Share>)>; PLANES],
     resident: OnceLock<Arc<Resident>>,
     /// Memory of the directory, held as long as a clone lives.
@@ -83,10 +79,10 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Opens a segment of the base run or of a delta run, and reads nothing of it but its footer.
+    /// Opens a segment of the base run or of a delta run, and reads its footer, its directory and its ties.
     ///
     /// # Errors
-    /// `DataDamaged` naming file and offset; `FixInput` for another version; I/O errors.
+    /// `DataDamaged` naming file and offset; `FixInput` for another version; `Retry`: there is no memory; I/O errors.
     pub(crate) fn open(
         storage: &Arc<dyn Storage>,
         info: SegmentInfo,
@@ -110,32 +106,14 @@ impl Segment {
             return Err(damaged(&file, at, "it is a segment of another store"));
         }
         let share = directory_share(&footer, budget);
-        Ok(Arc::new(Self { in_base, ..Self::of(storage, (file, footer), (OnceLock::new(), share), reads) }))
-    }
-
-    /// Returns the directory. The first call reads it, and others wait for that meanwhile.
-    ///
-    /// # Errors
-    /// As [`read_section`].
-    #[inline]
-    pub(crate) fn directory(&self) -> Result<&Directory> {
-        self.directory.get().map_or_else(|| self.read_directory(), Ok)
-    }
-
-    #[cold]
-    fn read_directory(&self) -> Result<&Directory> {
-        let _one = self.reading.lock();
-        if let Some(read) = self.directory.get() {
-            return Ok(read);
-        }
-        let (file, footer, pool) = (&self.file, &self.footer, &self.reads.pool);
-        let mut directory = read_section(file, footer.directory, pool)?;
+        let mut directory = read_section(&file, footer.directory, &reads.pool)?;
         // The file is little-endian; convert to this machine's byte order.
         directory.make_native();
-        check_directory(directory.words(), &self.info).map_err(|why| damaged(file, footer.directory.offset, why))?;
-        let ties = Ties::new(read_section(file, footer.ties, pool)?);
-        ties.check(directory.words()).map_err(|why| damaged(file, footer.ties.offset, why))?;
-        Ok(self.directory.get_or_init(|| Directory::new(directory, ties, prefix(&self.info.last))))
+        check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
+        let ties = Ties::new(read_section(&file, footer.ties, &reads.pool)?);
+        ties.check(directory.words()).map_err(|why| damaged(&file, footer.ties.offset, why))?;
+        let directory = Directory::new(directory, ties, prefix(&info.last));
+        Ok(Arc::new(Self { in_base, ..Self::of(storage, (file, footer), (directory, share), reads) }))
     }
 
     /// Opens a segment that was just written, and takes its directory and planes from memory. Nothing of the file is
@@ -152,7 +130,7 @@ impl Segment {
         let file = ReadFile::open(&**storage, &name(footer.info.id))?;
         let share = directory_share(&footer, &reads.budget);
         let directory = Directory::new(index.directory, Ties::new(index.ties), prefix(&footer.info.last));
-        let segment = Arc::new(Self::of(storage, (file, footer), (directory.into(), share), reads));
+        let segment = Arc::new(Self::of(storage, (file, footer), (directory, share), reads));
         for (plane, made) in segment.planes.iter().zip(index.planes) {
             if let Some((bytes, share)) = made {
                 let _ = plane.set((bytes, Arc::new(share)));
@@ -165,7 +143,7 @@ impl Segment {
     fn of(
         storage: &Arc<dyn Storage>,
         (file, footer): (ReadFile, Footer),
-        (directory, share): (OnceLock<Directory>, Share),
+        (directory, share): (Directory, Share),
         reads: &Arc<Reads>,
     ) -> Self {
         let (info, removed_from) = (footer.info, Arc::clone(storage));
@@ -175,7 +153,6 @@ impl Segment {
             in_base: footer.origin.base,
             footer: Arc::new(footer),
             directory,
-            reading: Arc::default(),
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
             _directory_share: Arc::new(share),
@@ -271,8 +248,6 @@ impl Segment {
     /// Returns the same segment with less in memory: at most this many planes, and its pages or none. Both share the
     /// file and everything that both hold.
     pub(crate) fn lighter(&self, planes: usize, pages: bool) -> Arc<Self> {
-        // Otherwise both would read it, and its memory would be counted once. An error comes again at the next use.
-        self.directory().ok();
         let mut lighter = self.clone();
         lighter.planes.iter_mut().skip(planes).for_each(|plane| drop(plane.take()));
         if !pages {
@@ -328,10 +303,10 @@ impl Segment {
         &self.file
     }
 
-    /// Returns the directory if it was read.
+    /// Returns the directory, which is always in memory.
     #[inline]
-    pub(super) fn directory_read(&self) -> Option<&Directory> {
-        self.directory.get()
+    pub(super) fn directory(&self) -> &Directory {
+        &self.directory
     }
 
     /// Returns a filter plane if it is in memory.
@@ -360,11 +335,8 @@ impl Segment {
     }
 
     /// First eight bytes of a page's first key, as a number.
-    ///
-    /// # Errors
-    /// As [`Segment::directory`].
-    pub(crate) fn page_prefix(&self, number: u32) -> Result<u64> {
-        Ok(self.directory()?.words()[number as usize])
+    pub(crate) fn page_prefix(&self, number: u32) -> u64 {
+        self.directory.words()[number as usize]
     }
 
     /// Returns page `number` if it is in memory.
@@ -390,16 +362,13 @@ impl Segment {
     }
 
     /// Returns the first page that may hold keys from `key` on, and the estimated position of `key` in it, 0 to 1.
-    ///
-    /// # Errors
-    /// As [`Segment::directory`].
-    pub(crate) fn first_page_from(&self, key: &Key) -> Result<(u32, f64)> {
-        let (page, part) = self.directory()?.page_of(key).unwrap_or((0, 0.0));
-        Ok((page as u32, part))
+    pub(crate) fn first_page_from(&self, key: &Key) -> (u32, f64) {
+        let (page, part) = self.directory.page_of(key).unwrap_or((0, 0.0));
+        (page as u32, part)
     }
 }
 
-/// Takes the memory of a segment's directory, which stays once it was read.
+/// Takes the memory of a segment's directory, its guide and its ties, which are always in memory.
 fn directory_share(footer: &Footer, budget: &Arc<Budget>) -> Share {
     budget.take_always(directory_bytes(footer))
 }
@@ -412,9 +381,13 @@ fn directory_bytes(footer: &Footer) -> u64 {
 /// Checks every page and section of a segment on disk.
 pub(crate) fn scrub(segment: &Segment) -> Result<()> {
     let mut buffer = PageBuffer::new(1);
+    let (mut pages, mut before) = (DirectoryBuilder::default(), None);
     for number in 0..segment.pages() {
         segment.file.read(buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64)?;
-        segment.verify(buffer.page(0), number)?;
+        let page = segment.verify(buffer.page(0), number)?;
+        pages.push(&page.key(0), before.as_ref());
+        before = Some(page.key(page.len() - 1));
     }
-    check_sections(&segment.file, &segment.footer)
+    check_sections(&segment.file, &segment.footer)?;
+    check_against_pages(&segment.file, &segment.footer, &pages)
 }

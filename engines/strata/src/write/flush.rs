@@ -43,8 +43,8 @@ pub(crate) fn run(shared: &Shared) {
         // There may now be enough runs for a merge.
         shared.common.mailbox.wake_merge.notify_all();
         drop(requests);
-        // Commits no longer wait for this thread.
-        shared.memory.balance(0);
+        // After an opening `strata-merge` holds the lock while it reads all filters, and commits wait for this thread.
+        shared.memory.balance_soon();
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::StrataOptions;
 use crate::format::filter::PLANES;
@@ -91,19 +91,20 @@ impl Memory {
         map_huge(bytes as usize).ok().map(|map| Kept { map, share })
     }
 
-    /// Reads the directories and filters of all segments that lack them, as after an opening, the newest runs first. A directory that cannot
-    /// be read is an error of each lookup that needs it, and of the merge that meets it.
-    pub(crate) fn fill(&self) {
-        let version = Arc::clone(&self.common.newest.load().version);
-        at_once(version.segments().collect(), |segment| drop(segment.directory()));
-        drop(version);
-        self.balance(0);
+    /// Divides the memory again, unless another thread does at this moment.
+    pub(crate) fn balance_soon(&self) {
+        if let Some(one) = self.balancing.try_lock() {
+            self.balance_with(&one, 0);
+        }
     }
 
     /// Divides the memory again, keeping `needed_bytes` free for the caller. A filter plane that cannot be read is left
     /// out and counted as a failure: gets then read more, and nothing else depends on it.
     pub(crate) fn balance(&self, needed_bytes: u64) {
-        let _one = self.balancing.lock();
+        self.balance_with(&self.balancing.lock(), needed_bytes);
+    }
+
+    fn balance_with(&self, _one: &MutexGuard<'_, ()>, needed_bytes: u64) {
         self.runs.garbage.sweep();
         let version = Arc::clone(&self.common.newest.load().version);
         let division = self.divide_now(&version, needed_bytes);

@@ -39,7 +39,8 @@ pub(crate) fn run(shared: &Shared) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
     let _running = Running(&shared.common.mailbox);
     let mut pause = Pause::new(MERGE_PAUSE);
-    shared.memory.fill();
+    // The opening has read no filter.
+    shared.memory.balance(0);
     let mut merging = Merging::of(&shared.common.newest.load().version);
     let mut again = false;
     while let Some(Round { settle, now }) = next_round(shared, again) {

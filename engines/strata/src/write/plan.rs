@@ -39,7 +39,7 @@ pub(crate) const MERGED_MAX: usize = 2 * RUNS_MAX;
 const BASE_SHARE: u64 = 2;
 /// A merge into the base is due no sooner than the deltas hold as many records as this many memtables. It matters while
 /// the base is small, so that a memtable is larger than its share of the store.
-const DELTA_MEMS_MIN: u64 = 8;
+const DELTA_MEMS_MIN: u64 = 16;
 /// As [`BASE_SHARE`], if no delta has a filter in memory: every absent key then costs a read in each of them.
 const BASE_SHARE_UNFILTERED: u64 = 16;
 

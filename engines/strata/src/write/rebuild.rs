@@ -13,8 +13,8 @@ use std::sync::Arc;
 use engine_api::{Error, ErrorKind, Repaired, Result};
 
 use crate::file::ReadFile;
-use crate::format::footer::{Origin, SegmentInfo};
-use crate::format::manifest::Manifest;
+use crate::format::footer::{Origin, SegmentInfo, Wrong};
+use crate::format::manifest::{Manifest, OTHER_VERSION};
 use crate::format::secret::Seed;
 use crate::read::sections::salvage_footer;
 use crate::read::segment::name;
@@ -85,7 +85,11 @@ fn footers(storage: &dyn Storage, report: &mut Repaired) -> Result<(Vec<Found>, 
                 first.get_or_insert_with(|| file.shown().to_owned());
                 found.push((footer.info, footer.origin));
             }
-            Ok(_) | Err(_) => {
+            Err(wrong @ Wrong::OtherVersion(_)) => {
+                let message = format!("file={} {wrong}", file.shown());
+                return Err(Error::new(ErrorKind::FixInput, message).with_way_out(OTHER_VERSION));
+            }
+            Ok(_) | Err(Wrong::Damaged(_)) => {
                 report.findings.push(format!("segment has no footer of its own: file={}", file.shown()));
                 report.lost.push(format!(
                     "file={}: what it holds, unless a merge or a load that wrote it was cut short",

@@ -64,18 +64,20 @@ pub(crate) fn recover(
     Ok(Recovered { visible, wal, batch, manifest, reads, next_id: next_id + 1 })
 }
 
-/// Opens all runs. Their directories and filters are read once the store is open.
+/// Opens all runs. Their filters are read once the store is open.
 fn open_version(
     storage: &Arc<dyn Storage>,
     manifest: &Manifest,
     budget: &Arc<Budget>,
     reads: &Arc<Reads>,
 ) -> Result<Version> {
-    let mut runs = Vec::new();
-    for (at, run) in manifest.runs.iter().enumerate() {
-        let in_base = at + 1 == manifest.runs.len();
-        let segments = at_once(run.iter().collect(), |info| Segment::open(storage, *info, in_base, budget, reads));
-        runs.push(Arc::new(Run::new(segments.into_iter().collect::<Result<_>>()?)));
+    let in_base = |run: usize| run + 1 == manifest.runs.len();
+    let all = manifest.runs.iter().enumerate().flat_map(|(run, infos)| infos.iter().map(move |info| (run, info)));
+    let opened = at_once(all.collect(), |(run, info)| Segment::open(storage, *info, in_base(run), budget, reads));
+    let (mut opened, mut runs) = (opened.into_iter(), Vec::new());
+    for run in &manifest.runs {
+        let segments = opened.by_ref().take(run.len()).collect::<Result<_>>()?;
+        runs.push(Arc::new(Run::new(segments)));
     }
     let base = runs.pop().unwrap_or_default();
     Ok(Version { deltas: runs, base, merged_below: manifest.merged_below })

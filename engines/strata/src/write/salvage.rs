@@ -9,7 +9,8 @@ use engine_api::{Key, Result};
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::format::footer::{Origin, SegmentInfo};
 use crate::format::page::Page;
-use crate::read::sections::{check_sections, is_damage, salvage_footer};
+use crate::format::ties::DirectoryBuilder;
+use crate::read::sections::{check_against_pages, check_sections, is_damage, salvage_footer};
 use crate::read::segment::name;
 use crate::storage::{PAGE_BYTES, Storage};
 use crate::write::segment_writer::{Room, SegmentWriter};
@@ -80,14 +81,22 @@ pub(crate) fn salvage(
     let blocks = (file.len()? / PAGE_BYTES as u64) as u32;
     let pages = footer.as_ref().map_or(blocks, |footer| footer.pages);
     let mut source = Pages { file, buffer: PageBuffer::new(1), id: info.id };
-    let mut damaged = Vec::new();
+    let (mut damaged, mut whole, mut before) = (Vec::new(), DirectoryBuilder::default(), None);
     for number in 0..pages {
-        if source.read(number)?.is_err() {
-            damaged.push(number);
+        match source.read(number)? {
+            Ok(page) => {
+                whole.push(&page.key(0), before.as_ref());
+                before = Some(page.key(page.len() - 1));
+            }
+            Err(_) => damaged.push(number),
         }
     }
+    let of_pages = |file: &ReadFile| match &footer {
+        Ok(footer) => check_against_pages(file, footer, &whole).map_err(|error| error.to_string()),
+        Err(why) => Err(why.clone()),
+    };
     let Err(why) = sections.and_then(|()| match damaged.first() {
-        None => Ok(()),
+        None => of_pages(&source.file),
         Some(first) => {
             Err(format!("{} pages, the first at offset={}", damaged.len(), u64::from(*first) * PAGE_BYTES as u64))
         }

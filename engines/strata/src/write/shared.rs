@@ -13,7 +13,8 @@
 //! | 4 | `publish` | `Newest` (`read/visible.rs`) | for a few instructions, by a holder of `writer` or `install` | the newest state |
 //! | 5 | `mailbox` | `Mailbox` | for a few instructions, never during an access to a disk | the requests between threads |
 //!
-//! Readers take no lock: they load the newest state and keep it. A part uses only parts below it: commits use memory and
+//! Readers load the newest state without a lock and keep it. Each memtable has a lock for its order, which is taken last,
+//! by scans and by `strata-flush`. A part uses only parts below it: commits use memory and
 //! runs, memory uses runs, and all of them use [`Common`], which has locks 4 and 5.
 
 use std::sync::Arc;

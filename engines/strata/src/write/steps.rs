@@ -326,8 +326,8 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Progress> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.memory.reads, runs.len(), shared.memory.merge_read_bytes);
-    let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, &window).map(Cursor::Run));
-    write(shared, &mut Merged::new(cursors.collect::<Result<_>>()?)?, &newest_origin(shared, runs, base), job)
+    let cursors = runs.iter().map(|run| Cursor::Run(RunCursor::boxed(run, from, to, &window))).collect();
+    write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
 
 /// Returns the origin of the records of these runs, which is that of the newest segment.

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "helpers say what they skip or have measured")]
 
 mod bounds;
+mod contradiction;
 mod faults;
 mod faulty;
 mod groups;

@@ -64,8 +64,8 @@ impl SegmentWriter {
         while let Some((key, _)) = rest.first() {
             let length = page_length(rest);
             lengths.push(length as u8);
-            self.begin_page(key, before);
-            before = Some(rest[length - 1].0);
+            self.directory.push(key, before);
+            before = Some(&rest[length - 1].0);
             rest = &rest[length..];
         }
         let mut hashes = Mapped::zeros(pairs.len())?;

@@ -1,4 +1,4 @@
-//! Writing of a segment: pages as they fill, then the filter planes, the directory and the footer.
+//! Writing of a segment: pages as they fill, then the filter planes, the directory, the ties and the footer.
 //!
 //! Owns: the order of a segment's parts, and which of them stay in memory. Must not: read. Runs on the thread that
 //! flushes, merges, loads, recovers or repairs; `segment_writer/fill.rs` adds a second thread for loads.
@@ -13,8 +13,8 @@ use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert_all, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
-use crate::format::page::{PageBuilder, prefix};
-use crate::format::ties::{TiesBuilder, is_tied};
+use crate::format::page::PageBuilder;
+use crate::format::ties::DirectoryBuilder;
 use crate::huge::{HugeBytes, Pool};
 use crate::mapped::Mapped;
 use crate::read::lookup::Reads;
@@ -38,8 +38,7 @@ pub(crate) struct SegmentWriter {
     page: PageBuilder,
     pending: Vec<u8>,
     written_bytes: u64,
-    directory: Vec<u64>,
-    ties: TiesBuilder,
+    directory: DirectoryBuilder,
     hashes: Mapped<u64>,
     info: Option<SegmentInfo>,
     room: Room,
@@ -97,8 +96,7 @@ impl SegmentWriter {
             page: PageBuilder::new(),
             pending: Vec::with_capacity(room.write + PAGE_BYTES),
             written_bytes: 0,
-            directory: Vec::new(),
-            ties: TiesBuilder::default(),
+            directory: DirectoryBuilder::default(),
             hashes: Mapped::with_room(room.records)?,
             info: None,
             room,
@@ -116,12 +114,19 @@ impl SegmentWriter {
     }
 
     /// Adds a record. Keys must ascend strictly.
+    ///
+    /// # Errors
+    /// `DataDamaged` if they do not: a page with a right checksum has keys out of order. I/O errors of writing.
     pub(crate) fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        if self.info.as_ref().is_some_and(|info| info.last >= *key) {
+            let file = shown(&*self.storage, &name(self.id));
+            return Err(Error::new(ErrorKind::DataDamaged, format!("keys out of order: cannot write file={file}")));
+        }
         if !self.page.fits(key) {
             self.seal_page()?;
         }
         if self.page.is_empty() {
-            self.begin_page(key, self.info.map(|info| info.last));
+            self.directory.push(key, self.info.as_ref().map(|info| &info.last));
         }
         self.page.push(key, value);
         self.hashes.push(self.origin.seed.filter_hash(key))?;
@@ -133,18 +138,10 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Adds a page that begins with `first` to the directory. `before` is the last key of the page before it.
-    fn begin_page(&mut self, first: &Key, before: Option<Key>) {
-        if before.is_some_and(|before| is_tied(&before, first)) {
-            self.ties.push(first, self.directory.len() as u32);
-        }
-        self.directory.push(prefix(first));
-    }
-
     /// Size that the directory, its ties and all planes will have, in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         let planes: usize = (0..PLANES).map(|plane| plane_bytes(plane, self.records())).sum();
-        (planes + self.directory.len() * size_of::<u64>() + self.ties.bytes()) as u64
+        (planes + self.directory.bytes().iter().sum::<usize>()) as u64
     }
 
     /// Completes the file and makes its content durable. Its name is not durable until the directory is flushed. Planes
@@ -166,14 +163,14 @@ impl SegmentWriter {
             return Err(Error::new(ErrorKind::Internal, "a segment without records was finished"));
         };
         let (planes, sections) = self.planes(pool, budget)?;
-        let mut directory = self.take(pool, size_of_val(&self.directory[..]))?;
-        let (words, _) = directory.whole_pages_mut().as_chunks_mut();
-        words.iter_mut().zip(&self.directory).for_each(|(word, prefix)| *word = prefix.to_le_bytes());
+        let [directory_bytes, ties_bytes] = self.directory.bytes();
+        let mut directory = self.take(pool, directory_bytes)?;
+        self.directory.encode_directory(&mut directory.whole_pages_mut()[..directory_bytes]);
         let directory_section = self.section(directory.bytes())?;
-        let mut ties = self.take(pool, self.ties.bytes())?;
-        self.ties.encode(&mut ties.whole_pages_mut()[..self.ties.bytes()]);
+        let mut ties = self.take(pool, ties_bytes)?;
+        self.directory.encode_ties(&mut ties.whole_pages_mut()[..ties_bytes]);
         let ties_section = self.section(ties.bytes())?;
-        let pages = u32::try_from(self.directory.len())
+        let pages = u32::try_from(self.directory.pages())
             .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
         let origin = std::mem::take(&mut self.origin);
         let footer = Footer { info, pages, planes: sections, directory: directory_section, ties: ties_section, origin };
@@ -221,7 +218,7 @@ impl SegmentWriter {
     }
 
     fn seal_page(&mut self) -> Result<()> {
-        let number = self.directory.len() as u32 - 1;
+        let number = self.directory.pages() as u32 - 1;
         let (pending, kept) = (&mut self.pending, &mut self.room.kept);
         self.page.seal(self.id, number, |bytes| {
             pending.extend_from_slice(bytes);
