@@ -13,7 +13,9 @@ use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::manifest::{Manifest, MergedBelow};
 use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, checksum};
 use crate::format::secret::{SALT_BYTES, Salt};
+use crate::format::ties::{DirectoryBuilder, Ties, can_be};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
+use crate::huge::Pool;
 use crate::storage::{PageBytes, StorageFile};
 
 /// Number of the segment, of the WAL file, and of the first batch.
@@ -136,6 +138,40 @@ pub fn footer(bytes: &[u8]) {
     });
 }
 
+/// Fuzzes a directory with its ties. With accepted ones the page of any key is one of those that may hold it.
+pub fn ties(bytes: &[u8]) {
+    const PAGES: usize = 6;
+    let first = |page: u8| std::array::from_fn(|at| if at < 8 { page / 4 } else { page });
+    let mut pages = DirectoryBuilder::default();
+    (0..PAGES as u8).for_each(|page| pages.push(&first(page), page.checked_sub(1).map(first).as_ref()));
+    let mut sample = vec![0; pages.bytes().iter().sum()];
+    let (directory, ties) = sample.split_at_mut(PAGES * 8);
+    pages.encode_directory(directory);
+    pages.encode_ties(ties);
+    each(bytes, sample, |_| (), |bytes| look_up_ties(bytes, PAGES));
+}
+
+fn look_up_ties(bytes: &[u8], pages: usize) {
+    let Some((directory, ties)) = bytes.split_at_checked(pages * 8) else { return };
+    let words: Vec<u64> = directory.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    if !words.is_sorted() || !can_be(ties.len() as u64, pages as u64) {
+        return;
+    }
+    let mut whole = Pool::default().take(ties.len()).expect("memory");
+    whole.whole_pages_mut()[..ties.len()].copy_from_slice(ties);
+    let ties = Ties::new(whole);
+    if ties.check(&words).is_err() {
+        return;
+    }
+    for (word, tail) in words.iter().flat_map(|word| [0, 0x80, 0xff].map(|tail| (*word, tail))) {
+        let mut key = [tail; 32];
+        key[..8].copy_from_slice(&word.to_be_bytes());
+        let alike = words.partition_point(|one| *one < word)..words.partition_point(|one| *one <= word);
+        let page = ties.page_of(&key, alike.clone(), pages);
+        assert!(page < alike.end && page + 1 >= alike.start, "page={page} alike={alike:?}");
+    }
+}
+
 /// Fuzzes a WAL file. Replayed batches are consecutive from the first number on; damage is an error.
 pub fn wal(bytes: &[u8]) {
     let mut sample = Vec::new();
@@ -211,5 +247,6 @@ mod tests {
         super::manifest(&[]);
         super::footer(&[]);
         super::wal(&[]);
+        super::ties(&[]);
     }
 }
