@@ -102,8 +102,8 @@ pub trait Reader {
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()>;
 
     /// Visits the pairs from `first` on whose keys begin with the same `prefix_bytes` bytes as `first`, 32 at most, in
-    /// ascending key order, until `visit` breaks. In a store that was made for such prefixes ([`Settings::prefix_bytes`]) it reads the
-    /// device only where such a key may be.
+    /// ascending key order, until `visit` breaks. In a store that was made for such prefixes
+    /// ([`Settings::prefix_bytes`]) it reads the device only where such a key may be.
     ///
     /// [`Settings::prefix_bytes`]: crate::Settings::prefix_bytes
     fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {

@@ -59,7 +59,8 @@
 //!
 //! In addition to the conformance suite: kills and power loss at every change of a simulated device, failed reads,
 //! flushes and allocations at every place, reads of `io_uring` that the kernel fails, and bounds on the debt that
-//! merges leave (`tests/it`); every order of threads in the lock-free parts (`make test TOPIC=loom`), and their unsafe code in
+//! merges leave (`tests/it`); every order of threads in the lock-free parts but the
+//! memtable's order (`make test TOPIC=loom`), and their unsafe code in
 //! Miri (`make test TOPIC=miri`); fuzz targets for every decoder (`make fuzz`); and random work with SIGKILLs, losses of
 //! power and faults of the disk, compared with a model, for as long as you like (`make torture`), which prints how to
 //! reproduce a failure.

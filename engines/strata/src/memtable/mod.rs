@@ -1,8 +1,8 @@
 //! The memtable: pairs in the order they were committed, found through a hash table of chains, and in order of their
 //! keys through `memtable/order.rs`.
 //!
-//! Owns: memory that one writer appends to and any number of readers read, without a lock for gets. Must not: do I/O. Threads:
-//! one writer at a time (the engine's writer lock), readers on any thread.
+//! Owns: memory that one writer appends to and any number of readers read, without a lock for gets. Must not: do I/O.
+//! Threads: one writer at a time (the engine's writer lock), readers on any thread.
 //!
 //! A reader's snapshot is a length: the reader ignores entries from that index on. An entry is written once, before the
 //! chain that leads to it, and never changed. The newest entry of a key comes first in its chain.

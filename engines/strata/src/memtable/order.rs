@@ -23,8 +23,7 @@ use crate::mapped::Mapped;
 use crate::memtable::Mem;
 use crate::search::near;
 
-/// Readers merge only lists with fewer entries. A merge then copies about twice as many at most, which takes some ten
-/// microseconds.
+/// Readers merge only lists with fewer entries, so that a merge copies about twice as many at most.
 const SHORT_ENTRIES: usize = 4096;
 /// A list is merged with those after it once they have 1/GROWTH of its entries.
 const GROWTH: usize = 4;

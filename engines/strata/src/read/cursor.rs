@@ -136,15 +136,11 @@ pub(crate) struct Merged {
 }
 
 impl RunCursor {
-    /// Makes a boxed cursor over the records with `from <= key < to`, to be merged with others.
-    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Box<Self> {
-        Box::new(Self::new(run, from, to, how))
-    }
-
-    fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Self {
+    /// Makes a cursor over the records with `from <= key < to`.
+    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: &Window) -> Box<Self> {
         let segment = run.segment_for(from).unwrap_or(0);
         let (page, part) = run.segments().get(segment).map_or((0, 0.0), |segment| segment.first_page_from(from));
-        Self {
+        Box::new(Self {
             run: Arc::clone(run),
             ask: (segment, page),
             window: FIRST_PAGES,
@@ -158,16 +154,20 @@ impl RunCursor {
             how: how.clone(),
             from: *from,
             to,
-        }
+        })
     }
 
-    /// Passes the pairs of the run from the first key on to `visit`. It ignores the end of the range.
+    /// Passes the pairs of the range to `visit`.
     pub(crate) fn visit(mut self, visit: &mut Visitor<'_>) -> Result<()> {
         while self.now.is_some() || self.advance()? {
             let Some(page) = self.current() else { break };
             for index in self.record..page.len() {
+                let key = page.key(index);
+                if self.to.is_some_and(|to| key >= to) {
+                    return Ok(());
+                }
                 if let Some(value) = page.value(index)
-                    && visit(&page.key(index), &value) == ControlFlow::Break(())
+                    && visit(&key, &value) == ControlFlow::Break(())
                 {
                     return Ok(());
                 }

@@ -1,8 +1,7 @@
 //! A segment's directory in memory: the first eight bytes of each page's first key, and a guide to them.
 //!
 //! Owns: the choice of the page that may hold a key. Must not: do I/O, or use more of a key than its first eight bytes,
-//! except through the ties (`format/ties.rs`).
-//! Used on any thread.
+//! except through the ties (`format/ties.rs`). Used on any thread.
 //!
 //! The guide divides the directory's key range into equal parts and holds the entry where each part begins. It is small
 //! enough to stay in the processor's caches. With uniform keys, such as hashes and pubkeys, a part has about 64

@@ -32,8 +32,7 @@ impl<'e> StrataReader<'e> {
         self.pipeline.take().unwrap_or_else(|| Pipeline::lasting(DEPTH, 1, self.reads))
     }
 
-    /// Visits the pairs from `first` on, and in any case those before `to`, of the memtables and of the runs that
-    /// `may_hold` lets through.
+    /// Visits the pairs with `first <= key < to` of the memtables, and of the runs that `may_hold` lets through.
     fn scan_runs(
         &mut self,
         first: &Key,
@@ -44,7 +43,7 @@ impl<'e> StrataReader<'e> {
         let lists = self.visible.lists_from(first)?;
         let runs: Vec<_> = self.visible.version.runs().filter(|run| run.records() > 0 && may_hold(run)).collect();
         let window = Window::scan(self.reads, runs.len());
-        let mut runs: Vec<_> = runs.into_iter().map(|run| RunCursor::boxed(run, first, to, &window)).collect();
+        let mut runs: Vec<_> = runs.into_iter().map(|run| RunCursor::new(run, first, to, &window)).collect();
         self.read_first(&mut runs)?;
         if lists.is_empty() && runs.len() == 1 {
             // One run and nothing else, as after a load: visit its pages directly, without merging.
@@ -52,7 +51,7 @@ impl<'e> StrataReader<'e> {
         }
         let mut records = Merged::new(lists.into_iter().chain(runs.into_iter().map(Cursor::Run)).collect())?;
         while let Some((key, value)) = records.next()? {
-            // The visitor does not see deletions, of which many may follow.
+            // Memtables have records beyond it.
             if to.is_some_and(|to| key >= to) {
                 break;
             }
@@ -100,11 +99,7 @@ impl Reader for StrataReader<'_> {
     fn scan_prefix(&mut self, first: &Key, prefix_bytes: usize, visit: &mut Visitor<'_>) -> Result<()> {
         let hash = (prefix_bytes >= self.reads.seed.prefix_bytes()).then(|| self.reads.seed.filter_hash(first));
         let may_hold = |run: &Run| hash.is_none_or(|hash| run.may_hold_prefix(&first[..prefix_bytes], first, hash));
-        let to = after(first, prefix_bytes);
-        self.scan_runs(first, to, may_hold, &mut |key, value| match to.is_none_or(|to| *key < to) {
-            true => visit(key, value),
-            false => ControlFlow::Break(()),
-        })
+        self.scan_runs(first, after(first, prefix_bytes), may_hold, visit)
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {

@@ -91,12 +91,9 @@ pub(crate) fn salvage(
             Err(_) => damaged.push(number),
         }
     }
-    let of_pages = |file: &ReadFile| match &footer {
-        Ok(footer) => check_against_pages(file, footer, &whole).map_err(|error| error.to_string()),
-        Err(why) => Err(why.clone()),
-    };
+    let of_pages = |footer| check_against_pages(&source.file, footer, &whole).map_err(|error| error.to_string());
     let Err(why) = sections.and_then(|()| match damaged.first() {
-        None => of_pages(&source.file),
+        None => footer.as_ref().map_or_else(|why| Err(why.clone()), of_pages),
         Some(first) => {
             Err(format!("{} pages, the first at offset={}", damaged.len(), u64::from(*first) * PAGE_BYTES as u64))
         }

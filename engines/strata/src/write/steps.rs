@@ -326,7 +326,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Progress> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.memory.reads, runs.len(), shared.memory.merge_read_bytes);
-    let cursors = runs.iter().map(|run| Cursor::Run(RunCursor::boxed(run, from, to, &window))).collect();
+    let cursors = runs.iter().map(|run| Cursor::Run(RunCursor::new(run, from, to, &window))).collect();
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
 

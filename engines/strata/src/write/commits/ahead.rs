@@ -23,7 +23,7 @@ use crate::write::mailbox::{Ready, WriteOut};
 const WRITE_OUT_BYTES: u64 = 1 << 20;
 
 /// Number of entries after which `strata-flush` takes them into the order of their keys. A scan that comes before does it
-/// in some fifty microseconds, and one request for so many costs a commit nothing that could be measured.
+/// itself, in some 130 us for so many.
 const ARRANGE_ENTRIES: usize = 4096;
 
 impl Commits {
