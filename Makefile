@@ -287,8 +287,9 @@ PACKAGES := results/packages
 deb: build ## Makes the Debian package in results/packages, and solkv-dbgsym with its symbols.
 	@deploy/package/deb.sh "$(BIN)" "$(PACKAGES)"
 
-# Packing the files takes a minute, laying them out a second: check does that, so that a package can always be made.
-tree: catalogue
+# Packing the files takes a minute, laying them out a second: check does that, so that a package can always be made. Needs
+# the programs, which targets builds.
+tree: targets
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && deploy/package/tree.sh "$(RELEASE)" "$$work/tree"
 
 tarball: build ## Makes a tarball of the same programs for systems without dpkg.
