@@ -9,8 +9,8 @@ use std::io;
 use engine_api::{Checkpoint, ErrorKind, Key};
 
 use crate::format::filter::plane_bytes;
-use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
-use crate::format::manifest::{Manifest, MergedBelow};
+use crate::format::footer::{Footer, MergedRange, Origin, Section, SegmentInfo};
+use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, checksum};
 use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::ties::{DirectoryBuilder, Ties, can_be};
@@ -99,14 +99,14 @@ fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
 /// Fuzzes a manifest. An accepted one is the same when it is encoded again.
 pub fn manifest(bytes: &[u8]) {
     let runs = vec![vec![segment(1, 1, 9)], vec![segment(2, 1, 2), segment(3, 3, 4)], vec![]];
-    let merged_below = Some(MergedBelow { deltas: 1, key: key(3) });
     let sample = Manifest {
         next_id: 9,
         wal_floor: 4,
         batch: 17,
         runs,
         checkpoint: checkpoint(),
-        merged_below,
+        merge_at: key(10),
+        joined_at: vec![key(3), key(10)],
         ..Manifest::default()
     };
     let sample = sample.encode().expect("a short checkpoint");
@@ -124,7 +124,8 @@ pub fn footer(bytes: &[u8]) {
     let info = segment(NUMBER, 1, 9);
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
     let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
-    let origin = Origin { checkpoint: checkpoint(), ..Origin::default() };
+    let merged = Some(MergedRange { from: key(1), to: Some(key(10)), batch: 2 });
+    let origin = Origin { batch: 2, checkpoint: checkpoint(), base: true, merged, ..Origin::default() };
     let sample = Footer { info, pages: 8, planes, directory: section(11, 64), ties: section(12, 36), origin }.encode();
     let sample = sample.expect("a short checkpoint");
     // The sample must be valid, because changes of a refused one would reach nothing.

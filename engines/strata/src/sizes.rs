@@ -17,7 +17,7 @@ const MEM_RECORDS_MIN: u64 = 16 << 10;
 const MEM_RECORDS_MAX: u64 = 1 << 20;
 /// A memtable has at most 1/STORE_SHARE of the records of the store. Otherwise the WAL files, of which there are five at
 /// full speed, and the delta runs would be several times as large as a small store. The share makes a merge into the base
-/// due at half of the base also where the number of memtables decides.
+/// due at a quarter of the base also where the number of memtables decides.
 const STORE_SHARE: u64 = 32;
 /// Fewest pairs of a memtable that is kept small for the store's size.
 const SMALL_MEM_RECORDS_MIN: u64 = 64 << 10;
@@ -28,6 +28,11 @@ const SEGMENT_SHARE: u64 = 256;
 const SEGMENT_RECORDS_MIN: u64 = 63 << 12;
 /// Largest number of records in a segment: some 250 MiB. A merge needs free disk space for one group of segments.
 const SEGMENT_RECORDS_MAX: u64 = 4 << 20;
+/// A merge writes segments of 1/BASE_SEGMENTS of the base, because a delta is dropped segment by segment, and a group of
+/// the base exists twice while it is written.
+const BASE_SEGMENTS: u64 = 64;
+/// Fewest records of a full segment that is kept small for the store's size: 4 MiB.
+const SMALL_SEGMENT_RECORDS_MIN: u64 = 63 << 10;
 /// The buffers of a merge have 1/MERGE_READ_SHARE of the memory, within [`MERGE_READ_BYTES`]: a few runs need few
 /// buffers, and buffers that exceed the device's own time are useless.
 const MERGE_READ_SHARE: u64 = 64;
@@ -80,6 +85,12 @@ pub(crate) fn usual_mem_records(mem_records: u64, base_records: u64, all_records
     // Before the first merge into the base all records are in deltas.
     let store_records = base_records.max(all_records / 4);
     (store_records / STORE_SHARE).max(SMALL_MEM_RECORDS_MIN).min(mem_records)
+}
+
+/// Number of records in a usual segment of a store with so many records in its base. `segment_records` is the largest
+/// number.
+pub(crate) fn usual_segment_records(segment_records: u64, base_records: u64) -> u64 {
+    (base_records / BASE_SEGMENTS).max(SMALL_SEGMENT_RECORDS_MIN).min(segment_records)
 }
 
 /// Size of all read buffers of a merge together, in bytes.

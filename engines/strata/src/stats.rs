@@ -31,7 +31,7 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
         ("delta_records", deltas),
         ("base_records", version.base.records()),
         ("segments", version.segments().count() as u64),
-        ("merge_debt_bytes", (deltas + now.unflushed()) * PAIR_BYTES),
+        ("merge_debt_bytes", unmerged * PAIR_BYTES),
         ("merge_debt_percent", debt(&now).percent()),
         // Beside the pairs that are certainly distinct, so that it is not too low while updates are unmerged.
         ("space_amplification_percent", percent(disk_bytes, version.base.records().max(unmerged) * PAIR_BYTES)),

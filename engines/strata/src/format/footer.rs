@@ -30,12 +30,30 @@ pub(crate) struct SegmentInfo {
     pub(crate) last: Key,
 }
 
+impl SegmentInfo {
+    /// Whether the ranges of both have a key in common.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
 /// Place of a section in the file and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) crc: u32,
+}
+
+/// A range of keys that a step of the merge into the base has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MergedRange {
+    pub(crate) from: Key,
+    /// The first key after the range; `None` if there is none.
+    pub(crate) to: Option<Key>,
+    /// For the keys of the range, the base has the records of all deltas that were there when it was written and are of
+    /// this batch or an older one.
+    pub(crate) batch: u64,
 }
 
 /// Origin of a segment's records. A lost manifest is rebuilt from it.
@@ -52,6 +70,8 @@ pub(crate) struct Origin {
     /// Whether the flush or the load has written other segments after this one. Without them it has only a part of the
     /// records up to its batch and checkpoint.
     pub(crate) part: bool,
+    /// The part of the merge into the base that this segment is; `None` if it was not written by that merge.
+    pub(crate) merged: Option<MergedRange>,
 }
 
 /// Decoded content of a footer.
@@ -113,14 +133,24 @@ struct RawFooter {
     base: U32,
     /// Number of leading key bytes that the filters are made of.
     prefix_bytes: U32,
-    zero: U32,
     /// Length in bytes of the checkpoint, which follows this struct.
     checkpoint_bytes: U32,
+    /// Kind of the next three fields: [`NOT_MERGED`], [`MERGED`] or [`MERGED_TO_THE_END`].
+    merged: U32,
+    merged_batch: U64,
+    merged_from: Key,
+    merged_to: Key,
 }
+
+/// The segment has no merged range, and its three fields are zero.
+const NOT_MERGED: u32 = 0;
+const MERGED: u32 = 1;
+/// No key comes after the merged range, and the field of that key is zero.
+const MERGED_TO_THE_END: u32 = 2;
 
 const _: () = {
     assert!(size_of::<RawFooter>() + Checkpoint::ENCODED_MAX <= PAGE_BYTES);
-    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 336);
+    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 408);
     assert!(
         offset_of!(RawFooter, version) == 4 && offset_of!(RawFooter, magic) == 8 && offset_of!(RawFooter, id) == 16
     );
@@ -130,7 +160,9 @@ const _: () = {
         offset_of!(RawFooter, batch) == 312
             && offset_of!(RawFooter, base) == 320
             && offset_of!(RawFooter, prefix_bytes) == 324
-            && offset_of!(RawFooter, checkpoint_bytes) == 332
+            && offset_of!(RawFooter, checkpoint_bytes) == 328
+            && offset_of!(RawFooter, merged) == 332
+            && offset_of!(RawFooter, merged_from) == 344
     );
 };
 
@@ -147,6 +179,10 @@ impl Footer {
             zero: U32::ZERO,
         };
         let checkpoint = self.origin.checkpoint.encode()?;
+        let (merged, range) = match self.origin.merged {
+            None => (NOT_MERGED, MergedRange { from: [0; 32], to: None, batch: 0 }),
+            Some(range) => (if range.to.is_some() { MERGED } else { MERGED_TO_THE_END }, range),
+        };
         let raw = RawFooter {
             crc: U32::ZERO,
             version: VERSION.into(),
@@ -163,8 +199,11 @@ impl Footer {
             batch: self.origin.batch.into(),
             base: u32::from(self.origin.base).into(),
             prefix_bytes: (self.origin.seed.prefix_bytes() as u32).into(),
-            zero: U32::ZERO,
             checkpoint_bytes: (checkpoint.len() as u32).into(),
+            merged: merged.into(),
+            merged_batch: range.batch.into(),
+            merged_from: range.from,
+            merged_to: range.to.unwrap_or_default(),
         };
         let mut out = [0; PAGE_BYTES];
         out[size_of::<RawFooter>()..][..checkpoint.len()].copy_from_slice(&checkpoint);
@@ -196,10 +235,18 @@ impl Footer {
         let checkpoint =
             rest.get(..raw.checkpoint_bytes.get() as usize).and_then(|bytes| Checkpoint::decode(bytes).ok());
         let seed = Seed::from_bytes(&raw.seed, raw.prefix_bytes.get());
-        let (Some(checkpoint), Some(seed), true) = (checkpoint, seed, raw.base.get() <= 1) else {
+        let is_kind = raw.base.get() <= 1 && raw.merged.get() <= MERGED_TO_THE_END * raw.base.get();
+        let (Some(checkpoint), Some(seed), true) = (checkpoint, seed, is_kind) else {
             let (base, prefix, bytes) = (raw.base, raw.prefix_bytes, raw.checkpoint_bytes);
-            return Err(Wrong::Damaged(format!("base={base} prefix_bytes={prefix} checkpoint_bytes={bytes}")));
+            let merged = raw.merged;
+            let why = format!("base={base} merged={merged} prefix_bytes={prefix} checkpoint_bytes={bytes}");
+            return Err(Wrong::Damaged(why));
         };
+        let merged = (raw.merged.get() != NOT_MERGED).then(|| MergedRange {
+            from: raw.merged_from,
+            to: (raw.merged.get() == MERGED).then_some(raw.merged_to),
+            batch: raw.merged_batch.get(),
+        });
         let footer = Self {
             info: SegmentInfo {
                 id: raw.id.get(),
@@ -218,6 +265,7 @@ impl Footer {
                 base: raw.base.get() == 1,
                 checkpoint,
                 part: raw.part.get() == 1,
+                merged,
             },
         };
         footer.check().map_err(Wrong::Damaged)?;
@@ -250,6 +298,11 @@ impl Footer {
         }
         if first > last {
             return Err("the first key is after the last".to_owned());
+        }
+        if let Some(MergedRange { from, to, batch }) = &self.origin.merged
+            && (first < *from || to.is_some_and(|to| to <= last) || *batch > self.origin.batch)
+        {
+            return Err(format!("records outside of the merged range, or merged_batch={batch} is none of theirs"));
         }
         if !ties::can_be(self.ties.bytes, pages) {
             return Err(format!("ties_bytes={} pages={pages}", self.ties.bytes));
@@ -290,6 +343,7 @@ mod tests {
                 base: true,
                 checkpoint: Checkpoint::new(9, &[8; 24]),
                 part: true,
+                merged: Some(MergedRange { from: [1; 32], to: Some([3; 32]), batch: 16 }),
             },
         };
         let bytes = footer.encode().expect("short enough");
@@ -306,12 +360,16 @@ mod tests {
             other[..4].copy_from_slice(&crc.to_le_bytes());
             Footer::decode(&other)
         };
-        assert_eq!(with(4, 3), Err(Wrong::OtherVersion(3)));
-        assert_eq!(with(4, 5), Err(Wrong::OtherVersion(5)));
+        assert_eq!(with(4, 4), Err(Wrong::OtherVersion(4)));
+        assert_eq!(with(4, 6), Err(Wrong::OtherVersion(6)));
+        let to_the_end = with(332, 2).expect("another kind of range");
+        assert_eq!(to_the_end.origin.merged.and_then(|range| range.to), None);
         // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
-        // place, ties for more pages than there are, a value that means neither base nor delta, a prefix that no store
-        // has, and a checkpoint of another length.
-        for (at, byte) in [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (324, 7), (332, 65)] {
+        // place, ties for more pages than there are, a value that means neither base nor delta, a merged range in a
+        // delta, a prefix that no store has, a checkpoint of another length, a range of an unknown kind, of a later
+        // batch, and without the first or the last key.
+        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (320, 0), (324, 7), (328, 65)];
+        for (at, byte) in cases.into_iter().chain([(332, 3), (336, 18), (344, 2), (376, 1)]) {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }
     }

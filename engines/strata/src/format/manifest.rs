@@ -21,15 +21,8 @@ pub(crate) const OTHER_VERSION: &str =
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
 /// Format version that is written, and the only one that is read. No older version was ever released.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const SEGMENT_BYTES: usize = 24 + 64;
-
-/// Progress of a merge into the base: the oldest `deltas` delta runs are in the base for all keys below `key`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MergedBelow {
-    pub(crate) deltas: usize,
-    pub(crate) key: Key,
-}
 
 /// Decoded content of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,8 +41,10 @@ pub(crate) struct Manifest {
     pub(crate) checkpoint: Checkpoint,
     /// Segments of each run: deltas, newest first, then the base, which may be empty.
     pub(crate) runs: Vec<Vec<SegmentInfo>>,
-    /// Where an unfinished merge into the base continues; `None` if the next merge begins at the first key.
-    pub(crate) merged_below: Option<MergedBelow>,
+    /// Where the merge into the base continues.
+    pub(crate) merge_at: Key,
+    /// For each run but the last one, where the merge into the base was when it began with the run.
+    pub(crate) joined_at: Vec<Key>,
 }
 
 impl Manifest {
@@ -88,9 +83,8 @@ impl Manifest {
                 out.extend_from_slice(&segment.last);
             }
         }
-        let MergedBelow { deltas, key } = self.merged_below.unwrap_or(MergedBelow { deltas: 0, key: [0; 32] });
-        out.extend_from_slice(&(deltas as u64).to_le_bytes());
-        out.extend_from_slice(&key);
+        out.extend_from_slice(&self.merge_at);
+        out.extend_from_slice(self.joined_at.as_flattened());
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
         Ok(out)
@@ -138,15 +132,17 @@ impl Manifest {
             }
             runs.push(run);
         }
-        let (deltas, key): (u64, Key) = (input.word()?, input.take()?);
+        let merge_at: Key = input.take()?;
+        // The last run is the base, so there is one delta fewer than runs.
+        let joined_at = (1..runs.len()).map(|_| input.take()).collect::<Result<Vec<Key>>>()?;
         if runs.is_empty() || !input.0.is_empty() {
             return Err(damaged("wrong length"));
         }
-        // The last run is the base, so there is one delta fewer than runs.
-        if deltas >= runs.len() as u64 || (deltas == 0 && key != [0; 32]) {
-            return Err(damaged("a merge of delta runs that are not there"));
+        // A step of the merge begins where the one before has ended, which is never within a segment.
+        let is_within = |base: &Vec<SegmentInfo>| base.iter().any(|one| one.first < merge_at && merge_at <= one.last);
+        if runs.last().is_some_and(is_within) {
+            return Err(damaged("a merge that continues within a segment of the base"));
         }
-        let merged_below = (deltas > 0).then_some(MergedBelow { deltas: deltas as usize, key });
         let mut ids = BTreeSet::new();
         if !runs.iter().flatten().all(|segment| ids.insert(segment.id)) {
             return Err(damaged("a segment is named twice"));
@@ -155,7 +151,7 @@ impl Manifest {
         if tombstones || wal_floor > next_id {
             return Err(damaged("a base with tombstones, or a WAL floor beyond every file"));
         }
-        Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs, merged_below })
+        Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs, merge_at, joined_at })
     }
 }
 
@@ -203,7 +199,8 @@ mod tests {
             batch: 17,
             checkpoint: Checkpoint::new(3, &[8; 100]),
             runs: vec![vec![segment(1, 1)], vec![segment(2, 1), segment(3, 7)], vec![]],
-            merged_below: Some(MergedBelow { deltas: 1, key: [5; 32] }),
+            merge_at: [5; 32],
+            joined_at: vec![[5; 32], [2; 32]],
         }
     }
 
@@ -220,7 +217,7 @@ mod tests {
 
     #[test]
     fn an_older_and_a_newer_version_are_named() {
-        for version in [4, 6] {
+        for version in [5, 7] {
             let mut bytes = sample().encode().expect("short enough");
             bytes[4] = version;
             let crc = crc32c::crc32c(&bytes[4..]);
@@ -234,7 +231,7 @@ mod tests {
     #[test]
     fn what_cannot_be_true_of_any_store_is_refused_behind_a_right_checksum() {
         type Change = fn(&mut Manifest);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("a number twice", |manifest| manifest.runs[0][0].id = 3),
             ("a number that was not given", |manifest| manifest.runs[0][0].id = 9),
             ("no records", |manifest| manifest.runs[0][0].records = 0),
@@ -242,8 +239,11 @@ mod tests {
             ("ranges that overlap", |manifest| manifest.runs[1][0].last = [7; 32]),
             ("tombstones in the base", |manifest| drop(manifest.runs.pop())),
             ("a floor beyond every file", |manifest| manifest.wal_floor = 10),
-            ("a merge of more deltas than there are", |manifest| {
-                manifest.merged_below = Some(MergedBelow { deltas: 3, key: [5; 32] });
+            ("a run without its beginning", |manifest| manifest.joined_at.truncate(1)),
+            ("a merge within a segment", |manifest| {
+                manifest.runs = vec![vec![SegmentInfo { tombstones: 0, ..manifest.runs[0][0] }]];
+                manifest.joined_at.clear();
+                manifest.merge_at = [2; 32];
             }),
             ("a file's number at the end of all", |manifest| manifest.next_id = u64::MAX),
             ("a batch at the end of all", |manifest| manifest.batch = u64::MAX - 1),

@@ -10,20 +10,23 @@ use engine_api::{Key, Result, Value};
 use crate::format::Record;
 use crate::format::filter::Spot;
 use crate::format::footer::SegmentInfo;
-use crate::format::manifest::MergedBelow;
+use crate::format::manifest::Manifest;
 use crate::format::page::prefix;
 use crate::read::lookup::{Hashes, Lookup};
 use crate::read::segment::Segment;
-use crate::sizes::usual_mem_records;
+use crate::sizes::{usual_mem_records, usual_segment_records};
 
-/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag.
-const RUNS_TOGETHER: usize = 16;
+/// Number of runs whose filters are asked at once: more than there usually are.
+const RUNS_TOGETHER: usize = 24;
 
 /// Segments with disjoint ranges, in ascending order.
 #[derive(Default)]
 pub(crate) struct Run {
     segments: Vec<Arc<Segment>>,
     firsts: Firsts,
+    /// Where the merge into the base was when it began with this delta run. The base has the run's records from there up
+    /// to where the merge is now, going round.
+    joined_at: Key,
     /// Whether the run holds the records that a merge into the base had to leave out.
     left_over: bool,
 }
@@ -89,19 +92,30 @@ pub(crate) struct Version {
     /// The delta runs, newest first.
     pub(crate) deltas: Vec<Arc<Run>>,
     pub(crate) base: Arc<Run>,
-    /// Progress of a merge of the oldest deltas into the base; `None` if none is in progress.
-    pub(crate) merged_below: Option<MergedBelow>,
+    /// Where the next step of the merge into the base begins. The merge goes round the keys without an end.
+    pub(crate) merge_at: Key,
 }
 
 impl Run {
     pub(crate) fn new(segments: Vec<Arc<Segment>>) -> Self {
         let firsts = Firsts::new(segments.iter().map(|segment| segment.info.first).collect());
-        Self { segments, firsts, left_over: false }
+        Self { segments, firsts, joined_at: [0; 32], left_over: false }
+    }
+
+    /// Makes a delta run that the merge into the base begins with at this key.
+    pub(crate) fn joining(segments: Vec<Arc<Segment>>, joined_at: Key) -> Self {
+        Self { joined_at, ..Self::new(segments) }
     }
 
     /// Makes a run of the records that a merge into the base left out because it could not read that part of the base.
-    pub(crate) fn left_over(segments: Vec<Arc<Segment>>) -> Self {
-        Self { left_over: true, ..Self::new(segments) }
+    /// The merge goes on at `joined_at`.
+    pub(crate) fn left_over(segments: Vec<Arc<Segment>>, joined_at: Key) -> Self {
+        Self { left_over: true, ..Self::joining(segments, joined_at) }
+    }
+
+    /// Returns the same run with these segments and this beginning.
+    fn changed(&self, segments: Vec<Arc<Segment>>, joined_at: Key) -> Arc<Self> {
+        Arc::new(Self { left_over: self.left_over, ..Self::joining(segments, joined_at) })
     }
 
     /// Keeps pairs read from the run out of the record cache, because the run is being replaced.
@@ -172,10 +186,58 @@ impl Version {
                 return Arc::clone(run);
             }
             let other = |segment: &Arc<Segment>| Arc::clone(others.get(&segment.info.id).unwrap_or(segment));
-            let segments = run.segments.iter().map(other).collect();
-            Arc::new(Run { left_over: run.left_over, ..Run::new(segments) })
+            run.changed(run.segments.iter().map(other).collect(), run.joined_at)
         };
-        Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base), merged_below: self.merged_below }
+        Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base), merge_at: self.merge_at }
+    }
+
+    /// Writes into a manifest which segments the runs have, and how far the merge into the base is.
+    pub(crate) fn describe(&self, manifest: &mut Manifest) {
+        manifest.runs = self.runs().map(|run| run.segments.iter().map(|segment| segment.info).collect()).collect();
+        manifest.merge_at = self.merge_at;
+        manifest.joined_at = self.deltas.iter().map(|run| run.joined_at).collect();
+    }
+
+    /// Makes the deltas those after a step of the merge into the base that has gone on to key `to`; `None` is the end of
+    /// the keys, where it begins anew. The step has written the records of `merged`, and of no other run.
+    ///
+    /// A segment is dropped once the base has all of its records, unless an older delta has a segment in the same
+    /// range: its records would come back. Runs in `busy` stay as they are, because a merge of deltas reads them.
+    pub(crate) fn merge_to(&mut self, to: Option<Key>, merged: &[Arc<Run>], busy: &[Arc<Run>]) {
+        let (from, at) = (self.merge_at, to.unwrap_or_default());
+        let is_among = |run: &Run, runs: &[Arc<Run>]| runs.iter().any(|other| run.is(other));
+        let mut kept: Vec<Arc<Run>> = Vec::new();
+        for run in self.deltas.iter().rev() {
+            if !is_among(run, merged) {
+                // What is left out now would be missing in the base, so the merge begins anew with it.
+                kept.push(run.changed(run.segments.clone(), at));
+                continue;
+            }
+            let is_round = ends_round(&run.joined_at, &from, to.as_ref());
+            let joined_at = if is_round { at } else { run.joined_at };
+            let is_in_base = |info: &SegmentInfo| is_round || is_between(info, &joined_at, &at);
+            let stays = |segment: &&Arc<Segment>| {
+                let hides = |older: &Arc<Run>| older.segments.iter().any(|older| older.info.overlaps(&segment.info));
+                !is_in_base(&segment.info) || kept.iter().any(hides)
+            };
+            let stay: Vec<_> = match is_among(run, busy) {
+                true => run.segments.clone(),
+                false => run.segments.iter().filter(stays).cloned().collect(),
+            };
+            if !stay.is_empty() {
+                kept.push(run.changed(stay, joined_at));
+            }
+        }
+        kept.reverse();
+        self.deltas = kept;
+        self.merge_at = at;
+    }
+
+    /// Returns where the merge into the base begins with a run that takes the place of these. It is the latest of their
+    /// beginnings, after which the base has the records of all of them.
+    pub(crate) fn joined_last(&self, runs: &[Arc<Run>]) -> Key {
+        let nearest = runs.iter().map(|run| run.joined_at).max_by_key(|at| (*at <= self.merge_at, *at));
+        nearest.unwrap_or(self.merge_at)
     }
 
     /// Returns the value of `key`, unless `newer` knows a newer record. `newer` is asked while the filters' cache lines
@@ -236,6 +298,11 @@ impl Version {
         usual_mem_records(mem_records, self.base.records(), self.runs().map(|run| run.records()).sum())
     }
 
+    /// Number of records in a usual segment of these runs. `segment_records` is the largest number.
+    pub(crate) fn usual_segment_records(&self, segment_records: u64) -> u64 {
+        usual_segment_records(segment_records, self.base.records())
+    }
+
     /// Returns the greatest key of any run.
     pub(crate) fn last_key(&self) -> Option<Key> {
         self.runs().filter_map(|run| run.segments().last()).map(|segment| segment.info.last).max()
@@ -248,26 +315,53 @@ impl Version {
         (self.base.records() + self.unmerged()).saturating_sub(2 * tombstones)
     }
 
-    /// Returns the number of records in delta runs, without those that a merge under way has put into the base already.
+    /// Estimates the number of records in delta runs that the base does not have yet.
     pub(crate) fn unmerged(&self) -> u64 {
-        let (merged, below) = self.merged_below.map_or((0, [0; 32]), |below| (below.deltas, below.key));
-        let newer = self.deltas.len() - merged;
-        let of = |(at, run): (usize, &Arc<Run>)| match at < newer {
-            true => run.records(),
-            false => run.segments().iter().map(|segment| records_from(&segment.info, &below)).sum(),
-        };
-        self.deltas.iter().enumerate().map(of).sum()
+        self.deltas.iter().map(|run| self.unmerged_of(run)).sum()
+    }
+
+    /// Estimates how many records of a delta run the base does not have yet.
+    pub(crate) fn unmerged_of(&self, run: &Run) -> u64 {
+        run.segments.iter().map(|segment| records_left(&segment.info, &run.joined_at, &self.merge_at)).sum()
     }
 }
 
-/// Estimates how many records of a segment have this key or a greater one, as if its keys were spread evenly.
-fn records_from(info: &SegmentInfo, key: &Key) -> u64 {
-    let head = |key: &Key| u128::from(u64::from_be_bytes(std::array::from_fn(|at| key[at])));
-    let (first, last, from) = (head(&info.first), head(&info.last), head(key));
-    if from <= first {
+/// Whether a step from `from` to `to` ends the round of a run that the merge has begun with at `joined_at`.
+fn ends_round(joined_at: &Key, from: &Key, to: Option<&Key>) -> bool {
+    match to {
+        Some(to) if joined_at > from => joined_at <= to,
+        Some(_) => false,
+        None => joined_at > from || *joined_at == [0; 32],
+    }
+}
+
+/// Whether all keys of a segment are between the two, going round from the first one. Nothing is between equal keys.
+fn is_between(info: &SegmentInfo, from: &Key, to: &Key) -> bool {
+    if from <= to { *from <= info.first && info.last < *to } else { *from <= info.first || info.last < *to }
+}
+
+/// Estimates how many records of a segment are not between the two keys, going round from the first one.
+fn records_left(info: &SegmentInfo, from: &Key, to: &Key) -> u64 {
+    let (after_from, after_to) = (records_from(info, from), records_from(info, to));
+    if from <= to { info.records + after_to - after_from } else { after_to.saturating_sub(after_from) }
+}
+
+/// Estimates how many records of a segment have this key or a greater one, as if its keys were spread evenly beyond the
+/// bytes that all of them share.
+pub(crate) fn records_from(info: &SegmentInfo, key: &Key) -> u64 {
+    if *key <= info.first {
         return info.records;
     }
-    (u128::from(info.records) * last.saturating_sub(from) / (last - first).max(1)) as u64
+    if *key > info.last {
+        return 0;
+    }
+    let shared = info.first.iter().zip(&info.last).take_while(|(first, last)| first == last).count();
+    let head = |key: &Key| {
+        let byte = |at: usize| key.get(shared + at).copied().unwrap_or(0);
+        u128::from(u64::from_be_bytes(std::array::from_fn(byte)))
+    };
+    let (first, last, from) = (head(&info.first), head(&info.last), head(key));
+    (u128::from(info.records) * (last - from) / (last - first).max(1)) as u64
 }
 
 #[cfg(test)]

@@ -48,6 +48,11 @@ impl Common {
         (error.kind(), error.to_string())
     }
 
+    /// Number of records in a usual segment of the store as it is now.
+    pub(crate) fn usual_segment_records(&self) -> u64 {
+        self.newest.load().version.usual_segment_records(self.sizes.segment_records)
+    }
+
     /// Checks that the disk has the reserve and `more_bytes` for a commit. Otherwise gives up the WAL files that wait to
     /// be overwritten, and checks again.
     pub(crate) fn check_reserve(&self, more_bytes: u64) -> Result<()> {

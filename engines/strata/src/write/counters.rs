@@ -27,7 +27,7 @@ pub(crate) struct Counters {
     pub(crate) slowed: Times,
     /// Commits that began the next WAL file and memtable.
     pub(crate) rotations: Times,
-    /// Merges into the base that began at its first key.
+    /// Rounds of the merge into the base that began at the first key.
     pub(crate) base_merges: Statistic,
     /// The greatest number of delta runs.
     pub(crate) runs_most: Statistic,

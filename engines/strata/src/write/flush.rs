@@ -82,7 +82,7 @@ fn flush_oldest(shared: &Shared, unlisted: &mut Option<u64>) -> Result<bool> {
     let mut manifest = shared.runs.lock();
     let mut version = Version::clone(&shared.common.newest.load().version);
     if !segments.is_empty() {
-        version.deltas.insert(0, Arc::new(Run::new(segments)));
+        version.deltas.insert(0, Arc::new(Run::joining(segments, version.merge_at)));
     }
     let before = unlisted.unwrap_or(manifest.wal_floor);
     shared.runs.install(

@@ -3,9 +3,9 @@
 //! Owns: the order of steps, and the reaction to a failure. Must not: be waited for by a reader, flush memtables, or
 //! begin a merge within another. Runs on `strata-merge`; `settle` sends requests to it.
 //!
-//! Delta runs of similar size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
-//! deltas hold half as many records as the base, they are merged into it. A merge is done in steps. Each step writes a
-//! segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
+//! Delta runs of similar size are merged once there are more of them than usual. As long as the deltas have a quarter as
+//! many records as the base that the base does not have, they are merged into it. A merge is done in steps. Each step writes
+//! a segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
 //! continues: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
 //! does not keep freshly flushed runs from being merged. `write/plan.rs` bounds how far commits may be ahead of
 //! merges.
@@ -41,7 +41,7 @@ pub(crate) fn run(shared: &Shared) {
     let mut pause = Pause::new(MERGE_PAUSE);
     // The opening has read no filter.
     shared.memory.balance(0);
-    let mut merging = Merging::of(&shared.common.newest.load().version);
+    let mut merging = Merging::default();
     let mut again = false;
     while let Some(Round { settle, now }) = next_round(shared, again) {
         make_pages_huge(shared);
@@ -64,7 +64,7 @@ pub(crate) fn run(shared: &Shared) {
             requests.merges_tried += 1;
             requests.merge_failed = step.err().map(|error| shared.common.failure(error));
             // A caller of `settle` learns of a failure and decides whether to ask again.
-            let over = if requests.merge_failed.is_some() { settle } else { merging.settled(settle, again) };
+            let over = if requests.merge_failed.is_some() { settle } else { merging.settled() };
             if let Some(over) = over {
                 // A merge that an older request began may end after a newer one has failed.
                 requests.settles_over = requests.settles_over.max(over);

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
-use crate::format::footer::Origin;
+use crate::format::footer::{MergedRange, Origin};
 use crate::read::cursor::Merged;
 use crate::read::segment::{self, Segment};
+use crate::sizes::usual_segment_records;
 use crate::write::plan::is_late;
 use crate::write::segment_writer::{LOAD_THREADS, Room, SegmentWriter, Written};
 use crate::write::shared::Shared;
@@ -21,6 +22,10 @@ use crate::write::unnamed::Unnamed;
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
 /// Largest number of records written between two checks for other work: a few milliseconds.
 const LOOK_RECORDS: u64 = 1 << 14;
+/// Number of segments of a large memtable. The more there are, the sooner a part of it can be dropped after a merge.
+const FLUSH_SEGMENTS: u64 = 4;
+/// Least number of records of such a part: 1 MiB.
+const FLUSH_RECORDS_MIN: u64 = 1 << 14;
 
 /// The kind of run that is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,11 +34,31 @@ pub(crate) enum Job {
     Flush(usize),
     /// Several delta runs as one, a segment of it at a time.
     Deltas,
-    /// Delta runs merged into a group of the base whose last key this is. Records after that key are written a segment
-    /// at a time, because they replace no segment of the base.
-    Base(Option<Key>),
+    /// Delta runs merged into a group of the base.
+    Base(BaseStep),
     /// Records of a range of the base that cannot be read, as a delta run.
     LeftOut,
+}
+
+/// A step of the merge into the base.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BaseStep {
+    /// The last key of the group. Records after it are written a segment at a time, because they replace no segment of the
+    /// base.
+    pub(crate) last: Option<Key>,
+    /// The range of keys that is left to write, for the footers of its segments.
+    pub(crate) left: MergedRange,
+    /// Estimated number of records in the range.
+    pub(crate) records: u64,
+}
+
+impl BaseStep {
+    /// Returns the size of equal segments that is nearest to a usual one: a remainder would be a small segment of its own
+    /// in every round. It is half of a usual one at least, because `records` is an estimate.
+    fn segment_records(self, usual: u64) -> u64 {
+        let segments = (self.records + usual / 2) / usual.max(1);
+        self.records.div_ceil(segments.max(1)).max(usual / 2).max(1)
+    }
 }
 
 impl Job {
@@ -41,7 +66,7 @@ impl Job {
     fn may_end_before(self, key: &Key) -> bool {
         match self {
             Self::Deltas => true,
-            Self::Base(last) => last.is_none_or(|last| last < *key),
+            Self::Base(step) => step.last.is_none_or(|last| last < *key),
             Self::Flush(_) | Self::LeftOut => false,
         }
     }
@@ -56,14 +81,15 @@ pub(crate) struct Progress {
 
 /// Writes records as segments. Tombstones are left out of the base.
 pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Progress> {
+    let usual = shared.common.usual_segment_records();
     let records_max = match job {
-        Job::Flush(records) => (records as u64).min(shared.common.sizes.segment_records),
-        _ => shared.common.sizes.segment_records,
+        Job::Flush(records) => (records as u64).div_ceil(FLUSH_SEGMENTS).max(FLUSH_RECORDS_MIN).min(usual),
+        Job::Base(step) => step.segment_records(usual),
+        Job::Deltas | Job::LeftOut => usual,
     };
-    let has_parts = matches!(job, Job::Flush(_));
-    let mut output = Output { shared, origin, has_parts, records_max, writer: None, segments: Unnamed::default() };
+    let mut output = Output { shared, origin, job, records_max, writer: None, segments: Unnamed::default() };
     // Several checks a group, even if groups are small.
-    let check = LOOK_RECORDS.min((shared.common.sizes.segment_records / 4).max(1));
+    let check = LOOK_RECORDS.min((usual / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
@@ -96,7 +122,8 @@ pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job:
 
 /// Returns the origin of the records of a segment that is written now.
 pub(crate) fn origin_of(shared: &Shared, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
-    Origin { seed: shared.memory.reads.seed, batch, base, checkpoint: checkpoint.clone(), part: false }
+    let seed = shared.memory.reads.seed;
+    Origin { seed, batch, base, checkpoint: checkpoint.clone(), part: false, merged: None }
 }
 
 /// Completes a segment and opens it. Its directory, and the planes for which there is room, stay in memory.
@@ -180,7 +207,9 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
         complete(shared, writer)
     };
     let mut segments = Unnamed::default();
-    for part in pairs.chunks(shared.common.sizes.segment_records as usize) {
+    let base_records = shared.common.newest.load().version.base.records() + pairs.len() as u64;
+    let records_max = usual_segment_records(shared.common.sizes.segment_records, base_records);
+    for part in pairs.chunks(records_max as usize) {
         segments.0.push(write(part)?);
     }
     Ok(segments.keep())
@@ -190,8 +219,7 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
 struct Output<'a> {
     shared: &'a Shared,
     origin: &'a Origin,
-    /// Whether all segments but the last are marked as parts: see [`Origin`].
-    has_parts: bool,
+    job: Job,
     /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
@@ -207,7 +235,7 @@ impl Output<'_> {
     fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         // A full segment waits for the next record, because only then is it known not to be the last.
         if self.is_full() {
-            self.finish(self.has_parts)?;
+            self.finish(Some(*key))?;
         }
         let open = match &mut self.writer {
             Some(open) => open,
@@ -223,13 +251,23 @@ impl Output<'_> {
 
     /// Completes the last segment, if there is one. `next` is the first key that is left.
     fn end(mut self, next: Option<Key>) -> Result<Progress> {
-        self.finish(false)?;
+        if let (Job::Base(step), Some(next)) = (&mut self.job, next) {
+            step.left.to = Some(next);
+        }
+        self.finish(None)?;
         Ok(Progress { segments: self.segments.keep(), next })
     }
 
-    fn finish(&mut self, part: bool) -> Result<()> {
+    /// Completes the segment that is being written, if there is one. `next` is the first key of the one after it.
+    fn finish(&mut self, next: Option<Key>) -> Result<()> {
         if let Some(mut writer) = self.writer.take() {
-            writer.set_part(part);
+            // All segments of a flush but the last are marked as parts: see `Origin`.
+            writer.set_part(next.is_some() && matches!(self.job, Job::Flush(_)));
+            if let Job::Base(step) = &mut self.job {
+                let MergedRange { from, to, batch } = step.left;
+                writer.set_merged(MergedRange { from, to: next.or(to), batch });
+                step.left.from = next.unwrap_or(from);
+            }
             self.segments.0.push(complete(self.shared, writer)?);
         }
         Ok(())

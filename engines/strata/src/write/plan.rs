@@ -12,21 +12,20 @@ use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 
-/// Number of delta runs that is usual: three of each of four sizes.
-const RUNS_USUAL: usize = 12;
-/// Number of delta runs from which commits are slowed. About as many as usual may wait while a merge into the base holds the
-/// others. RocksDB's triggers have the same values.
-const RUNS_SLOW: usize = 20;
+/// Number of delta runs up to which none are merged with each other. In a store of some memtables most runs are in the base
+/// before there are as many, and are written once less.
+const RUNS_USUAL: usize = 20;
+/// Number of delta runs from which commits are slowed: some more than usual.
+const RUNS_SLOW: usize = 24;
 /// Number of delta runs at which a commit that needs a new memtable is held. The number is bounded because a get of an
 /// absent key looks at all runs, and a merge of all of them has a buffer for each.
 const RUNS_MAX: usize = 36;
-/// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
-/// or some memtables): soon after a merge is due, because the deltas take disk space until it ends.
-const DEBT_SLOW: f64 = 1.25;
-/// Debt at which commits are held, in the same units. The deltas then hold one and a half times as many records as the
-/// base. Writers at full speed reach two thirds of it.
-const DEBT_MAX: f64 = 3.0;
-/// Number of delta runs of one size that are merged together.
+/// Debt from which commits are slowed, in units of the records that make a merge into the base due (a quarter of the base,
+/// or some memtables): soon after that, because the deltas take disk space.
+const DEBT_SLOW: f64 = 1.1;
+/// Debt at which commits are held, in the same units. The deltas then hold three eighths as many records as the base.
+const DEBT_MAX: f64 = 1.5;
+/// Least number of delta runs of one size that are merged together.
 const FANOUT: usize = 4;
 /// As [`FANOUT`], once there are [`CROWDED`] runs, so many that commits will soon be held.
 const FANOUT_CROWDED: usize = 2;
@@ -34,22 +33,22 @@ const CROWDED: usize = (RUNS_SLOW + RUNS_MAX) / 2;
 /// Largest number of runs merged at once, because each has buffers. There are more runs than the number that holds
 /// commits only if something has failed for a long time.
 pub(crate) const MERGED_MAX: usize = 2 * RUNS_MAX;
-/// A merge into the base is due once the deltas hold 1/BASE_SHARE of its records, and at least [`DELTA_MEMS_MIN`]
-/// memtables.
-const BASE_SHARE: u64 = 2;
+/// A merge into the base is due as long as the deltas hold 1/BASE_SHARE of its records, and at least [`DELTA_MEMS_MIN`]
+/// memtables, that the base does not have. With half of the base, deltas and their merges would take as much space again as
+/// the base; with an eighth, each record would be written five times.
+const BASE_SHARE: u64 = 4;
 /// A merge into the base is due no sooner than the deltas hold as many records as this many memtables. It matters while
 /// the base is small, so that a memtable is larger than its share of the store.
-const DELTA_MEMS_MIN: u64 = 16;
+const DELTA_MEMS_MIN: u64 = 8;
 /// As [`BASE_SHARE`], if no delta has a filter in memory: every absent key then costs a read in each of them.
 const BASE_SHARE_UNFILTERED: u64 = 16;
 
 /// The greatest pressure, at which commits are held.
 pub(crate) const FULL_PRESSURE: f64 = 1024.0;
 
-/// Debt to the base: records in the delta runs that can be merged into it.
+/// Debt to the base: records in the delta runs that can be merged into it, without those that it has already.
 pub(crate) struct Debt {
-    pub(crate) records: u64,
-    /// Records divided by the number that makes a merge into the base due: at 1.0 or more, merge now. Deltas without
+    /// Its records divided by the number that makes a merge into the base due: at 1.0 or more, merge now. Deltas without
     /// filters in memory lower that number.
     pub(crate) parts: f64,
     /// As `parts`, with the number that applies if every delta has its filter.
@@ -66,19 +65,21 @@ impl Debt {
 pub(crate) fn debt(now: &Visible) -> Debt {
     let deltas = mergeable(&now.version).iter().filter(|run| !run.is_left_over());
     let (mut records, mut unfiltered) = (0, 0);
-    for segment in deltas.flat_map(|run| run.segments()) {
-        records += segment.info.records;
-        unfiltered += if segment.planes_loaded() == 0 { segment.info.records } else { 0 };
+    for run in deltas {
+        let of_run = now.version.unmerged_of(run);
+        records += of_run;
+        unfiltered += if run.segments().iter().all(|segment| segment.planes_loaded() == 0) { of_run } else { 0 };
     }
-    let base = now.version.base.records();
-    let parts = |share: f64| {
-        let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.usual_mem_records()) as f64);
-        records as f64 / due
-    };
+    let parts = |share: f64| records as f64 / due_records(now, share);
     // Merge sooner in proportion to the part of the deltas without a filter.
     let part = unfiltered as f64 / records.max(1) as f64;
     let share = BASE_SHARE as f64 + (BASE_SHARE_UNFILTERED - BASE_SHARE) as f64 * part;
-    Debt { records, parts: parts(share), parts_filtered: parts(BASE_SHARE as f64) }
+    Debt { parts: parts(share), parts_filtered: parts(BASE_SHARE as f64) }
+}
+
+/// Returns the number of unmerged records that makes a merge into the base due.
+fn due_records(now: &Visible, share: f64) -> f64 {
+    (now.version.base.records() as f64 / share).max((DELTA_MEMS_MIN * now.usual_mem_records()) as f64)
 }
 
 /// Returns how far merges lag: from 0, not at all, to [`FULL_PRESSURE`], where commits are held.
@@ -89,20 +90,15 @@ pub(crate) fn pressure_of(now: &Visible) -> u32 {
     (runs.max(debt) * FULL_PRESSURE) as u32
 }
 
-/// Returns the bound that a commit has to wait at before it may begin a new memtable, if any.
-pub(crate) fn held_by(now: &Visible) -> Option<HeldBy> {
-    // If nothing can be merged, because too much is unreadable, waiting would not help.
-    if now.version.deltas.len() >= RUNS_MAX && can_shrink(&now.version) {
-        return Some(HeldBy::Runs);
-    }
-    (debt(now).parts_filtered >= DEBT_MAX).then_some(HeldBy::Debt)
+/// Whether a commit has to wait before it may begin a new memtable.
+pub(crate) fn is_held(now: &Visible) -> bool {
+    has_too_many_runs(now) || debt(now).parts_filtered >= DEBT_MAX
 }
 
-/// The bound at which commits are held: the number of delta runs, or the debt.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HeldBy {
-    Runs,
-    Debt,
+/// Whether the number of delta runs holds commits. If nothing can be merged, because too much is unreadable, waiting
+/// would not help.
+pub(crate) fn has_too_many_runs(now: &Visible) -> bool {
+    now.version.deltas.len() >= RUNS_MAX && can_shrink(&now.version)
 }
 
 /// Whether merges must run at full speed: half way from the usual state to the point where commits are slowed.
@@ -110,47 +106,54 @@ pub(crate) fn is_late(now: &Visible) -> bool {
     now.version.deltas.len() >= (RUNS_USUAL + RUNS_SLOW) / 2 || debt(now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
 }
 
-/// Returns the delta runs that can be merged into the base: those older than every run that cannot be read.
+/// Returns the delta runs that the next step of the merge into the base takes: those older than every run that cannot
+/// be read, and at most [`MERGED_MAX`].
 ///
 /// Each of them is of an older batch than every run that is left out, because a manifest that is rebuilt from footers
-/// takes a segment of the base for newer than the deltas of its batch. Only a run that a replay has cut within a batch,
-/// or that a repair has made, could be of a later batch; such runs are left out too.
+/// takes the deltas up to the step's batch for merged. Only a run that a replay has cut within a batch, or that a repair
+/// has made, could be of a later batch; such runs are left out too.
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
-    let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
+    let from = unreadable.map_or(0, |at| at + 1).max(version.deltas.len().saturating_sub(MERGED_MAX));
+    let (left, deltas) = version.deltas.split_at(from);
     let Some(oldest_left) = left.iter().map(|run| batch_of(run)).min() else { return deltas };
     let alike = deltas.iter().rposition(|run| batch_of(run) >= oldest_left);
     &deltas[alike.map_or(0, |at| at + 1)..]
 }
 
-/// Returns as many of these runs as `fits` accepts, from the oldest on, but not all of them. They are of older batches
-/// than the others, as [`mergeable`] demands. None if there are no such runs.
-pub(crate) fn oldest_that(deltas: &[Arc<Run>], fits: impl Fn(&[Arc<Run>]) -> bool) -> &[Arc<Run>] {
-    let is_older = |newer: &[Arc<Run>], older: &[Arc<Run>]| {
-        newer.iter().map(|run| batch_of(run)).min() > older.iter().map(|run| batch_of(run)).max()
-    };
-    let mut parts = (1..deltas.len()).map(|from| deltas.split_at(from));
-    parts.find(|(newer, older)| is_older(newer, older) && fits(older)).map_or(&[], |(_, older)| older)
-}
-
 /// Returns the newest batch that may have a record in a run.
-fn batch_of(run: &Run) -> u64 {
+pub(crate) fn batch_of(run: &Run) -> u64 {
     run.segments().iter().map(|segment| segment.origin().batch).max().unwrap_or(0)
 }
 
-/// Returns the range of runs to merge next, if any. `deltas` are the runs that no merge has taken, newest first; `all`
-/// is the number of all delta runs. Of a stretch of readable runs these are the newest up to the last of at least
-/// [`FANOUT`] of one tier. If there are too many runs, fewer of one tier suffice, and if no two are alike a whole
-/// stretch is merged.
-pub(crate) fn due(deltas: &[Arc<Run>], all: usize, memtable: u64) -> Option<Range<usize>> {
-    let crowded = all >= CROWDED;
+/// Returns the range of runs to merge next, if there are more than usual. `deltas` are the runs that no merge has taken,
+/// newest first. Of a stretch of readable runs these are the newest up to the last of at least [`FANOUT`] of one tier. If
+/// there are too many runs, fewer of one tier suffice, and if no two are alike a whole stretch is merged.
+///
+/// As long as there are not, no merge writes more than half of the records that make a merge into the base due: a run that large
+/// soon is in the base, and all its records would be written once more for nothing.
+pub(crate) fn due(now: &Visible, deltas: &[Arc<Run>]) -> Option<Range<usize>> {
+    let (memtable, records_max) = (now.usual_mem_records(), due_records(now, BASE_SHARE as f64) as u64 / 2);
+    let crowded = now.version.deltas.len() >= CROWDED;
     let fanout = if crowded { FANOUT_CROWDED } else { FANOUT };
+    if now.version.deltas.len() < RUNS_USUAL {
+        return None;
+    }
     let mut start = 0;
     let mut longest = 0..0;
     for stretch in deltas.split(|run| run.is_unreadable()) {
         let sizes: Vec<u64> = stretch.iter().map(|run| run.records() / memtable.max(1)).collect();
-        if let Some(count) = newest_alike(&sizes, fanout) {
-            return Some(start + count.saturating_sub(MERGED_MAX)..start + count);
+        let mut room = if crowded { u64::MAX } else { records_max };
+        let mut fits = |run: &&Arc<Run>| {
+            let left = room.checked_sub(run.records());
+            room = left.unwrap_or(0);
+            left.is_some()
+        };
+        if let Some(end) = newest_alike(&sizes, fanout) {
+            let count = stretch[..end].iter().take(MERGED_MAX).take_while(&mut fits).count();
+            if count >= fanout {
+                return Some(start..start + count);
+            }
         }
         if stretch.len() > longest.len() {
             longest = start..start + stretch.len();

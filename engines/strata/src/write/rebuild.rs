@@ -4,8 +4,8 @@
 //! that repairs.
 //!
 //! A footer names the newest batch that its segment may hold, so of two overlapping segments the one with the higher
-//! batch is the newer. At the same batch a segment of the base counts as newer than a delta, because it holds the
-//! delta's records.
+//! batch is the newer. A footer of the base also names the range of keys that the merge has written as its segment, and up
+//! to which batch the base has all records of that range. So a delta whose range is written is in the base.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use engine_api::{Error, ErrorKind, Repaired, Result};
 
 use crate::file::ReadFile;
-use crate::format::footer::{Origin, SegmentInfo, Wrong};
+use crate::format::footer::{MergedRange, Origin, SegmentInfo, Wrong};
 use crate::format::manifest::{Manifest, OTHER_VERSION};
 use crate::format::secret::Seed;
 use crate::read::sections::salvage_footer;
@@ -54,6 +54,8 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, report: &mut Repa
     ));
     report.lost.push("files may be missing: only the lost manifest named all segments and WAL files".to_owned());
     let (runs, obsolete) = runs(found, report);
+    // The merge begins anew with every delta.
+    manifest.joined_at = vec![[0; 32]; runs.len() - 1];
     manifest.runs = runs;
     unused.extend(obsolete.into_iter().map(|id| Own::Segment(id).name()));
     Ok(Rebuilt { manifest, unused })
@@ -102,63 +104,94 @@ fn footers(storage: &dyn Storage, report: &mut Repaired) -> Result<(Vec<Found>, 
     Ok((found, unused))
 }
 
-/// Sorts segments into runs, newest first and the base last. Also returns the numbers of deltas that are in the base
+/// Sorts segments into runs, newest first and the base last. Also returns the numbers of those that are in the base
 /// already.
 fn runs(mut found: Vec<Found>, report: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
     found.sort_by_key(|(info, origin)| std::cmp::Reverse((origin.batch, origin.base, info.id)));
-    let mut base: Vec<Found> = found.iter().filter(|(_, origin)| origin.base).cloned().collect();
-    base.sort_by_key(|(info, _)| info.first);
-    let whole = disjoint(&base);
-    let mut obsolete = BTreeSet::new();
-    if whole {
-        // A merge into the base takes all deltas up to a batch, which were written before it. Once no part of the base
-        // is older than a delta, the delta is in it. A run that was written after the base, such as that of a replay
-        // that was cut within a batch, is not.
-        let merged = base.iter().map(|(_, origin)| origin.batch).min().unwrap_or(0);
-        let first = base.iter().map(|(info, _)| info.id).min().unwrap_or(0);
-        let in_base = |(info, origin): &&Found| !origin.base && origin.batch <= merged && info.id < first;
-        let merged: Vec<&SegmentInfo> = found.iter().filter(in_base).map(|(info, _)| info).collect();
-        let end = base.last().map(|(info, _)| info.last);
-        if merged.iter().all(|info| end.is_some_and(|end| info.last <= end)) {
-            obsolete.extend(merged.iter().map(|info| info.id));
-        } else {
-            // The last records of a merge come after the base's last key. As long as they are not all there, the deltas
-            // alone have them. All deltas stay then, because each hides older values in the others.
-            report.lost.push("newest values of some keys, unless a merge into the base was under way".to_owned());
-        }
-        found.retain(|(info, origin)| !origin.base && !obsolete.contains(&info.id));
-    } else {
+    let ranges = merged_ranges(&found);
+    let is_replaced = |(info, origin): &Found| origin.base && is_written(info, 0, &ranges);
+    let mut obsolete: BTreeSet<u64> = found.iter().filter(|one| is_replaced(one)).map(|(info, _)| info.id).collect();
+    found.retain(|(info, _)| !obsolete.contains(&info.id));
+    // Nothing has replaced the older part as a whole, so the step that wrote the newer one was cut short. Its records stand
+    // in front of the base.
+    let older = found.clone();
+    let overlaps = |info: &SegmentInfo| {
+        older.iter().any(|(other, origin)| origin.base && other.id < info.id && other.overlaps(info))
+    };
+    let (base, mut deltas): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|(info, origin)| origin.base && !overlaps(info));
+    if deltas.iter().any(|(_, origin)| origin.base) {
         report.lost.push("deletions of the last merge: parts of the base overlap, and keys may be back".to_owned());
     }
+    obsolete.extend(in_base(&deltas, &merged_ranges(&base)));
+    deltas.retain(|(info, _)| !obsolete.contains(&info.id));
     let mut runs: Vec<Vec<Found>> = Vec::new();
-    for one in found {
+    for one in deltas {
         let alike = |run: &&mut Vec<Found>| {
             let same = run.iter().all(|(_, origin)| (origin.batch, origin.base) == (one.1.batch, one.1.base));
-            same && run.iter().all(|(info, _)| info.last < one.0.first || one.0.last < info.first)
+            same && run.iter().all(|(info, _)| !info.overlaps(&one.0))
         };
         match runs.last_mut().filter(alike) {
             Some(run) => run.push(one),
             None => runs.push(vec![one]),
         }
     }
+    runs.push(base);
     runs.iter_mut().for_each(|run| run.sort_by_key(|(info, _)| info.first));
-    runs.push(if whole { base } else { Vec::new() });
     let infos = runs.into_iter().map(|run| run.into_iter().map(|(info, _)| info).collect());
     (infos.collect(), obsolete.into_iter().collect())
 }
 
-fn disjoint(ascending: &[Found]) -> bool {
-    ascending.windows(2).all(|two| two[0].0.last < two[1].0.first)
+/// Returns the ranges that the merge into the base has written, ascending, each with the number of its segment.
+fn merged_ranges(found: &[Found]) -> Vec<(u64, MergedRange)> {
+    let mut ranges: Vec<_> = found.iter().filter_map(|(info, origin)| Some((info.id, origin.merged?))).collect();
+    ranges.sort_by_key(|(_, range)| range.from);
+    ranges
+}
+
+/// Whether the merge into the base has written the whole range of a segment after the segment, with the records up to
+/// this batch. A delta that was written later than the base, such as that of a replay that was cut within a batch, is not
+/// in it.
+fn is_written(info: &SegmentInfo, batch: u64, ranges: &[(u64, MergedRange)]) -> bool {
+    let mut next = Some(info.first);
+    for (_, range) in ranges.iter().filter(|(id, range)| *id > info.id && range.batch >= batch) {
+        next = match next {
+            Some(from) if range.from <= from && range.to.is_none_or(|to| from < to) => range.to,
+            next => next,
+        };
+    }
+    next.is_none_or(|next| next > info.last)
+}
+
+/// Returns the numbers of those deltas, newest first, that a merge has written into the base and would have dropped. As in
+/// `Version::merge_to`, a delta stays if it hides an older one that stays.
+fn in_base(deltas: &[Found], ranges: &[(u64, MergedRange)]) -> BTreeSet<u64> {
+    let (mut written, mut stay) = (BTreeSet::new(), Vec::<&SegmentInfo>::new());
+    for (info, origin) in deltas.iter().rev() {
+        let is_in_base = !origin.base && is_written(info, origin.batch, ranges);
+        match is_in_base && !stay.iter().any(|older| older.overlaps(info)) {
+            true => _ = written.insert(info.id),
+            false => stay.push(info),
+        }
+    }
+    written
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Makes segment `id` from key `first` to key `last`, with the given origin.
-    fn found(id: u64, (first, last): (u8, u8), batch: u64, base: bool) -> Found {
+    /// Makes a delta, segment `id` from key `first` to key `last`, with the given origin.
+    fn delta(id: u64, (first, last): (u8, u8), batch: u64) -> Found {
         let info = SegmentInfo { id, records: 5, tombstones: 0, first: [first; 32], last: [last; 32] };
-        (info, Origin { batch, base, ..Origin::default() })
+        (info, Origin { batch, ..Origin::default() })
+    }
+
+    /// Makes a segment of the base that a merge of all deltas up to its batch has written from key `from` up to key `to`.
+    fn base(id: u64, keys: (u8, u8), batch: u64, (from, to): (u8, Option<u8>)) -> Found {
+        let (info, origin) = delta(id, keys, batch);
+        let merged = Some(MergedRange { from: [from; 32], to: to.map(|to| [to; 32]), batch });
+        (info, Origin { base: true, merged, ..origin })
     }
 
     fn ids(found: Vec<Found>) -> (Vec<Vec<u64>>, Vec<u64>, bool) {
@@ -171,38 +204,51 @@ mod tests {
     #[test]
     fn runs_stand_as_they_stood_and_what_is_in_the_base_is_left_out() {
         let all = vec![
-            found(9, (1, 9), 30, false),
-            found(8, (5, 9), 20, false),
-            found(7, (1, 4), 20, false),
-            found(3, (1, 9), 12, false),
-            found(5, (6, 9), 12, true),
-            found(4, (1, 5), 15, true),
+            delta(9, (1, 9), 30),
+            delta(8, (5, 9), 20),
+            delta(7, (1, 4), 20),
+            delta(3, (1, 9), 12),
+            base(5, (6, 9), 12, (6, None)),
+            base(4, (1, 5), 15, (0, Some(6))),
         ];
-        // A merge of four deltas has the batch of its newest input, 20: both would be of one batch, and the output is
-        // the newer.
         assert_eq!(ids(all), (vec![vec![9], vec![7, 8], vec![4, 5]], vec![3], true));
         // Input and output of one merge have the same newest batch and overlap: the higher number comes first.
-        let merged = vec![found(3, (1, 9), 20, false), found(8, (1, 9), 20, false)];
+        let merged = vec![delta(3, (1, 9), 20), delta(8, (1, 9), 20)];
         assert_eq!(ids(merged), (vec![vec![8], vec![3], vec![]], vec![], true));
         // A replay that was cut within a batch has written a run of the batch before, after the merge of that batch.
-        let cut = vec![found(5, (1, 9), 20, true), found(8, (1, 9), 20, false)];
+        let cut = vec![base(5, (1, 9), 20, (0, None)), delta(8, (1, 9), 20)];
         assert_eq!(ids(cut), (vec![vec![8], vec![5]], vec![], true));
-        // A merge that has replaced every part of the base may still have records after its last key to write.
-        let tail = vec![found(9, (1, 4), 30, true), found(3, (1, 9), 30, false), found(2, (1, 3), 20, false)];
-        assert_eq!(ids(tail), (vec![vec![3], vec![2], vec![9]], vec![], false));
-        // A loaded segment has no batch, so no delta is taken to be in it.
-        let loaded = vec![found(2, (1, 9), 0, true), found(3, (1, 9), 4, false)];
-        assert_eq!(ids(loaded), (vec![vec![3], vec![2]], vec![], true));
+        // A loaded segment has no merged range.
+        let (info, origin) = base(2, (1, 9), 0, (0, None));
+        let loaded = vec![(info, Origin { merged: None, ..origin }), delta(1, (1, 9), 0)];
+        assert_eq!(ids(loaded), (vec![vec![1], vec![2]], vec![], true));
     }
 
     #[test]
-    fn a_base_that_overlaps_is_kept_whole_with_the_newer_part_above() {
-        let all = vec![
-            found(1, (1, 5), 10, true),
-            found(2, (6, 9), 10, true),
-            found(7, (1, 3), 40, true),
-            found(5, (1, 9), 40, false),
-        ];
-        assert_eq!(ids(all), (vec![vec![7], vec![5], vec![1, 2], vec![]], vec![], false));
+    fn a_delta_stays_until_all_of_its_range_is_written_and_hides_what_it_hid() {
+        let part = |to| vec![base(9, (1, 4), 30, (0, Some(to))), delta(3, (1, 7), 30)];
+        assert_eq!(ids(part(7)), (vec![vec![3], vec![9]], vec![], true), "the last key is not written");
+        assert_eq!(ids(part(8)), (vec![vec![9]], vec![3], true));
+        // Two ranges that meet, and two that do not.
+        let two =
+            |from| vec![base(8, (1, 3), 30, (0, Some(4))), base(9, (5, 6), 30, (from, None)), delta(3, (1, 7), 30)];
+        assert_eq!(ids(two(4)), (vec![vec![8, 9]], vec![3], true));
+        assert_eq!(ids(two(5)), (vec![vec![3], vec![8, 9]], vec![], true));
+        // A range of an older batch.
+        let older = vec![base(8, (1, 3), 30, (0, Some(4))), base(9, (5, 6), 29, (4, None)), delta(3, (1, 7), 30)];
+        assert_eq!(ids(older), (vec![vec![3], vec![8, 9]], vec![], true));
+        // The newer delta is written, but without it the older one, which is not, would be found first.
+        let hidden = vec![base(8, (1, 4), 30, (0, Some(5))), delta(5, (2, 3), 20), delta(3, (1, 7), 10)];
+        assert_eq!(ids(hidden), (vec![vec![5], vec![3], vec![8]], vec![], true));
+    }
+
+    #[test]
+    fn a_newer_part_replaces_the_base_where_it_has_all_of_the_range_and_stands_above_it_otherwise() {
+        let old = || vec![base(1, (1, 5), 10, (0, Some(6))), base(2, (6, 9), 10, (6, None))];
+        let new = |found: Vec<Found>| [found, old()].concat();
+        let all = new(vec![base(7, (1, 3), 10, (0, Some(4))), base(8, (5, 5), 10, (4, Some(6)))]);
+        assert_eq!(ids(all), (vec![vec![7, 8, 2]], vec![1], true));
+        let all = new(vec![base(7, (1, 3), 40, (0, Some(4))), delta(5, (1, 9), 40)]);
+        assert_eq!(ids(all), (vec![vec![7], vec![5], vec![1, 2]], vec![], false));
     }
 }

@@ -75,10 +75,12 @@ fn open_version(
     let all = manifest.runs.iter().enumerate().flat_map(|(run, infos)| infos.iter().map(move |info| (run, info)));
     let opened = at_once(all.collect(), |(run, info)| Segment::open(storage, *info, in_base(run), budget, reads));
     let (mut opened, mut runs) = (opened.into_iter(), Vec::new());
-    for run in &manifest.runs {
+    // The base is the last run and has no beginning.
+    let joined = manifest.joined_at.iter().copied().chain(std::iter::once([0; 32]));
+    for (run, joined_at) in manifest.runs.iter().zip(joined) {
         let segments = opened.by_ref().take(run.len()).collect::<Result<_>>()?;
-        runs.push(Arc::new(Run::new(segments)));
+        runs.push(Arc::new(Run::joining(segments, joined_at)));
     }
     let base = runs.pop().unwrap_or_default();
-    Ok(Version { deltas: runs, base, merged_below: manifest.merged_below })
+    Ok(Version { deltas: runs, base, merge_at: manifest.merge_at })
 }

@@ -171,6 +171,7 @@ impl Repair<'_> {
                     base: run == base,
                     checkpoint: self.manifest.checkpoint.clone(),
                     part: false,
+                    merged: None,
                 };
                 let id = self.new_id();
                 let Salvaged { written, lost, why } = match salvage(self.storage, &info, &otherwise, id)? {
@@ -335,8 +336,9 @@ impl Repair<'_> {
             self.manifest.wal_key = WalKey::random()?;
         }
         self.manifest.wal_floor = self.manifest.next_id;
-        // The next merge begins at the first key, because the deltas may hold records that the base has lost.
-        self.manifest.merged_below = None;
+        // The merge begins anew with every delta, because the deltas may hold records that the base has lost.
+        self.manifest.merge_at = [0; 32];
+        self.manifest.joined_at = vec![[0; 32]; self.manifest.runs.len() - 1];
         // Record the losses before the store can open again.
         lost::add(storage, &self.report.lost)?;
         sync_dir(storage)?;

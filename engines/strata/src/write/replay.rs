@@ -160,8 +160,9 @@ impl Replay<'_> {
                 .map(|last| Arc::new(Frozen { mem, length: tail.length, wal_id: *last, batch, checkpoint: newest }));
             return Ok(Replayed { batch, checkpoint, frozen });
         }
-        version.deltas.splice(0..0, runs.into_iter().map(|run| Arc::new(Run::new(run.keep()))));
-        manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
+        let merge_at = version.merge_at;
+        version.deltas.splice(0..0, runs.into_iter().map(|run| Arc::new(Run::joining(run.keep(), merge_at))));
+        version.describe(manifest);
         manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
         (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint.clone(), self.next_id);
         sync_dir(&**self.storage)?;

@@ -93,8 +93,7 @@ impl Runs {
         let mut next = manifest.clone();
         // ORDERING: Relaxed: as in `new_id`.
         next.next_id = self.next_id.load(Ordering::Relaxed);
-        next.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
-        next.merged_below = version.merged_below;
+        version.describe(&mut next);
         to_manifest(&mut next);
         let before = Arc::clone(&self.common.newest.load().version);
         let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();

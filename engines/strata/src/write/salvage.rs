@@ -100,8 +100,9 @@ pub(crate) fn salvage(
     }) else {
         return Ok(None);
     };
-    let origin = footer.as_ref().map_or(otherwise, |footer| &footer.origin);
-    let (written, lost) = rewrite(storage, &mut source, info, (pages, origin, id), &shown)?;
+    // A delta may be the only place of a record that was lost here, so the new segment does not say what is in the base.
+    let origin = Origin { merged: None, ..footer.as_ref().map_or(otherwise, |footer| &footer.origin).clone() };
+    let (written, lost) = rewrite(storage, &mut source, info, (pages, &origin, id), &shown)?;
     // Messages about sections name the file already.
     let said = if why.contains(&shown) { why } else { format!("segment is damaged: file={shown} {why}") };
     Ok(Some(Salvaged { written, lost, why: said }))

@@ -228,7 +228,10 @@ impl Storage for FaultyStorage {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut disk = self.0.lock();
         let content = disk.find(from)?;
-        disk.name(vec![(from.to_owned(), None), (to.to_owned(), Some(content))])
+        let freed = disk.find(to).map_or(0, |replaced| replaced.lock().bytes.len() as u64);
+        disk.name(vec![(from.to_owned(), None), (to.to_owned(), Some(content))])?;
+        disk.allocated -= freed;
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

@@ -109,13 +109,12 @@ fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
         engine.settle().unwrap();
         assert_holds(&engine, &map, BASE + DELTAS, &format!("cut_at={cut_at}"));
         let rest = stat(&engine, "segment_written_bytes");
-        // After a group was installed, no merge begins at the first key again.
-        if stat(&engine, "base_merges_begun") == 0 && rest > 0 {
+        if (1..written).contains(&rest) {
             went_on += 1;
             least = least.min(rest);
         }
     }
-    assert!(went_on > changes / 3, "went_on={went_on} of {changes}");
+    assert!(went_on > changes / 2, "went_on={went_on} of {changes}");
     assert!(least < written / 3, "what was merged is not merged again: least={least} of {written}");
 }
 

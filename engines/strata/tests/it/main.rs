@@ -21,6 +21,7 @@ mod pressure;
 mod reads;
 mod repair;
 mod ring;
+mod rounds;
 mod space;
 mod support;
 mod trouble;

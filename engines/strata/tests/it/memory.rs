@@ -119,7 +119,7 @@ fn an_old_reader_does_not_make_the_store_give_away_memory_that_the_reader_holds(
     let mut reader = engine.reader().unwrap();
     reader.scan(&mut |_, _| ControlFlow::Continue(())).unwrap();
     // The deltas need more memory than is left, and the base is not merged yet.
-    (0..24).for_each(|n| commit(&engine, 50_000 + n * 1000..50_000 + (n + 1) * 1000, n + 2));
+    (0..12).for_each(|n| commit(&engine, 50_000 + n * 1000..50_000 + (n + 1) * 1000, n + 2));
     for _ in 0..200 {
         std::thread::sleep(Duration::from_millis(10));
         assert!(stat(&engine, "memory_page_bytes") >= pages, "pages that the reader holds stay");

@@ -11,6 +11,7 @@ use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
+use crate::trouble::segments;
 use crate::{seq, wait_for};
 use solkv_engine_strata::storage::{DirStorage, Storage};
 
@@ -257,7 +258,7 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
     }
 }
 
-/// A merge whose old and new groups are both there when the manifest is lost leaves a base that overlaps. The repair
+/// A step of a merge into the base that was cut short when the manifest was lost leaves a base that overlaps. The repair
 /// puts its segments into delta runs.
 #[test]
 fn a_reader_that_stays_does_not_bring_pairs_back_that_were_changed_after_a_repair() {
@@ -268,6 +269,10 @@ fn a_reader_that_stays_does_not_bring_pairs_back_that_were_changed_after_a_repai
     pairs.sort_unstable();
     let engine = StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes).unwrap();
     engine.load_sorted(&pairs, &at(1)).unwrap();
+    drop(engine);
+    // A group of the base becomes several segments.
+    let few = Sizes { segment_records: 5000, ..sizes };
+    let engine = StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, few).unwrap();
     let holds_the_old_base = engine.reader().unwrap();
     let changes: Vec<_> = (COUNT..COUNT + 100).map(|n| (key(n), Some([2; 32]))).collect();
     try_commit(&engine, &changes, 2, Durability::Buffered).unwrap();
@@ -275,6 +280,7 @@ fn a_reader_that_stays_does_not_bring_pairs_back_that_were_changed_after_a_repai
     let copy = storage.copy();
     drop(holds_the_old_base);
     copy.remove("MANIFEST").unwrap();
+    copy.remove(segments(&copy).last().unwrap()).unwrap();
     let as_storage: Arc<dyn Storage> = Arc::new(copy.clone());
     let repaired = StrataEngine::repair_on(&as_storage).unwrap();
     assert!(repaired.lost.iter().any(|line| line.contains("overlap")), "{:?}", repaired.lost);

@@ -150,13 +150,18 @@ fn a_merge_without_room_writes_nothing_and_keeps_the_reserve() {
 #[test]
 fn a_merge_of_several_segments_that_cannot_be_installed_begins_anew_and_loses_nothing() {
     let mut store = Store::sized(OPTIONS, SIZES);
+    store.load(30_000);
+    let loaded = store.stat("segments");
+    // Fewer runs are not merged.
+    const RUNS: u64 = 20;
     store.hooks.no_manifest.store(true, Ordering::Relaxed);
-    for n in 0..5 {
+    for n in 0..=RUNS {
         store.put(n * 250..(n + 1) * 250);
     }
     store.wait_until("the merge", |store| store.stat("merges") == 1);
     assert!(!store.hooks.no_manifest.load(Ordering::Relaxed) && store.stat("merge_failures") == 1);
-    assert!(store.stat("segments") >= 3, "the merge wrote several segments");
+    let runs = store.stat("delta_runs");
+    assert!(runs < RUNS && store.stat("segments") >= loaded + runs + 2, "the merge wrote several segments");
     store.assert_holds();
     store.assert_holds_when_opened_again();
 }
@@ -164,16 +169,21 @@ fn a_merge_of_several_segments_that_cannot_be_installed_begins_anew_and_loses_no
 #[test]
 fn a_merge_without_room_does_not_keep_an_older_one_from_ending() {
     let mut store = Store::sized(OPTIONS, SIZES);
+    store.load(100_000);
+    // Larger runs, and so many that the newest are merged as soon as there are five.
+    for n in 0..15 {
+        store.put(n * 1100..(n + 1) * 1100);
+    }
     // The first merge waits at its second segment.
     store.hooks.merge_segments_left.store(1, Ordering::Relaxed);
-    for n in 0..5 {
+    for n in 0..6 {
         store.put(n * 250..(n + 1) * 250);
     }
     store.wait_until("the first segment", |store| store.hooks.merge_segments_left.load(Ordering::Relaxed) == 0);
-    for n in 5..11 {
+    for n in 6..12 {
         store.put(n * 250..(n + 1) * 250);
     }
-    store.wait_until("the flushes", |store| store.stat("flushes") == 10);
+    store.wait_until("the flushes", |store| store.stat("flushes") >= 26);
     // Room for the rest of the first merge, and none for a merge of the six newer runs.
     let (used, reserve_bytes) = (store.engine.stats().unwrap().disk_bytes, 3 * 256 * 64);
     store.hooks.disk_bytes.store(used + reserve_bytes + (100 << 10), Ordering::Relaxed);
@@ -291,9 +301,9 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
         let names = store.disk.names();
         assert!(names.contains(&segments[1]) && !names.contains(&segments[0]) && !names.contains(&segments[2]));
     }
-    // A third of the written records lie in its range, and nothing else is left in the delta.
+    // A ninth of the written records lie in its range, and nothing else is left in the delta.
     let left = store.stat("delta_records");
-    assert!((5_000..12_000).contains(&left), "left={left}");
+    assert!((1_800..2_600).contains(&left), "left={left}");
     *store.hooks.unreadable.lock() = None;
     store.assert_holds();
     store.assert_holds_when_opened_again();
@@ -332,7 +342,7 @@ fn a_delta_that_cannot_be_read_is_left_alone() {
     store.wait_until("a flush", |store| store.stat("delta_runs") == 1);
     let delta = store.disk.names().into_iter().find(|name| name.ends_with(".seg")).unwrap();
     *store.hooks.unreadable.lock() = Some(delta.clone());
-    let flushes = 12;
+    let flushes = 24;
     for n in 1..=flushes {
         store.put(n * 1000..n * 1000 + MEMTABLE);
     }

@@ -13,7 +13,7 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::read::visible::Visible;
 use crate::write::commits::{Commits, Writer};
 use crate::write::mailbox::Requests;
-use crate::write::plan::{FULL_PRESSURE, held_by};
+use crate::write::plan::{FULL_PRESSURE, is_held};
 
 /// Delay for each change just below the bounds: 50,000 changes a second, which merges keep up with on any suitable
 /// disk. Half way there the delay is a quarter of it. Most writers settle at a speed between the two.
@@ -88,7 +88,7 @@ impl Commits {
     /// `FreeSpace`: a merge that was tried meanwhile lacks disk space. `Retry`: merges have failed for [`PATIENCE`] in
     /// another way. A merge that meets an unreadable segment fails once, and then leaves it out.
     pub(super) fn hold(&self) -> Result<()> {
-        if held_by(&self.common.newest.load()).is_none() {
+        if !is_held(&self.common.newest.load()) {
             return Ok(());
         }
         let since = Instant::now();
@@ -98,7 +98,7 @@ impl Commits {
         self.common.mailbox.wake_merge.notify_all();
         let (tried, mut failing) = (requests.merges_tried, None);
         let mut held = Ok(());
-        while held_by(&self.common.newest.load()).is_some() {
+        while is_held(&self.common.newest.load()) {
             held = self.check_progress(&requests, tried, &mut failing);
             if held.is_err() {
                 break;

@@ -12,7 +12,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert_all, plane_bytes};
-use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
+use crate::format::footer::{Footer, MergedRange, Origin, Section, SegmentInfo};
 use crate::format::page::PageBuilder;
 use crate::format::ties::DirectoryBuilder;
 use crate::huge::{HugeBytes, Pool};
@@ -106,6 +106,11 @@ impl SegmentWriter {
 
     pub(crate) fn records(&self) -> u64 {
         self.hashes.len() as u64
+    }
+
+    /// Sets the range of keys that a merge into the base has written as this segment.
+    pub(crate) fn set_merged(&mut self, merged: MergedRange) {
+        self.origin.merged = Some(merged);
     }
 
     /// Sets whether the flush or the load writes other segments after this one: see [`Origin`].
