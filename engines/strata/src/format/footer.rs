@@ -70,7 +70,8 @@ pub(crate) struct Origin {
     /// Whether the flush or the load has written other segments after this one. Without them it has only a part of the
     /// records up to its batch and checkpoint.
     pub(crate) part: bool,
-    /// The part of the merge into the base that this segment is; `None` if it was not written by that merge.
+    /// The part of the merge into the base that this segment is; `None` if it was not written by that merge. A delta has
+    /// one if the step could not read the base there.
     pub(crate) merged: Option<MergedRange>,
 }
 
@@ -235,7 +236,7 @@ impl Footer {
         let checkpoint =
             rest.get(..raw.checkpoint_bytes.get() as usize).and_then(|bytes| Checkpoint::decode(bytes).ok());
         let seed = Seed::from_bytes(&raw.seed, raw.prefix_bytes.get());
-        let is_kind = raw.base.get() <= 1 && raw.merged.get() <= MERGED_TO_THE_END * raw.base.get();
+        let is_kind = raw.base.get() <= 1 && raw.merged.get() <= MERGED_TO_THE_END;
         let (Some(checkpoint), Some(seed), true) = (checkpoint, seed, is_kind) else {
             let (base, prefix, bytes) = (raw.base, raw.prefix_bytes, raw.checkpoint_bytes);
             let merged = raw.merged;
@@ -365,10 +366,10 @@ mod tests {
         let to_the_end = with(332, 2).expect("another kind of range");
         assert_eq!(to_the_end.origin.merged.and_then(|range| range.to), None);
         // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
-        // place, ties for more pages than there are, a value that means neither base nor delta, a merged range in a
-        // delta, a prefix that no store has, a checkpoint of another length, a range of an unknown kind, of a later
-        // batch, and without the first or the last key.
-        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (320, 0), (324, 7), (328, 65)];
+        // place, ties for more pages than there are, a value that means neither base nor delta, a prefix that
+        // no store has, a checkpoint of another length, a range of an unknown kind, of a later batch, and without the
+        // first or the last key.
+        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (324, 7), (328, 65)];
         for (at, byte) in cases.into_iter().chain([(332, 3), (336, 18), (344, 2), (376, 1)]) {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }

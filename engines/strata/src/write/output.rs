@@ -37,7 +37,7 @@ pub(crate) enum Job {
     /// Delta runs merged into a group of the base.
     Base(BaseStep),
     /// Records of a range of the base that cannot be read, as a delta run.
-    LeftOut,
+    LeftOut(BaseStep),
 }
 
 /// A step of the merge into the base.
@@ -67,7 +67,7 @@ impl Job {
         match self {
             Self::Deltas => true,
             Self::Base(step) => step.last.is_none_or(|last| last < *key),
-            Self::Flush(_) | Self::LeftOut => false,
+            Self::Flush(_) | Self::LeftOut(_) => false,
         }
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job:
     let records_max = match job {
         Job::Flush(records) => (records as u64).div_ceil(FLUSH_SEGMENTS).max(FLUSH_RECORDS_MIN).min(usual),
         Job::Base(step) => step.segment_records(usual),
-        Job::Deltas | Job::LeftOut => usual,
+        Job::Deltas | Job::LeftOut(_) => usual,
     };
     let mut output = Output { shared, origin, job, records_max, writer: None, segments: Unnamed::default() };
     // Several checks a group, even if groups are small.
@@ -263,7 +263,7 @@ impl Output<'_> {
         if let Some(mut writer) = self.writer.take() {
             // All segments of a flush but the last are marked as parts: see `Origin`.
             writer.set_part(next.is_some() && matches!(self.job, Job::Flush(_)));
-            if let Job::Base(step) = &mut self.job {
+            if let Job::Base(step) | Job::LeftOut(step) = &mut self.job {
                 let MergedRange { from, to, batch } = step.left;
                 writer.set_merged(MergedRange { from, to: next.or(to), batch });
                 step.left.from = next.unwrap_or(from);

@@ -108,7 +108,7 @@ fn footers(storage: &dyn Storage, report: &mut Repaired) -> Result<(Vec<Found>, 
 /// already.
 fn runs(mut found: Vec<Found>, report: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
     found.sort_by_key(|(info, origin)| std::cmp::Reverse((origin.batch, origin.base, info.id)));
-    let ranges = merged_ranges(&found);
+    let ranges = merged_ranges(found.iter().filter(|(_, origin)| origin.base));
     let is_replaced = |(info, origin): &Found| origin.base && is_written(info, 0, &ranges);
     let mut obsolete: BTreeSet<u64> = found.iter().filter(|one| is_replaced(one)).map(|(info, _)| info.id).collect();
     found.retain(|(info, _)| !obsolete.contains(&info.id));
@@ -123,7 +123,10 @@ fn runs(mut found: Vec<Found>, report: &mut Repaired) -> (Vec<Vec<SegmentInfo>>,
     if deltas.iter().any(|(_, origin)| origin.base) {
         report.lost.push("deletions of the last merge: parts of the base overlap, and keys may be back".to_owned());
     }
-    obsolete.extend(in_base(&deltas, &merged_ranges(&base)));
+    // Where a step could not read the base, a delta has the merged range.
+    let left_over = deltas.iter().filter(|(_, origin)| !origin.base);
+    let ranges = merged_ranges(base.iter().chain(left_over));
+    obsolete.extend(in_base(&deltas, &ranges));
     deltas.retain(|(info, _)| !obsolete.contains(&info.id));
     let mut runs: Vec<Vec<Found>> = Vec::new();
     for one in deltas {
@@ -143,8 +146,8 @@ fn runs(mut found: Vec<Found>, report: &mut Repaired) -> (Vec<Vec<SegmentInfo>>,
 }
 
 /// Returns the ranges that the merge into the base has written, ascending, each with the number of its segment.
-fn merged_ranges(found: &[Found]) -> Vec<(u64, MergedRange)> {
-    let mut ranges: Vec<_> = found.iter().filter_map(|(info, origin)| Some((info.id, origin.merged?))).collect();
+fn merged_ranges<'a>(found: impl Iterator<Item = &'a Found>) -> Vec<(u64, MergedRange)> {
+    let mut ranges: Vec<_> = found.filter_map(|(info, origin)| Some((info.id, origin.merged?))).collect();
     ranges.sort_by_key(|(_, range)| range.from);
     ranges
 }

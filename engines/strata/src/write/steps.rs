@@ -190,8 +190,11 @@ impl Merging {
         let group = Arc::new(Run::new(segments));
         let records = group.records() + deltas.iter().map(|run| records_between(run, &from, to.as_ref())).sum::<u64>();
         shared.common.require_space(records * RECORD_BYTES, shared.common.reserve_bytes, "a merge")?;
+        let batch = deltas.iter().map(|run| batch_of(run)).max().unwrap_or(0);
+        let last = group.segments().last().map(|segment| segment.info.last);
+        let step = BaseStep { last, left: MergedRange { from, to, batch }, records };
         if group.is_unreadable() {
-            let left = merge_range(shared, &deltas, &from, to, Job::LeftOut)?.segments;
+            let left = merge_range(shared, &deltas, &from, to, Job::LeftOut(step))?.segments;
             // It comes in front of runs that merges of deltas have taken, and perhaps between them.
             self.deltas.clear();
             return self.install(shared, to, &deltas, |version, newer| {
@@ -201,12 +204,9 @@ impl Merging {
                 }
             });
         }
-        let batch = deltas.iter().map(|run| batch_of(run)).max().unwrap_or(0);
-        let last = group.segments().last().map(|segment| segment.info.last);
-        let job = Job::Base(BaseStep { last, left: MergedRange { from, to, batch }, records });
         let sources: Vec<_> = deltas.iter().chain([&group]).cloned().collect();
         let closing = group.close();
-        let Progress { segments, next } = match merge_range(shared, &sources, &from, to, job) {
+        let Progress { segments, next } = match merge_range(shared, &sources, &from, to, Job::Base(step)) {
             // Come back to the same range; the next step leaves the unreadable segment out.
             Err(_) if group.is_unreadable() && !is_unreadable(&deltas) => return Ok(()),
             written => written?,
@@ -297,7 +297,7 @@ fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     // A group of the base may have records of a merge that was given up, which are newer than these deltas.
     let segments = runs.iter().flat_map(|run| run.segments());
     match segments.max_by_key(|segment| segment.origin().batch) {
-        Some(newest) => Origin { base, part: false, ..newest.origin().clone() },
+        Some(newest) => Origin { base, part: false, merged: None, ..newest.origin().clone() },
         None => origin_of(shared, 0, base, &Checkpoint::default()),
     }
 }
