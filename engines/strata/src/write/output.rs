@@ -210,6 +210,9 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
     let base_records = shared.common.newest.load().version.base.records() + pairs.len() as u64;
     let records_max = usual_segment_records(shared.common.sizes.segment_records, base_records);
     for part in pairs.chunks(records_max as usize) {
+        if part.last().map(|(key, _)| *key) == last {
+            segments.make_names_durable(&*shared.common.storage)?;
+        }
         segments.0.push(write(part)?);
     }
     Ok(segments.keep())
@@ -261,8 +264,13 @@ impl Output<'_> {
     /// Completes the segment that is being written, if there is one. `next` is the first key of the one after it.
     fn finish(&mut self, next: Option<Key>) -> Result<()> {
         if let Some(mut writer) = self.writer.take() {
-            // All segments of a flush but the last are marked as parts: see `Origin`.
-            writer.set_part(next.is_some() && matches!(self.job, Job::Flush(_)));
+            if matches!(self.job, Job::Flush(_)) {
+                // All segments of a flush but the last are marked as parts: see `Origin`.
+                writer.set_part(next.is_some());
+                if next.is_none() {
+                    self.segments.make_names_durable(&*self.shared.common.storage)?;
+                }
+            }
             if let Job::Base(step) | Job::LeftOut(step) = &mut self.job {
                 let MergedRange { from, to, batch } = step.left;
                 writer.set_merged(MergedRange { from, to: next.or(to), batch });

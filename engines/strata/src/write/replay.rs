@@ -126,7 +126,7 @@ impl Replay<'_> {
             for (key, value) in ops {
                 if tail.length == capacity {
                     // The run may hold only a part of this batch, so it stands for the batch before.
-                    runs.insert(0, self.write(&tail, batch - 1, before)?);
+                    self.write(&tail, batch - 1, before, runs)?;
                     tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
                 }
                 tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
@@ -135,7 +135,7 @@ impl Replay<'_> {
             Ok(())
         })?;
         if !runs.is_empty() {
-            runs.insert(0, self.write(&tail, ends.batch, &ends.checkpoint)?);
+            self.write(&tail, ends.batch, &ends.checkpoint, runs)?;
         }
         Ok((ends, tail))
     }
@@ -189,9 +189,10 @@ impl Replay<'_> {
         Ok((records.min(most), records <= most))
     }
 
-    /// Writes the records as a run that stands for `batch` and its checkpoint.
-    fn write(&mut self, tail: &Tail, batch: u64, checkpoint: &Checkpoint) -> Result<Unnamed> {
+    /// Writes the records as the newest of `runs`, which then stand for `batch` and its checkpoint.
+    fn write(&mut self, tail: &Tail, batch: u64, checkpoint: &Checkpoint, runs: &mut Vec<Unnamed>) -> Result<()> {
         let mut run = Unnamed::default();
+        runs.first().map_or(Ok(()), |before| before.make_names_durable(&**self.storage))?;
         if tail.length > 0 {
             let room = Room::of(1, tail.length as u64, self.budget, None);
             let origin = Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() };
@@ -205,7 +206,8 @@ impl Replay<'_> {
             // No manifest names it; the next opening removes it if it stays.
             run.0.push(opened.inspect_err(|_| drop(self.storage.remove(&segment::name(info.id))))?);
         }
-        Ok(run)
+        runs.insert(0, run);
+        Ok(())
     }
 }
 
