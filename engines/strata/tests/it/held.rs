@@ -72,8 +72,8 @@ fn a_manifest_whose_name_may_not_be_durable_ends_writing_also_if_the_disk_is_ful
     let store = Store::sized(OPTIONS, SIZES);
     let mut pairs: Vec<(Key, Value)> = (0..1000).map(|n| (key(n), value(n))).collect();
     pairs.sort_unstable();
-    // The first flush is before the manifest, the second one after its renaming.
-    store.hooks.dir_full.store(2, Ordering::Relaxed);
+    // The first flush is before the last segment, the second one before the manifest, the third one after its renaming.
+    store.hooks.dir_full.store(3, Ordering::Relaxed);
     let refused = store.engine.load_sorted(&pairs, &at(1)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Reopen, "{refused}");
     let refused = try_commit(&store.engine, &[(key(5000), Some([1; 32]))], 2, Durability::Synced).unwrap_err();

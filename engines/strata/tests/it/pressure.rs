@@ -22,8 +22,10 @@ pub(crate) const RUNS_MOST: u64 = 37;
 /// Debt in percent at which commits are held, of the records that make a merge into the base due.
 const DEBT_HELD_PERCENT: u64 = 150;
 /// Largest debt in percent. A merge is due at 8 memtables or more, and three memtables may be full when commits are
-/// held. A merge of deltas, which is half as large, may then count some records as unmerged that the base has.
-const DEBT_MOST_PERCENT: u64 = DEBT_HELD_PERCENT + 3 * 100 / 8 + 1 + 50;
+/// held. A merge of all deltas, as there is one if there are too many, then counts those of their records as unmerged too
+/// that the base has. These are as many again: a run stays for a round of the merge, and of the runs in between half is
+/// merged.
+const DEBT_MOST_PERCENT: u64 = 2 * (DEBT_HELD_PERCENT + 3 * 100 / 8 + 1);
 
 /// A gate that a merge passes before each new segment. A test can hold the merge there to look at everything else.
 struct Gate(Arc<Hooks>);
