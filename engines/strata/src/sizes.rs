@@ -44,7 +44,7 @@ const WRITE_SHARE: u64 = 256;
 const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 /// Memory for each record of a segment that is written and opened, in bytes: a hash and all planes while it is written,
 /// and the planes and the directory that stay, while those of the replaced segments are still held.
-const SEGMENT_WORK: u64 = 13;
+const SEGMENT_WORK: u64 = 14;
 /// At most 1/WORK_SHARE of the memory is set aside for work.
 const WORK_SHARE: u64 = 8;
 /// Records get 1/CACHE_LEAST of the memory before the second filter plane gets any: between a sixty-fourth and a

@@ -1,5 +1,5 @@
-//! Filter planes: blocked Bloom filters of 8, 4 and 4 bits a key. Each plane is a complete filter with a hash of its
-//! own, so as many planes are loaded as the memory allows, and their error rates multiply.
+//! Filter planes: blocked Bloom filters of 8, 4 and 4 bits a key, in a delta of 8, 4 and 8. Each plane is a complete filter
+//! with a hash of its own, so as many planes are loaded as the memory allows, and their error rates multiply.
 //!
 //! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
 
@@ -7,44 +7,54 @@ use crate::huge;
 
 /// Number of filter planes in a segment.
 pub(crate) const PLANES: usize = 3;
-/// Bits a key in each plane. The first plane alone ends 39 of 40 gets of absent keys. The other two have half its size,
-/// so that they fit into smaller amounts of spare memory.
-const BITS_PER_KEY: [u64; PLANES] = [8, 4, 4];
+/// Number of kinds of planes: the first and the second one, the third one of the base, and that of a delta.
+const KINDS: usize = PLANES + 1;
+/// Bits a key in each kind of plane. The first plane alone ends 39 of 40 gets of absent keys. The other two have half its
+/// size in the base, so that they fit into smaller amounts of spare memory. An absent key asks every delta, so that of a
+/// delta lets less through.
+const BITS_PER_KEY: [u64; KINDS] = [8, 4, 4, 8];
 /// Bits set a key: near the optimum of ln 2 of the bits, less a little because blocks of one cache line fill unevenly.
-const PROBES: [u32; PLANES] = [5, 3, 3];
+const PROBES: [u32; KINDS] = [5, 3, 3, 5];
 /// A block is one cache line, so that a lookup costs one cache miss a plane.
 const BLOCK_BYTES: usize = 64;
 
-/// Size in bytes of plane `plane` for this many keys.
-pub(crate) fn plane_bytes(plane: usize, keys: u64) -> usize {
-    (keys * BITS_PER_KEY[plane]).div_ceil(8 * BLOCK_BYTES as u64).max(1) as usize * BLOCK_BYTES
+/// Returns the kind of the plane with this number, 0 to 2, of a segment of the base or of a delta.
+#[inline]
+pub(crate) fn kind(plane: usize, base: bool) -> usize {
+    if plane == PLANES - 1 && !base { KINDS - 1 } else { plane }
 }
 
-/// Sets the bits of all keys with these hashes in plane `plane`. `bytes`: the whole plane.
-pub(crate) fn insert_all(bytes: &mut [u8], plane: usize, hashes: &[u64]) {
-    match plane {
+/// Size in bytes of a plane of this kind for this many keys.
+pub(crate) fn plane_bytes(kind: usize, keys: u64) -> usize {
+    (keys * BITS_PER_KEY[kind]).div_ceil(8 * BLOCK_BYTES as u64).max(1) as usize * BLOCK_BYTES
+}
+
+/// Sets the bits of all keys with these hashes in a plane of this kind. `bytes`: the whole plane.
+pub(crate) fn insert_all(bytes: &mut [u8], kind: usize, hashes: &[u64]) {
+    match kind {
         0 => insert_each::<0>(bytes, hashes),
         1 => insert_each::<1>(bytes, hashes),
-        _ => insert_each::<2>(bytes, hashes),
+        2 => insert_each::<2>(bytes, hashes),
+        _ => insert_each::<3>(bytes, hashes),
     }
 }
 
 /// As [`insert_all`], with a number of probes that the compiler knows.
-fn insert_each<const PLANE: usize>(bytes: &mut [u8], hashes: &[u64]) {
+fn insert_each<const KIND: usize>(bytes: &mut [u8], hashes: &[u64]) {
     let length = bytes.len();
     for hash in hashes {
-        let spot = Spot::of(PLANE, *hash);
+        let spot = Spot::of(KIND, *hash);
         let block = &mut bytes[block_at(length, spot.place)..][..BLOCK_BYTES];
-        for probe in 0..PROBES[PLANE] {
+        for probe in 0..PROBES[KIND] {
             let bit = spot.bits >> (9 * probe);
             block[(bit >> 3 & 63) as usize] |= 1 << (bit & 7);
         }
     }
 }
 
-const _: () = assert!(PLANES == 3);
+const _: () = assert!(KINDS == 4);
 
-/// Where and which bits one key sets in one plane, independent of the plane's size. It is computed once for all
+/// Where and which bits one key sets in planes of one kind, independent of their size. It is computed once for all
 /// segments.
 #[derive(Clone, Copy)]
 pub(crate) struct Spot {
@@ -55,9 +65,9 @@ pub(crate) struct Spot {
 
 impl Spot {
     #[inline]
-    pub(crate) fn of(plane: usize, hash: u64) -> Self {
-        let place = placed(plane, hash);
-        Self { place, bits: mix(place), probes: PROBES[plane] }
+    pub(crate) fn of(kind: usize, hash: u64) -> Self {
+        let place = placed(kind, hash);
+        Self { place, bits: mix(place), probes: PROBES[kind] }
     }
 
     /// Prefetches the cache line that [`Spot::is_set`] reads.
@@ -82,8 +92,8 @@ impl Spot {
 
 /// Returns the key's position in a plane as a fraction of 2^64.
 #[inline]
-fn placed(plane: usize, hash: u64) -> u64 {
-    mix(hash ^ (plane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+fn placed(kind: usize, hash: u64) -> u64 {
+    mix(hash ^ (kind as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// Returns the byte offset of the block at this position.
@@ -106,16 +116,16 @@ mod tests {
     use super::*;
     use crate::format::secret::Seed;
 
-    /// False positives of each plane in a million absent keys.
-    const ERRORS_PER_MILLION: [u64; PLANES] = [25_000, 155_000, 155_000];
+    /// False positives of each kind in a million absent keys.
+    const ERRORS_PER_MILLION: [u64; KINDS] = [25_000, 155_000, 155_000, 25_000];
 
-    /// Number of absent keys, in a million, that pass the first `loaded` planes.
-    fn errors_per_million(loaded: usize) -> u64 {
-        ERRORS_PER_MILLION.iter().take(loaded).fold(1_000_000, |through, errors| through * errors / 1_000_000)
+    /// Number of absent keys, in a million, that pass planes of these kinds.
+    fn errors_per_million(kinds: &[usize]) -> u64 {
+        kinds.iter().fold(1_000_000, |through, kind| through * ERRORS_PER_MILLION[*kind] / 1_000_000)
     }
 
-    fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
-        Spot::of(plane, hash).is_set(bytes)
+    fn may_contain(bytes: &[u8], kind: usize, hash: u64) -> bool {
+        Spot::of(kind, hash).is_set(bytes)
     }
 
     #[test]
@@ -126,19 +136,23 @@ mod tests {
             key[..8].copy_from_slice(&n.to_be_bytes());
             Seed::fixed().hash(&key)
         };
-        let mut planes: [Vec<u8>; PLANES] = std::array::from_fn(|n| vec![0; plane_bytes(n, keys)]);
+        let mut planes: [Vec<u8>; KINDS] = std::array::from_fn(|n| vec![0; plane_bytes(n, keys)]);
         for (n, plane) in planes.iter_mut().enumerate() {
             insert_all(plane, n, &(0..keys).map(hash_of).collect::<Vec<_>>());
             assert!((0..keys).all(|key| may_contain(plane, n, hash_of(key))));
         }
-        let errors = |loaded: usize| {
+        let errors = |kinds: &[usize]| {
             let absent = (keys..2 * keys).map(hash_of);
-            absent.filter(|hash| (0..loaded).all(|n| may_contain(&planes[n], n, *hash))).count()
+            absent.filter(|hash| kinds.iter().all(|n| may_contain(&planes[*n], *n, *hash))).count()
         };
-        for loaded in 0..=PLANES {
-            let (found, said) = (errors(loaded) as f64, errors_per_million(loaded) as f64 / 10.0);
-            let off = 0.15 * said + 4.0 * said.sqrt();
-            assert!((found - said).abs() <= off, "planes={loaded} errors={found} said={said} of 100,000");
+        for base in [true, false] {
+            let kinds: [usize; PLANES] = std::array::from_fn(|plane| kind(plane, base));
+            for loaded in 0..=PLANES {
+                let kinds = &kinds[..loaded];
+                let (found, said) = (errors(kinds) as f64, errors_per_million(kinds) as f64 / 10.0);
+                let off = 0.15 * said + 4.0 * said.sqrt();
+                assert!((found - said).abs() <= off, "kinds={kinds:?} errors={found} said={said} of 100,000");
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::NUMBER_MAX;
-use crate::format::filter::{PLANES, plane_bytes};
+use crate::format::filter::{PLANES, kind, plane_bytes};
 use crate::format::page::{PAGE_RECORDS_MAX, VERSION};
 use crate::format::secret::{SEED_BYTES, Seed};
 use crate::format::ties;
@@ -308,7 +308,7 @@ impl Footer {
         if !ties::can_be(self.ties.bytes, pages) {
             return Err(format!("ties_bytes={} pages={pages}", self.ties.bytes));
         }
-        let planes = (0..PLANES).map(|plane| plane_bytes(plane, records) as u64);
+        let planes = (0..PLANES).map(|plane| plane_bytes(kind(plane, self.origin.base), records) as u64);
         let expected = planes.chain([pages * 8, self.ties.bytes]);
         // The sections follow each other, beginning after the last page.
         let mut offset = pages * PAGE_BYTES as u64;
@@ -361,15 +361,15 @@ mod tests {
             other[..4].copy_from_slice(&crc.to_le_bytes());
             Footer::decode(&other)
         };
-        assert_eq!(with(4, 4), Err(Wrong::OtherVersion(4)));
-        assert_eq!(with(4, 6), Err(Wrong::OtherVersion(6)));
+        assert_eq!(with(4, 5), Err(Wrong::OtherVersion(5)));
+        assert_eq!(with(4, 7), Err(Wrong::OtherVersion(7)));
         let to_the_end = with(332, 2).expect("another kind of range");
         assert_eq!(to_the_end.origin.merged.and_then(|range| range.to), None);
         // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
-        // place, ties for more pages than there are, a value that means neither base nor delta, a prefix that
+        // place, ties for more pages than there are, a delta with the planes of the base, a value that means neither, a prefix that
         // no store has, a checkpoint of another length, a range of an unknown kind, of a later batch, and without the
         // first or the last key.
-        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 2), (324, 7), (328, 65)];
+        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 0), (320, 2), (324, 7), (328, 65)];
         for (at, byte) in cases.into_iter().chain([(332, 3), (336, 18), (344, 2), (376, 1)]) {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }

@@ -15,7 +15,7 @@ use crate::search::bisect;
 use crate::storage::{PAGE_BYTES, PageBytes};
 
 /// Version of a segment and its pages that is written, and the only one that is read. No older version was ever released.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
 /// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share

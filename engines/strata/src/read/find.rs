@@ -12,7 +12,7 @@ use std::ops::Range;
 use engine_api::{Key, Result, Value};
 
 use crate::format::Record;
-use crate::format::filter::{PLANES, Spot};
+use crate::format::filter::{PLANES, Spot, kind};
 use crate::format::page::{Page, prefix};
 use crate::read::cache::Cached;
 use crate::read::lookup::{Hashes, Lookup};
@@ -152,7 +152,10 @@ impl Segment {
     /// Whether the segment may hold a key according to these planes, as far as they are in memory.
     #[inline]
     fn pass_planes(&self, mut planes: Range<usize>, filter_hash: u64) -> bool {
-        planes.all(|n| self.plane(n).is_none_or(|plane| Spot::of(n, filter_hash).is_set(plane)))
+        planes.all(|n| {
+            let of = || Spot::of(kind(n, self.origin().base), filter_hash);
+            self.plane(n).is_none_or(|plane| of().is_set(plane))
+        })
     }
 }
 

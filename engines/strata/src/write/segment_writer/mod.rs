@@ -11,7 +11,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
-use crate::format::filter::{PLANES, insert_all, plane_bytes};
+use crate::format::filter::{PLANES, insert_all, kind, plane_bytes};
 use crate::format::footer::{Footer, MergedRange, Origin, Section, SegmentInfo};
 use crate::format::page::PageBuilder;
 use crate::format::ties::DirectoryBuilder;
@@ -26,8 +26,8 @@ use crate::write::at_once::both;
 /// Number of threads that fill a segment of a sorted load. Two of them write more than most devices take, and the
 /// thread that orders the pairs needs a processor too.
 pub(crate) const LOAD_THREADS: usize = 2;
-/// Bytes held for each record while a segment is written: eight of its hash, and two in the planes together.
-const RECORD_WORK: u64 = 10;
+/// Bytes held for each record while a segment is written: eight of its hash, and up to two and a half in the planes.
+const RECORD_WORK: u64 = 11;
 
 /// Writes a segment from ascending records. Removes the file if it is dropped unfinished.
 pub(crate) struct SegmentWriter {
@@ -145,7 +145,7 @@ impl SegmentWriter {
 
     /// Size that the directory, its ties and all planes will have, in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
-        let planes: usize = (0..PLANES).map(|plane| plane_bytes(plane, self.records())).sum();
+        let planes: usize = (0..PLANES).map(|plane| plane_bytes(kind(plane, self.origin.base), self.records())).sum();
         (planes + self.directory.bytes().iter().sum::<usize>()) as u64
     }
 
@@ -191,8 +191,9 @@ impl SegmentWriter {
 
     /// Makes the planes and appends them to the file.
     fn planes(&mut self, pool: &Pool, budget: Option<&Arc<Budget>>) -> Result<([Plane; PLANES], [Section; PLANES])> {
+        let base = self.origin.base;
         let plane = |plane: usize| -> Result<Plane> {
-            let bytes = plane_bytes(plane, self.records());
+            let bytes = plane_bytes(kind(plane, base), self.records());
             // A plane that does not fit now is considered again at the next division of the memory.
             Ok((self.take(pool, bytes)?, budget.and_then(|budget| budget.take(bytes as u64, 0))))
         };
@@ -200,10 +201,10 @@ impl SegmentWriter {
         let hashes = &self.hashes;
         let fill = |number: usize, (plane, _): &mut Plane| {
             let length = plane.bytes().len();
-            insert_all(&mut plane.whole_pages_mut()[..length], number, hashes);
+            insert_all(&mut plane.whole_pages_mut()[..length], kind(number, base), hashes);
         };
         let [first, second, third] = &mut planes;
-        // The first plane has as many bits as the others together.
+        // The first plane has as many bits as the others together, in the base.
         let others = || {
             fill(1, second);
             fill(2, third);
