@@ -24,7 +24,7 @@
 //! - A batch of gets, a scan and a merge keep several reads in flight by `io_uring` where the kernel allows it. Where
 //!   it does not, they read one after the other, and the statistic `io_uring_refused` counts it.
 //! - One merge step runs at a time, and merges of newer and older runs take turns. Merges write at most 128 MiB a
-//!   second as long as they keep up. Where they do not, commits are slowed from 24 delta runs on and held at 36. They
+//!   second as long as they keep up, and 32 once no memtable was filled for five seconds. Where they do not keep up, commits are slowed from 24 delta runs on and held at 36. They
 //!   are also slowed and held at a debt of 1.1 and 1.5 times the amount that makes a merge into the base due, which is a
 //!   quarter of the base. The statistics count such waits and hold the longest one.
 //! - The next WAL file and memtable are made while the present ones fill. When a commit begins the next file, the WAL's

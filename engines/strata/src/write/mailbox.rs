@@ -57,6 +57,8 @@ pub(crate) struct Requests {
     pub(crate) ended: bool,
     /// Names of WAL files that wait to be overwritten.
     pub(crate) spare: Vec<String>,
+    /// When commits last filled a memtable; `None` if they have not since the opening.
+    pub(crate) filled_at: Option<Instant>,
     /// Preparation of the next WAL file and memtable while commits continue.
     pub(crate) ahead: Ahead,
 }

@@ -12,7 +12,7 @@ use crate::format::footer::{MergedRange, Origin};
 use crate::read::cursor::Merged;
 use crate::read::segment::{self, Segment};
 use crate::sizes::usual_segment_records;
-use crate::write::plan::is_late;
+use crate::write::plan::{is_held, is_late};
 use crate::write::segment_writer::{LOAD_THREADS, Room, SegmentWriter, Written};
 use crate::write::shared::Shared;
 use crate::write::unnamed::Unnamed;
@@ -20,6 +20,11 @@ use crate::write::unnamed::Unnamed;
 /// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that
 /// reads seldom compete with it.
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
+/// As [`MERGE_BYTES_PER_S`], if commits have not filled a memtable for [`QUIET`]: then it is of no use to end soon, and on a
+/// slow device reads would wait for the merge.
+const MERGE_BYTES_PER_S_QUIET: f64 = MERGE_BYTES_PER_S / 4.0;
+/// Long enough for commits at a steady rate that merges can barely follow, which fill a memtable in a second or two.
+const QUIET: Duration = Duration::from_secs(5);
 /// Largest number of records written between two checks for other work: a few milliseconds.
 const LOOK_RECORDS: u64 = 1 << 14;
 /// Number of segments of a large memtable. The more there are, the sooner a part of it can be dropped after a merge.
@@ -176,14 +181,19 @@ impl Pace {
     /// Waits until `bytes` more may be written, but not while somebody waits for this merge.
     fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
         self.bytes += bytes;
-        let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
-        let late = is_late(&shared.common.newest.load());
+        let (held, late) = {
+            let now = shared.common.newest.load();
+            (is_held(&now), is_late(&now))
+        };
         let mut requests = shared.common.mailbox.lock();
+        let quiet = requests.filled_at.is_none_or(|at| at.elapsed() > QUIET);
+        let rate = if quiet { MERGE_BYTES_PER_S_QUIET } else { MERGE_BYTES_PER_S };
+        let due = self.since + Duration::from_secs_f64(self.bytes as f64 / rate);
         loop {
             if requests.stop {
                 return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
             }
-            let waited_for = late || requests.settles_asked > requests.settles_over;
+            let waited_for = held || (late && !quiet) || requests.settles_asked > requests.settles_over;
             if waited_for || Instant::now() >= due {
                 break;
             }

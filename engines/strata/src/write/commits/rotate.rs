@@ -68,7 +68,7 @@ impl Commits {
             visible.length = 0;
         });
         self.common.counters.rotations.add(since.elapsed());
-        let _requests = self.common.mailbox.lock();
+        self.common.mailbox.lock().filled_at = Some(Instant::now());
         self.common.mailbox.wake_flush.notify_all();
         Ok(())
     }
