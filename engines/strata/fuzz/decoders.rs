@@ -121,7 +121,7 @@ pub fn manifest(bytes: &[u8]) {
 
 /// Fuzzes a segment's footer. An accepted one is the same when it is encoded again, and its lengths agree.
 pub fn footer(bytes: &[u8]) {
-    let info = segment(NUMBER, 1, 9);
+    let info = SegmentInfo { tombstones: 0, ..segment(NUMBER, 1, 9) };
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
     let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
     let merged = Some(MergedRange { from: key(1), to: Some(key(10)), batch: 2 });

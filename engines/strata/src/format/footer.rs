@@ -67,7 +67,7 @@ pub(crate) struct Origin {
     pub(crate) base: bool,
     /// Checkpoint of that batch, or of the load that wrote the segment.
     pub(crate) checkpoint: Checkpoint,
-    /// Whether the flush or the load has written other segments after this one. Without them it has only a part of the
+    /// Whether the flush, load or replay has written other segments after this one. Without them it has only a part of the
     /// records up to its batch and checkpoint.
     pub(crate) part: bool,
     /// The part of the merge into the base that this segment is; `None` if it was not written by that merge. A delta has
@@ -291,8 +291,9 @@ impl Footer {
     fn check(&self) -> Result<(), String> {
         let SegmentInfo { records, tombstones, first, last, .. } = self.info;
         let pages = u64::from(self.pages);
-        if pages == 0 || records < pages || records > pages * PAGE_RECORDS_MAX as u64 || tombstones > records {
-            return Err(format!("records={records} tombstones={tombstones} pages={pages}"));
+        let tombstones_max = if self.origin.base { 0 } else { records };
+        if pages == 0 || records < pages || records > pages * PAGE_RECORDS_MAX as u64 || tombstones > tombstones_max {
+            return Err(format!("records={records} tombstones={tombstones} pages={pages} base={}", self.origin.base));
         }
         if self.info.id.max(self.origin.batch) > NUMBER_MAX {
             return Err(format!("id={} batch={}", self.info.id, self.origin.batch));
@@ -333,7 +334,7 @@ mod tests {
     fn what_is_encoded_is_decoded_and_a_flipped_bit_or_another_version_is_not() {
         let section = |offset: u64, bytes: usize| Section { offset, bytes: bytes as u64, crc: 7 };
         let footer = Footer {
-            info: SegmentInfo { id: 3, records: 100, tombstones: 4, first: [1; 32], last: [2; 32] },
+            info: SegmentInfo { id: 3, records: 100, tombstones: 0, first: [1; 32], last: [2; 32] },
             pages: 2,
             planes: std::array::from_fn(|n| section(8192 + n as u64 * 4096, plane_bytes(n, 100))),
             directory: section(20480, 16),
@@ -365,11 +366,11 @@ mod tests {
         assert_eq!(with(4, 7), Err(Wrong::OtherVersion(7)));
         let to_the_end = with(332, 2).expect("another kind of range");
         assert_eq!(to_the_end.origin.merged.and_then(|range| range.to), None);
-        // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
+        // With a right checksum: a tombstone in the base, a first key greater than the last, a plane at another
         // place, ties for more pages than there are, a delta with the planes of the base, a value that means neither, a prefix that
         // no store has, a checkpoint of another length, a range of an unknown kind, of a later batch, and without the
         // first or the last key.
-        let cases = [(32, 101), (48, 3), (113, 0x30), (216, 72), (320, 0), (320, 2), (324, 7), (328, 65)];
+        let cases = [(32, 1), (48, 3), (113, 0x30), (216, 72), (320, 0), (320, 2), (324, 7), (328, 65)];
         for (at, byte) in cases.into_iter().chain([(332, 3), (336, 18), (344, 2), (376, 1)]) {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }

@@ -293,12 +293,29 @@ pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -
 
 /// Removes the files that a survey found to be obsolete. Call it once everything is in order. Flushes the directory
 /// first: the manifest's name may not be durable yet, and the older manifest needs the files that are removed.
+///
+/// Parts of a flush that was cut are removed last. The last segment of a flush stands for them too, so a rebuild of the
+/// manifest must not find it without them.
 pub(crate) fn remove_obsolete(storage: &dyn Storage, found: &mut Survey) -> Result<()> {
     sync_dir(storage)?;
-    found.obsolete.drain(..).try_for_each(|name| {
-        let removed = storage.remove(&name);
-        removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, &name)), e))
-    })
+    let is_part = |name: &String| -> Result<bool> {
+        let footer =
+            if name.ends_with(".seg") { read_footer(&ReadFile::open(storage, name)?)? } else { return Ok(false) };
+        Ok(footer.is_ok_and(|(footer, _)| footer.origin.part))
+    };
+    let (mut parts, mut others) = (Vec::new(), Vec::new());
+    for name in found.obsolete.drain(..) {
+        if is_part(&name)? { parts.push(name) } else { others.push(name) }
+    }
+    let remove = |name: &String| {
+        let removed = storage.remove(name);
+        removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, name)), e))
+    };
+    others.iter().try_for_each(remove)?;
+    if !parts.is_empty() {
+        sync_dir(storage)?;
+    }
+    parts.iter().try_for_each(remove)
 }
 
 #[cfg(test)]

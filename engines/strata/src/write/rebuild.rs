@@ -52,7 +52,10 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, report: &mut Repa
         manifest.batch,
         manifest.checkpoint.seq
     ));
-    report.lost.push("files may be missing: only the lost manifest named all segments and WAL files".to_owned());
+    // Files that were replaced and not removed yet, or whose removal a loss of power has undone, may be among them.
+    let lost = "files may be missing, and old values or deleted keys be back: only the lost manifest named all segments and \
+                WAL files";
+    report.lost.push(lost.to_owned());
     let (runs, obsolete) = runs(found, report);
     // The merge begins anew with every delta.
     manifest.joined_at = vec![[0; 32]; runs.len() - 1];

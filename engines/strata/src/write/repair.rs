@@ -221,6 +221,10 @@ impl Repair<'_> {
         let seed = self.manifest.seed;
         let mut next_id = self.manifest.next_id;
         let mut write = |tail: &mut BTreeMap<Key, Option<Value>>, (batch, checkpoint): (u64, Checkpoint)| {
+            if !runs.is_empty() {
+                // As in a replay: the run stands for those before it too.
+                sync_dir(&**storage)?;
+            }
             let mut writer = SegmentWriter::create(
                 storage,
                 next_id,

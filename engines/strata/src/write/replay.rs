@@ -126,7 +126,7 @@ impl Replay<'_> {
             for (key, value) in ops {
                 if tail.length == capacity {
                     // The run may hold only a part of this batch, so it stands for the batch before.
-                    self.write(&tail, batch - 1, before, runs)?;
+                    self.write(&tail, (batch - 1, before), true, runs)?;
                     tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
                 }
                 tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
@@ -135,7 +135,7 @@ impl Replay<'_> {
             Ok(())
         })?;
         if !runs.is_empty() {
-            self.write(&tail, ends.batch, &ends.checkpoint, runs)?;
+            self.write(&tail, (ends.batch, &ends.checkpoint), false, runs)?;
         }
         Ok((ends, tail))
     }
@@ -189,13 +189,21 @@ impl Replay<'_> {
         Ok((records.min(most), records <= most))
     }
 
-    /// Writes the records as the newest of `runs`, which then stand for `batch` and its checkpoint.
-    fn write(&mut self, tail: &Tail, batch: u64, checkpoint: &Checkpoint, runs: &mut Vec<Unnamed>) -> Result<()> {
+    /// Writes the records as the newest of `runs`, which then stand for a batch and its checkpoint. All but the last one are
+    /// marked as parts: see [`Origin`].
+    fn write(
+        &mut self,
+        tail: &Tail,
+        (batch, checkpoint): (u64, &Checkpoint),
+        part: bool,
+        runs: &mut Vec<Unnamed>,
+    ) -> Result<()> {
         let mut run = Unnamed::default();
         runs.first().map_or(Ok(()), |before| before.make_names_durable(&**self.storage))?;
         if tail.length > 0 {
             let room = Room::of(1, tail.length as u64, self.budget, None);
-            let origin = Origin { seed: self.reads.seed, batch, checkpoint: checkpoint.clone(), ..Origin::default() };
+            let checkpoint = checkpoint.clone();
+            let origin = Origin { seed: self.reads.seed, batch, checkpoint, part, ..Origin::default() };
             let mut writer = SegmentWriter::create(self.storage, self.next_id, &origin, room)?;
             self.next_id += 1;
             tail.mem

@@ -186,13 +186,15 @@ impl Merging {
         // Nothing but the group and the deltas are held during the step, because the memory of a segment that is held
         // does not come back.
         let (segments, to) = groups_from(&version.base, &from, shared.common.usual_segment_records());
+        // A load may be writing segments beyond the last key meanwhile, which the step does not replace.
+        let end = to.or_else(|| version.last_key().and_then(|last| successor(&last)));
         drop(version);
         let group = Arc::new(Run::new(segments));
         let records = group.records() + deltas.iter().map(|run| records_between(run, &from, to.as_ref())).sum::<u64>();
         shared.common.require_space(records * RECORD_BYTES, shared.common.reserve_bytes, "a merge")?;
         let batch = deltas.iter().map(|run| batch_of(run)).max().unwrap_or(0);
         let last = group.segments().last().map(|segment| segment.info.last);
-        let step = BaseStep { last, left: MergedRange { from, to, batch }, records };
+        let step = BaseStep { last, left: MergedRange { from, to: end, batch }, records };
         if group.is_unreadable() {
             let left = merge_range(shared, &deltas, &from, to, Job::LeftOut(step))?.segments;
             // It comes in front of runs that merges of deltas have taken, and perhaps between them.
@@ -247,6 +249,15 @@ impl Merging {
     }
 }
 
+/// Returns the key that follows; `None` after the greatest.
+fn successor(key: &Key) -> Option<Key> {
+    let mut next = *key;
+    let at = next.iter().rposition(|byte| *byte < 0xff)?;
+    next[at] += 1;
+    next[at + 1..].fill(0);
+    Some(next)
+}
+
 /// Estimates the number of a run's records with `from <= key < to`.
 fn records_between(run: &Run, from: &Key, to: Option<&Key>) -> u64 {
     let of = |info: &SegmentInfo| records_from(info, from).saturating_sub(to.map_or(0, |to| records_from(info, to)));
@@ -295,9 +306,9 @@ fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, 
 /// Returns the origin of the records of these runs, which is that of the newest segment.
 fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     // A group of the base may have records of a merge that was given up, which are newer than these deltas.
-    let segments = runs.iter().flat_map(|run| run.segments());
-    match segments.max_by_key(|segment| segment.origin().batch) {
-        Some(newest) => Origin { base, part: false, merged: None, ..newest.origin().clone() },
-        None => origin_of(shared, 0, base, &Checkpoint::default()),
-    }
+    let origins = || runs.iter().flat_map(|run| run.segments()).map(|segment| segment.origin());
+    // The newest checkpoint may be that of a load, which names no batch.
+    let checkpoint = origins().map(|origin| &origin.checkpoint).max_by_key(|checkpoint| checkpoint.seq);
+    let batch = origins().map(|origin| origin.batch).max().unwrap_or(0);
+    origin_of(shared, batch, base, checkpoint.unwrap_or(&Checkpoint::default()))
 }

@@ -13,6 +13,8 @@ use crate::{SMALL, seq};
 
 /// Segments so small that a load or a large batch takes several.
 const SIZES: Sizes = Sizes { mem_records: 1000, segment_records: 2000, wal_bytes: 1 << 20 };
+/// Number of changes of the disk by an opening that removes the files of a crash.
+const OPENING_CHANGES: u64 = 12;
 /// Number of ways in which the power may be lost at a change of the disk: any of the unflushed is there or not.
 const POWER_LOSSES: u64 = 8;
 
@@ -29,6 +31,17 @@ fn assert_no_part_passes_for_the_whole(before: &FaultyStorage, write: impl Fn(&S
             write(&engine);
         }
         assert_repairs(cut.copy(), whole, &format!("crash_at={crash_at}"));
+        // The next opening removes the segments of a flush that was cut, and is cut too.
+        for reopened_at in 1..=OPENING_CHANGES {
+            let again = cut.copy();
+            again.set(Fault::CrashAt(reopened_at));
+            drop(open(&again));
+            let repairs = |seed| {
+                let when = format!("crash_at={crash_at} reopened_at={reopened_at} seed={seed}");
+                assert_repairs(again.after_crash(seed), whole, &when);
+            };
+            (0..POWER_LOSSES / 4).for_each(repairs);
+        }
         (0..POWER_LOSSES)
             .for_each(|seed| assert_repairs(cut.after_crash(seed), whole, &format!("crash_at={crash_at} seed={seed}")));
     }

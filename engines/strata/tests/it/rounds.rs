@@ -73,8 +73,10 @@ impl Life {
         (self.disk, self.hooks) = (disk, Arc::new(Hooks::default()));
     }
 
+    /// Removes the manifest of a store that was closed. After a kill or a loss of power, files that were replaced could be
+    /// back, which the repair says.
     fn lose_manifest(&mut self) {
-        self.kill(true);
+        self.engine = None;
         self.disk.remove("MANIFEST").unwrap();
         let storage: Arc<dyn Storage> = Arc::new(self.disk.clone());
         StrataEngine::repair_on(&storage).unwrap();
