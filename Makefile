@@ -274,6 +274,10 @@ bench_transports = $(BUILT) mkdir -p "$(RESULTS)/transports" && work=$$(mktemp -
 bench_instrument = $(BUILT) $(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument && \
 	"$(RELEASE)/examples/instrument" "$(RELEASE)"
 
+## bench month: a month of mainnet's churn on 100M pairs, a line for each day (strata; an hour, 20 GB; ARGS="--days 3")
+bench_month = cargo run --locked --release -p solkv-engine-strata --example month -- --dir "$(RESULTS)/month" \
+	$(call given,PAIRS,--pairs) $(ARGS)
+
 SOAK_SECONDS ?= 3600
 # The target of mainnet's rate: make soak SOAK_SECONDS=1200 PAIRS=100000000 CAP=1GiB RATE=20000
 soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap smaller than its data, and samples it.
