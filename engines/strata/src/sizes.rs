@@ -21,7 +21,7 @@ const MEM_RECORDS_MAX: u64 = 1 << 20;
 const STORE_SHARE: u64 = 32;
 /// Fewest pairs of a memtable that is kept small for the store's size.
 const SMALL_MEM_RECORDS_MIN: u64 = 64 << 10;
-/// A segment has a record for each SEGMENT_SHARE bytes of memory. Writing a segment holds ten bytes a record, which is
+/// A segment has a record for each SEGMENT_SHARE bytes of memory. Writing a segment holds eleven bytes a record, which is
 /// then a twenty-fifth of the memory.
 const SEGMENT_SHARE: u64 = 256;
 /// Fewest records of a full segment, however small the memory is: 4096 pages of keys that share nothing.

@@ -19,7 +19,7 @@ pub(crate) const VERSION: u32 = 6;
 /// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
 /// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share
-/// three with their neighbours; those of a derived store share a prefix of 16.
+/// two with their neighbours; those of a derived store share a prefix of 16.
 const ELIDED_MAX: usize = 16;
 /// Number of pairs in a full page whose keys share no leading byte.
 pub(crate) const PAGE_RECORDS_MIN: usize = capacity(0);
