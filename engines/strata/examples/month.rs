@@ -39,7 +39,7 @@ const CHECKED: u64 = 200_000;
 /// Measures a month of mainnet's churn.
 #[derive(Parser)]
 struct Args {
-    /// Pairs before the month.
+    /// Number of pairs with which the month begins.
     #[arg(long, default_value_t = 100_000_000)]
     pairs: u64,
     #[arg(long, default_value_t = 30)]
