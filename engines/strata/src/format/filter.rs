@@ -18,10 +18,11 @@ const PROBES: [u32; KINDS] = [5, 3, 3, 5];
 /// A block is one cache line, so that a lookup costs one cache miss a plane.
 const BLOCK_BYTES: usize = 64;
 
-/// Returns the kind of the plane with this number, 0 to 2, of a segment of the base or of a delta.
+/// Returns the kind of the plane with this number, 0 to 2. `base`, whether its segment is of the base, is asked only for the
+/// third one, so that a get of a present key does not fetch it.
 #[inline]
-pub(crate) fn kind(plane: usize, base: bool) -> usize {
-    if plane == PLANES - 1 && !base { KINDS - 1 } else { plane }
+pub(crate) fn plane_kind(plane: usize, base: impl FnOnce() -> bool) -> usize {
+    if plane == PLANES - 1 && !base() { KINDS - 1 } else { plane }
 }
 
 /// Size in bytes of a plane of this kind for this many keys.
@@ -146,7 +147,7 @@ mod tests {
             absent.filter(|hash| kinds.iter().all(|n| may_contain(&planes[*n], *n, *hash))).count()
         };
         for base in [true, false] {
-            let kinds: [usize; PLANES] = std::array::from_fn(|plane| kind(plane, base));
+            let kinds: [usize; PLANES] = std::array::from_fn(|plane| plane_kind(plane, || base));
             for loaded in 0..=PLANES {
                 let kinds = &kinds[..loaded];
                 let (found, said) = (errors(kinds) as f64, errors_per_million(kinds) as f64 / 10.0);

@@ -11,7 +11,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::NUMBER_MAX;
-use crate::format::filter::{PLANES, kind, plane_bytes};
+use crate::format::filter::{PLANES, plane_bytes, plane_kind};
 use crate::format::page::{PAGE_RECORDS_MAX, VERSION};
 use crate::format::secret::{SEED_BYTES, Seed};
 use crate::format::ties;
@@ -309,7 +309,7 @@ impl Footer {
         if !ties::can_be(self.ties.bytes, pages) {
             return Err(format!("ties_bytes={} pages={pages}", self.ties.bytes));
         }
-        let planes = (0..PLANES).map(|plane| plane_bytes(kind(plane, self.origin.base), records) as u64);
+        let planes = (0..PLANES).map(|plane| plane_bytes(plane_kind(plane, || self.origin.base), records) as u64);
         let expected = planes.chain([pages * 8, self.ties.bytes]);
         // The sections follow each other, beginning after the last page.
         let mut offset = pages * PAGE_BYTES as u64;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use engine_api::{Key, Result, Value};
 
 use crate::format::Record;
-use crate::format::filter::{PLANES, Spot, kind};
+use crate::format::filter::{PLANES, Spot, plane_kind};
 use crate::format::page::{Page, prefix};
 use crate::read::cache::Cached;
 use crate::read::lookup::{Hashes, Lookup};
@@ -153,8 +153,8 @@ impl Segment {
     #[inline]
     fn pass_planes(&self, mut planes: Range<usize>, filter_hash: u64) -> bool {
         planes.all(|n| {
-            let of = || Spot::of(kind(n, self.origin().base), filter_hash);
-            self.plane(n).is_none_or(|plane| of().is_set(plane))
+            let Some(plane) = self.plane(n) else { return true };
+            Spot::of(plane_kind(n, || self.origin().base), filter_hash).is_set(plane)
         })
     }
 }

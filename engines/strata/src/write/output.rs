@@ -207,23 +207,24 @@ impl Pace {
 
 /// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
-    let last = pairs.last().map(|(key, _)| *key);
-    let write = |part: &[(Key, Value)]| {
-        let origin = Origin { part: part.last().map(|(key, _)| *key) != last, ..origin.clone() };
+    let write = |pairs: &[(Key, Value)], part: bool| {
+        let origin = Origin { part, ..origin.clone() };
         // Readers do not ask for pages during a load, so none are kept in memory.
-        let room = Room::of(LOAD_THREADS, part.len() as u64, &shared.memory.reads.budget, None);
+        let room = Room::of(LOAD_THREADS, pairs.len() as u64, &shared.memory.reads.budget, None);
         let mut writer = SegmentWriter::create(&shared.common.storage, shared.runs.new_id(), &origin, room)?;
-        writer.fill(part)?;
+        writer.fill(pairs)?;
         complete(shared, writer)
     };
     let mut segments = Unnamed::default();
     let base_records = shared.common.newest.load().version.base.records() + pairs.len() as u64;
     let records_max = usual_segment_records(shared.common.sizes.segment_records, base_records);
-    for part in pairs.chunks(records_max as usize) {
-        if part.last().map(|(key, _)| *key) == last {
+    let mut chunks = pairs.chunks(records_max as usize).peekable();
+    while let Some(chunk) = chunks.next() {
+        let part = chunks.peek().is_some();
+        if !part {
             segments.make_names_durable(&*shared.common.storage)?;
         }
-        segments.0.push(write(part)?);
+        segments.0.push(write(chunk, part)?);
     }
     Ok(segments.keep())
 }

@@ -303,7 +303,7 @@ fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, 
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
 
-/// Returns the origin of the records of these runs, which is that of the newest segment.
+/// Returns the origin of the records of these runs: the newest batch and the newest checkpoint of their segments.
 fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     // A group of the base may have records of a merge that was given up, which are newer than these deltas.
     let origins = || runs.iter().flat_map(|run| run.segments()).map(|segment| segment.origin());

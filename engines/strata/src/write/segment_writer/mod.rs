@@ -11,7 +11,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
-use crate::format::filter::{PLANES, insert_all, kind, plane_bytes};
+use crate::format::filter::{PLANES, insert_all, plane_bytes, plane_kind};
 use crate::format::footer::{Footer, MergedRange, Origin, Section, SegmentInfo};
 use crate::format::page::PageBuilder;
 use crate::format::ties::DirectoryBuilder;
@@ -145,7 +145,8 @@ impl SegmentWriter {
 
     /// Size that the directory, its ties and all planes will have, in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
-        let planes: usize = (0..PLANES).map(|plane| plane_bytes(kind(plane, self.origin.base), self.records())).sum();
+        let bytes = |plane| plane_bytes(plane_kind(plane, || self.origin.base), self.records());
+        let planes: usize = (0..PLANES).map(bytes).sum();
         (planes + self.directory.bytes().iter().sum::<usize>()) as u64
     }
 
@@ -193,7 +194,7 @@ impl SegmentWriter {
     fn planes(&mut self, pool: &Pool, budget: Option<&Arc<Budget>>) -> Result<([Plane; PLANES], [Section; PLANES])> {
         let base = self.origin.base;
         let plane = |plane: usize| -> Result<Plane> {
-            let bytes = plane_bytes(kind(plane, base), self.records());
+            let bytes = plane_bytes(plane_kind(plane, || base), self.records());
             // A plane that does not fit now is considered again at the next division of the memory.
             Ok((self.take(pool, bytes)?, budget.and_then(|budget| budget.take(bytes as u64, 0))))
         };
@@ -201,7 +202,7 @@ impl SegmentWriter {
         let hashes = &self.hashes;
         let fill = |number: usize, (plane, _): &mut Plane| {
             let length = plane.bytes().len();
-            insert_all(&mut plane.whole_pages_mut()[..length], kind(number, base), hashes);
+            insert_all(&mut plane.whole_pages_mut()[..length], plane_kind(number, || base), hashes);
         };
         let [first, second, third] = &mut planes;
         // The first plane has as many bits as the others together, in the base.
