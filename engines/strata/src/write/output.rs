@@ -51,6 +51,8 @@ pub(crate) struct BaseStep {
     /// The last key of the group. Records after it are written a segment at a time, because they replace no segment of the
     /// base.
     pub(crate) last: Option<Key>,
+    /// Number of full segments after which the step ends within its group.
+    pub(crate) segments_max: u64,
     /// The range of keys that is left to write, for the footers of its segments.
     pub(crate) left: MergedRange,
     /// Estimated number of records in the range.
@@ -67,11 +69,11 @@ impl BaseStep {
 }
 
 impl Job {
-    /// Whether the job may stop before this key and continue later.
-    fn may_end_before(self, key: &Key) -> bool {
+    /// Whether the job may stop before this key and continue later, after this number of full segments.
+    fn may_end_before(self, key: &Key, segments: u64) -> bool {
         match self {
             Self::Deltas => true,
-            Self::Base(step) => step.last.is_none_or(|last| last < *key),
+            Self::Base(step) => segments >= step.segments_max || step.last.is_none_or(|last| last < *key),
             Self::Flush(_) | Self::LeftOut(_) => false,
         }
     }
@@ -98,7 +100,7 @@ pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job:
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if output.is_full() && job.may_end_before(&key) {
+        if output.is_full() && job.may_end_before(&key, output.segments.0.len() as u64 + 1) {
             return output.end(Some(key));
         }
         if seen.is_multiple_of(check) {

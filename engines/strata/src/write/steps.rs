@@ -7,7 +7,9 @@
 //! once. No run is in two of these merges.
 //!
 //! The merge into the base goes round the keys without an end, and rests while the deltas are small. Each step replaces a
-//! group of segments of the base, with the records that all deltas have in its range. Segments of the deltas are dropped as
+//! group of segments of the base, with the records that all deltas have in its range. Where these are too many for a step, it
+//! ends among them, and the rest of the group stands as a segment of its own. Groups in whose range no delta has a segment are
+//! passed by. Segments of the deltas are dropped as
 //! soon as the base has their records ([`Version::merge_to`]), and a run goes when the merge has come round to where it
 //! began with the run. So the map is complete at every moment, and the deltas take little more space than their unmerged
 //! records.
@@ -31,6 +33,10 @@ use crate::write::unnamed::Unnamed;
 
 /// Size in bytes of a record in a segment, with its part of the filters and of the directory.
 const RECORD_BYTES: u64 = 72;
+
+/// Number of segments of delta records after which a step of the merge into the base ends within its group, so that no step
+/// takes long, however many records the deltas have in a narrow range of the keys.
+const STEP_SEGMENTS: u64 = 4;
 
 /// The merges in progress. How far the merge into the base is stands in the version.
 #[derive(Default)]
@@ -183,6 +189,9 @@ impl Merging {
     fn step_base(&mut self, shared: &Shared) -> Result<()> {
         let version = Arc::clone(&shared.common.newest.load().version);
         let (deltas, from) = (mergeable(&version).to_vec(), version.merge_at);
+        if let Some(to) = passed(&version, &deltas, &from) {
+            return self.install(shared, to, &deltas, |_, _| ());
+        }
         // Nothing but the group and the deltas are held during the step, because the memory of a segment that is held
         // does not come back.
         let (segments, to) = groups_from(&version.base, &from, shared.common.usual_segment_records());
@@ -191,10 +200,13 @@ impl Merging {
         drop(version);
         let group = Arc::new(Run::new(segments));
         let records = group.records() + deltas.iter().map(|run| records_between(run, &from, to.as_ref())).sum::<u64>();
-        shared.common.require_space(records * RECORD_BYTES, shared.common.reserve_bytes, "a merge")?;
+        let usual = shared.common.usual_segment_records();
+        let segments_max = group.records() / usual + STEP_SEGMENTS;
+        let most = segments_max * usual + group.records();
+        shared.common.require_space(records.min(most) * RECORD_BYTES, shared.common.reserve_bytes, "a merge")?;
         let batch = deltas.iter().map(|run| batch_of(run)).max().unwrap_or(0);
         let last = group.segments().last().map(|segment| segment.info.last);
-        let step = BaseStep { last, left: MergedRange { from, to: end, batch }, records };
+        let step = BaseStep { last, segments_max, left: MergedRange { from, to: end, batch }, records };
         if group.is_unreadable() {
             let left = merge_range(shared, &deltas, &from, to, Job::LeftOut(step))?.segments;
             // It comes in front of runs that merges of deltas have taken, and perhaps between them.
@@ -208,7 +220,7 @@ impl Merging {
         }
         let sources: Vec<_> = deltas.iter().chain([&group]).cloned().collect();
         let closing = group.close();
-        let Progress { segments, next } = match merge_range(shared, &sources, &from, to, Job::Base(step)) {
+        let Progress { segments, next } = match merge_group(shared, &sources, &group, &from, to, step) {
             // Come back to the same range; the next step leaves the unreadable segment out.
             Err(_) if group.is_unreadable() && !is_unreadable(&deltas) => return Ok(()),
             written => written?,
@@ -247,6 +259,51 @@ impl Merging {
         shared.common.counters.merges.add(u64::from(to.is_none()));
         Ok(())
     }
+}
+
+/// Returns where the merge into the base goes on if no delta has a segment in the range of the next groups; `None` if the next
+/// group is to be merged.
+fn passed(version: &Version, deltas: &[Arc<Run>], from: &Key) -> Option<Option<Key>> {
+    let base = version.base.segments();
+    let start = base.partition_point(|segment| segment.info.last < *from);
+    let mut passed = None;
+    let mut from = *from;
+    for (at, segment) in base.iter().enumerate().skip(start) {
+        let to = base.get(at + 1).map(|next| next.info.first);
+        let is_among = |info: &SegmentInfo| from <= info.last && to.is_none_or(|to| info.first < to);
+        let segments = || deltas.iter().flat_map(|run| run.segments());
+        if segment.is_unreadable() || segments().any(|one| is_among(&one.info)) {
+            break;
+        }
+        passed = Some(to);
+        match to {
+            Some(to) => from = to,
+            None => break,
+        }
+    }
+    passed
+}
+
+/// Merges a group of the base and the records of all deltas in its range. If the step ends within the group, the records that
+/// the rest of the group has go into a segment of their own: the base has nothing more of the deltas there.
+fn merge_group(
+    shared: &Shared,
+    sources: &[Arc<Run>],
+    group: &Arc<Run>,
+    from: &Key,
+    to: Option<Key>,
+    step: BaseStep,
+) -> Result<Progress> {
+    let Progress { segments, next } = merge_range(shared, sources, from, to, Job::Base(step))?;
+    let Some(next) = next.filter(|next| step.last.is_some_and(|last| *next <= last)) else {
+        return Ok(Progress { segments, next });
+    };
+    let mut segments = Unnamed(segments);
+    let left = MergedRange { from: next, to: step.left.to, batch: 0 };
+    let rest = BaseStep { segments_max: u64::MAX, left, records: records_between(group, &next, None), ..step };
+    let group = std::slice::from_ref(group);
+    segments.0.extend(merge_range(shared, group, &next, to, Job::Base(rest))?.segments);
+    Ok(Progress { segments: segments.keep(), next: Some(next) })
 }
 
 /// Returns the key that follows; `None` after the greatest.

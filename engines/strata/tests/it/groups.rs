@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use engine_api::{Durability, Engine, Key, Value};
 use solkv_engine_strata::{Sizes, StrataEngine};
@@ -163,6 +164,75 @@ fn a_base_merge_of_many_records_between_two_groups_is_cut_anywhere_and_loses_not
         engine.settle().unwrap();
         assert!(all(&engine).unwrap() == map, "killed cut_at={cut_at}");
     }
+}
+
+/// The deltas have many records between two keys of one group, so its merge takes several steps.
+#[test]
+fn a_base_merge_of_many_records_within_a_group_takes_several_steps_and_loses_nothing() {
+    let a_segment = SIZES.segment_records;
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    let mut map = Map::new();
+    let batches = [among(0x10, 0..100), among(0xf0, 100..200), among(0x80, 200..200 + 5 * a_segment)];
+    for (at, batch) in batches.iter().enumerate() {
+        for changes in batch.chunks(SIZES.mem_records) {
+            let seq = engine.checkpoint().unwrap().seq + 1;
+            try_commit(&engine, changes, seq, Durability::Synced).unwrap();
+            apply(&mut map, changes);
+        }
+        if at == 1 {
+            engine.settle().unwrap();
+            assert_eq!(stat(&engine, "segments"), 1);
+        }
+    }
+    Box::new(engine).close().unwrap();
+    let before = storage.after_crash(0);
+    let whole = before.after_crash(0);
+    whole.set(Fault::None);
+    let hooks = Arc::new(Hooks::default());
+    let hooked = Hooked { inner: Arc::new(whole.clone()), hooks: Arc::clone(&hooks) };
+    let engine = StrataEngine::open_sized(Arc::new(hooked), &OPTIONS, SIZES).unwrap();
+    assert_eq!(stat(&engine, "base_records"), 200, "no merge is due yet");
+    // A step is four segments here, and one for the rest of the group.
+    hooks.merge_segments_left.store(5, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| engine.settle().unwrap());
+        wait_for("the merge", || hooks.merge_waits.load(Ordering::Relaxed));
+        let (base, all) = (stat(&engine, "base_records"), map.len() as u64);
+        hooks.merge_segments_left.store(u64::MAX, Ordering::Relaxed);
+        assert!((3 * a_segment..all).contains(&base), "the base has a step of it: base={base} of {all}");
+    });
+    drop(engine);
+    for cut_at in 1..=whole.counts().0 {
+        let storage = before.after_crash(0);
+        storage.set(Fault::CrashAt(cut_at));
+        settle(&storage);
+        for storage in [storage.after_crash(cut_at), storage] {
+            storage.set(Fault::None);
+            let engine = open(&storage).unwrap();
+            engine.settle().unwrap();
+            assert!(all(&engine).unwrap() == map, "cut_at={cut_at}");
+        }
+    }
+}
+
+#[test]
+fn a_base_merge_writes_only_groups_with_records_of_deltas() {
+    let engine = open(&FaultyStorage::default()).unwrap();
+    let base: Vec<(Key, Value)> = (0..16 * SIZES.segment_records).map(|n| (key(n), value(n))).collect();
+    let base: Map = base.into_iter().collect();
+    let pairs: Vec<_> = base.iter().map(|(key, value)| (*key, *value)).collect();
+    engine.load_sorted(&pairs, &Default::default()).unwrap();
+    let segments = stat(&engine, "segments");
+    let written = stat(&engine, "segment_written_bytes");
+    let changes: Vec<_> = among(0x80, 0..10);
+    try_commit(&engine, &changes, 1, Durability::Synced).unwrap();
+    engine.settle().unwrap();
+    let now = stat(&engine, "segment_written_bytes") - written;
+    assert!(segments > 12 && now < 3 * written / segments, "written={now} of {written} segments={segments}");
+    let mut map = base;
+    apply(&mut map, &changes);
+    assert!(all(&engine).unwrap() == map);
 }
 
 /// The records of an unreadable range are only in the deltas, so a merge interrupted after it must not continue beyond
