@@ -183,6 +183,8 @@ pub struct Descriptor {
     pub counts: Count,
     /// Buffered commits that survive a power loss.
     pub buffered: Buffered,
+    /// Whether a copy on the store's file system links its files, which takes no space.
+    pub links_copies: bool,
     /// Whether a sorted chunk is there wholly or not at all, for readers too.
     pub loads_whole: bool,
     /// Whether a sorted chunk may be loaded again although its load has succeeded.
@@ -238,6 +240,7 @@ impl Descriptor {
         scrubs_more: false,
         counts: Count::Estimate,
         buffered: Buffered::AllButNewestOnes,
+        links_copies: false,
         loads_whole: true,
         loads_twice: false,
         loses_failed_loads: false,

@@ -14,8 +14,10 @@ use engine_api::{Code, Engine, Error, ErrorKind, Result};
 use crate::checked::{self, Found};
 use crate::directory::{CONTRADICTION, DATA, names, new_dir, resolved, sync_parent};
 use crate::hold::holder;
+use crate::list::EngineKind;
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, Identity, MARKER_TEMPORARY};
+use crate::options::EngineOptions;
 
 /// Entries, beside the lock, of a copy that was cut short; RocksDB has `data.tmp` while it copies. The marker is not among
 /// them: a directory with one is a whole store. The lock is the first file that a copy makes, and the last one that is
@@ -28,11 +30,12 @@ const CUT_SHORT: [&str; 5] = [DATA, "data.tmp", CONTRADICTION, "contradiction.tm
 ///
 /// # Errors
 /// `FixInput` if something is at `dir`, or one directory is inside the other; any error of [`remove_cut_short`];
-/// otherwise errors of the engine's snapshot and I/O errors.
+/// `FreeSpace` if there is no room for the copy; otherwise errors of the engine's snapshot and I/O errors.
 pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir: &Path) -> Result<()> {
     refuse_nested(store, dir)?;
     refuse_unless_empty(dir)?;
     remove_cut_short(dir)?;
+    refuse_without_room(engine, identity.engine, store, dir)?;
     let partial = partial(dir)?;
     let shown = partial.display();
     partial.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| new_dir(&partial)).map_err(|e| {
@@ -84,6 +87,39 @@ pub fn remove_cut_short(dir: &Path) -> Result<Option<PathBuf>> {
     })?;
     drop(lock);
     Ok(Some(partial))
+}
+
+/// Refuses a copy that its disk has no room for, before it fills the disk.
+fn refuse_without_room(engine: &dyn Engine, kind: EngineKind, store: &Path, dir: &Path) -> Result<()> {
+    let pairs = engine.stats()?.pairs_estimate;
+    let needed_bytes = copy_bytes(kind, probe::is_same_disk(store, dir), probe::disk_bytes(&store.join(DATA)), pairs);
+    match probe::space(dir) {
+        Ok(space) if space.free_bytes < needed_bytes => {
+            let message = format!(
+                "not enough free disk for a copy: dir={} free_bytes={} needed_bytes={needed_bytes}: free space, or name a \
+                 place on another disk",
+                dir.display(),
+                space.free_bytes
+            );
+            Err(Error::new(ErrorKind::FreeSpace, message))
+        }
+        // A place that cannot be asked is tried.
+        _ => Ok(()),
+    }
+}
+
+/// Returns the free space that a copy needs, `near` its store on one disk or not: none for links. An engine that copies pair by
+/// pair writes at most what a load in key order takes. On the store's own disk its reserve is left free, too.
+fn copy_bytes(kind: EngineKind, near: bool, store_bytes: u64, pairs: u64) -> u64 {
+    let descriptor = kind.descriptor();
+    match (descriptor.links_copies, near) {
+        (true, true) => 0,
+        (true, false) => store_bytes,
+        (false, _) => {
+            let reserve_bytes = if near { EngineOptions::new(kind).disk_reserve_bytes() } else { 0 };
+            store_bytes.min(pairs.saturating_mul(descriptor.pair_bytes.sorted)) + reserve_bytes
+        }
+    }
 }
 
 /// Removes the directory of a copy whose lock is held. The lock file goes last, so that the rest of a removal which is
@@ -208,4 +244,19 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
         }
     }
     checked::sync_dir(dir)
+}
+
+#[cfg(all(test, feature = "strata", feature = "lmdb"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_needs_no_room_for_links_and_leaves_the_reserve_of_its_store() {
+        let reserve_bytes = EngineOptions::new(EngineKind::Lmdb).disk_reserve_bytes();
+        assert!(reserve_bytes > 0);
+        assert_eq!(copy_bytes(EngineKind::Strata, true, 1 << 40, 1 << 30), 0);
+        assert_eq!(copy_bytes(EngineKind::Strata, false, 1 << 40, 1 << 30), 1 << 40);
+        assert_eq!(copy_bytes(EngineKind::Lmdb, true, 1 << 40, 100), 9000 + reserve_bytes, "free pages are not copied");
+        assert_eq!(copy_bytes(EngineKind::Lmdb, false, 8000, 100), 8000);
+    }
 }

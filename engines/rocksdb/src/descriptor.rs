@@ -59,6 +59,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     log_ending: Some(".log"),
     checks_reads: true,
     has_checksums: true,
+    links_copies: true,
     loads_whole: false,
     // It removes files that the manifest may name if it could not flush the manifest, and then refuses the store.
     loses_failed_loads: true,

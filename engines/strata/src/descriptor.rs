@@ -24,6 +24,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     log_ending: Some(".wal"),
     checks_reads: true,
     has_checksums: true,
+    links_copies: true,
     scrubs_more: true,
     counts: Count::AtMost,
     loads_twice: true,
