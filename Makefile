@@ -258,6 +258,9 @@ bench_heal = $(call run_bench,heal,$(ENGINES))
 ## bench large: 700M pairs loaded under 4 GiB, then a stream at once (52 GB; strata, or ARGS='"rocksdb --bloom 20 --order shuffled"')
 bench_large = $(BUILT) loadgen/scripts/bench-large.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --out "$(RESULTS)/large/large.jsonl" \
 	$(or $(ARGS),strata)
+## bench billion: a billion pairs: load, caps of 1, 4 and 16 GiB, kill, copy, scrub (strata; an hour, 76 GB; PAIRS=100000000)
+bench_billion = $(BUILT) loadgen/scripts/bench-billion.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
+	--out "$(RESULTS)/billion/billion.jsonl" $(ARGS)
 ## bench verify: `bootstrap verify` beside a scan and the sort of its source (minutes)
 bench_verify = $(BUILT) loadgen/scripts/bench-verify.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --limit 2 $(ENGINES)
 ARCHIVE_GB ?= 10

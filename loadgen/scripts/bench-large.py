@@ -19,71 +19,12 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 
-from kit import Group, built, options, origin, tell, used_bytes
+from kit import built, capped, load, options, origin, series, tell
 
-SEED = "1"
-SAMPLE_SECONDS = 0.5
 STREAMS = {"as_it_comes": (1_000_000, []), "one_by_one": (200_000, ["--ingest-depth", "1"])}
-# Figures of a latency series that a line gets.
-LATENCY = ("count", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns")
-
-
-class Peaks:
-    """The peaks of a load's disk and anonymous memory, and the bytes that it has written."""
-
-    def __init__(self, load, store):
-        self.disk_bytes = self.anonymous_bytes = self.written_bytes = 0
-        self.load, self.store, self.is_over = load, store, threading.Event()
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self):
-        while not self.is_over.wait(SAMPLE_SECONDS):
-            self.disk_bytes = max(self.disk_bytes, used_bytes(self.store, self.store + ".work"))
-            try:
-                with open(f"/proc/{self.load.pid}/status") as status:
-                    kib = next(line.split()[1] for line in status if line.startswith("RssAnon"))
-                    self.anonymous_bytes = max(self.anonymous_bytes, int(kib) * 1024)
-                with open(f"/proc/{self.load.pid}/io") as io:
-                    self.written_bytes = next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
-            except (OSError, StopIteration):
-                pass
-
-    def stop(self):
-        self.is_over.set()
-        self.thread.join()
-
-
-def load(args, engine, store):
-    """Loads the store, and returns the figures of that."""
-    report = os.path.join(args.work, "load.json")
-    command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", *shlex.split(engine), "--dir", store]
-    command += ["--pairs", str(args.pairs), "--seed", SEED, "--report", report]
-    command += ["--order", args.order] if args.order else []
-    command += ["--settle"] if args.settle else []
-    child, peaks, seconds = capped(args, command, store)
-    if not os.path.exists(report):
-        sys.exit(f"the load failed: code={child.returncode}: see {args.work}/load.log")
-    with open(report) as file:
-        told = json.load(file)
-    return {
-        "is_complete": child.returncode == 0,
-        "order": told["order"],
-        "is_settled": told["settled"],
-        "load_s": round(seconds, 1),
-        "loaded_pairs": told["pairs"],
-        "store_bytes": used_bytes(store),
-        "peak_disk_bytes": peaks.disk_bytes,
-        "peak_anonymous_bytes": peaks.anonymous_bytes,
-        "written_bytes": peaks.written_bytes,
-        "latency": series(told["latencies"]),
-    }
 
 
 def load_in_key_order(args, engine, store):
@@ -100,33 +41,10 @@ def load_in_key_order(args, engine, store):
     return float(told[0].split("=")[1])
 
 
-def capped(args, command, store):
-    """Runs a load under the cap. Returns its process, its peaks and the seconds that it took."""
-    group = Group(args.cap)
-    started = time.monotonic()
-    try:
-        with open(os.path.join(args.work, "load.log"), "w") as log:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
-            )
-            peaks = Peaks(child, store)
-            try:
-                child.wait(args.hours * 3600)
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGINT)
-                child.wait()
-            finally:
-                peaks.stop()
-        seconds = time.monotonic() - started
-    finally:
-        group.remove()
-    return child, peaks, seconds
-
-
 def live(args, store, events, more):
     """Plays a stream into a service on the store, and returns the figures of that."""
     report = os.path.join(args.work, "live.json")
-    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--pairs", str(args.pairs), "--seed", SEED]
+    command = [os.path.join(args.bin, "loadgen"), "live", "--dir", store, "--pairs", str(args.pairs), "--seed", "1"]
     command += ["--events", str(events), "--cap", str(args.cap), "--state", "cold", "--report", report]
     done = subprocess.run([*command, "--", *more], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
@@ -141,16 +59,13 @@ def live(args, store, events, more):
     }
 
 
-def series(latencies):
-    return {one["op"]: {name: round(one[name]) for name in LATENCY} for one in latencies["series"]}
-
-
 def measure(args, engine):
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     store = os.path.join(args.work, "store")
     row = {**origin(built(args.bin)), "engine": engine, "pairs": args.pairs, "cap_bytes": args.cap}
-    row |= load(args, engine, store)
+    order = ["--order", args.order] if args.order else []
+    row |= load(args, engine, store, *order, *(["--settle"] if args.settle else []))
     if row["is_complete"] and args.sorted_input:
         row["sorted_input_s"] = load_in_key_order(args, engine, store)
     if row["is_complete"]:

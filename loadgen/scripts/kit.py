@@ -3,9 +3,12 @@
 import argparse
 import json
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
@@ -18,6 +21,9 @@ def engines():
 
 
 ENGINES = engines()
+SAMPLE_SECONDS = 0.5
+# Figures of a latency series that a line gets.
+LATENCY = ("count", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns")
 
 
 class Failed(Exception):
@@ -83,6 +89,83 @@ def load_sorted(args, engine, store):
     done = subprocess.run(command + ["--pairs", str(args.pairs), "--seed", "1"], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"bootstrap failed: code={done.returncode}\n{done.stderr}")
+
+
+class Peaks:
+    """The peaks of a load's disk and anonymous memory, and the bytes that it has written."""
+
+    def __init__(self, load, store):
+        self.disk_bytes = self.anonymous_bytes = self.written_bytes = 0
+        self.load, self.store, self.is_over = load, store, threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while not self.is_over.wait(SAMPLE_SECONDS):
+            self.disk_bytes = max(self.disk_bytes, used_bytes(self.store, self.store + ".work"))
+            try:
+                with open(f"/proc/{self.load.pid}/status") as status:
+                    kib = next(line.split()[1] for line in status if line.startswith("RssAnon"))
+                    self.anonymous_bytes = max(self.anonymous_bytes, int(kib) * 1024)
+                with open(f"/proc/{self.load.pid}/io") as io:
+                    self.written_bytes = next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
+            except (OSError, StopIteration):
+                pass
+
+    def stop(self):
+        self.is_over.set()
+        self.thread.join()
+
+
+def load(args, engine, store, *more):
+    """Loads `args.pairs` pairs into a new store under `args.cap`, and returns the figures of that."""
+    report = os.path.join(args.work, "load.json")
+    command = [os.path.join(args.bin, "bootstrap"), "load", "--engine", *shlex.split(engine), "--dir", store]
+    command += ["--pairs", str(args.pairs), "--seed", "1", "--report", report, *more]
+    child, peaks, seconds = capped(args, command, store)
+    if not os.path.exists(report):
+        sys.exit(f"the load failed: code={child.returncode}: see {args.work}/load.log")
+    with open(report) as file:
+        told = json.load(file)
+    return {
+        "is_complete": child.returncode == 0,
+        "order": told["order"],
+        "is_settled": told["settled"],
+        "load_s": round(seconds, 1),
+        "loaded_pairs": told["pairs"],
+        "store_bytes": used_bytes(store),
+        "peak_disk_bytes": peaks.disk_bytes,
+        "peak_anonymous_bytes": peaks.anonymous_bytes,
+        "written_bytes": peaks.written_bytes,
+        "latency": series(told["latencies"]),
+    }
+
+
+def capped(args, command, store):
+    """Runs a load under the cap. Returns its process, its peaks and the seconds that it took."""
+    group = Group(args.cap)
+    started = time.monotonic()
+    try:
+        with open(os.path.join(args.work, "load.log"), "w") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
+            )
+            peaks = Peaks(child, store)
+            try:
+                child.wait(args.hours * 3600)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)
+                child.wait()
+            finally:
+                peaks.stop()
+        seconds = time.monotonic() - started
+    finally:
+        group.remove()
+    return child, peaks, seconds
+
+
+def series(latencies):
+    return {one["op"]: {name: round(one[name]) for name in LATENCY} for one in latencies["series"]}
 
 
 class Service:

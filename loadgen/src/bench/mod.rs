@@ -90,6 +90,10 @@ pub struct BenchArgs {
     /// Only this engine, as the scenarios name it; may be given several times
     #[arg(long, value_name = "ENGINE")]
     engine: Vec<String>,
+    /// Measure this store in place, and load none: one that `solkv-bootstrap` has loaded with the scenarios' pairs and seed in
+    /// sorted order. Runs that write change it
+    #[arg(long, value_name = "DIR", conflicts_with = "keep")]
+    store: Option<PathBuf>,
     /// Keep the loaded stores for later runs
     #[arg(long)]
     keep: bool,
@@ -123,7 +127,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         tell!("measuring the device under {}", work.display());
         Some(probe::baseline(&work)?)
     };
-    let mut stores = Stores::new(&work);
+    let mut stores = Stores::new(&work, args.store.as_deref(), &missing)?;
     // ORDERING: Relaxed: the flag carries no other data.
     let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
     for (n, run) in missing.iter().enumerate() {

@@ -1,12 +1,12 @@
-//! The stores that runs read: loaded once, and copied for runs that change them.
+//! The stores that runs read: loaded once, and copied for runs that change them. A store that is given takes the place of all.
 //!
-//! Owns: the folder of the stores. Must not: touch a store that it did not make. Runs on the main thread.
+//! Owns: the folder of the stores. Must not: remove a store that it did not make. Runs on the main thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use program::tell;
 
 use super::child::changes_store;
@@ -21,15 +21,28 @@ const READY: &str = ".ready";
 
 pub(crate) struct Stores {
     work: PathBuf,
+    /// The store of every run, which the runs change in place.
+    given: Option<PathBuf>,
 }
 
 impl Stores {
-    pub(crate) fn new(work: &Path) -> Self {
-        Self { work: work.to_owned() }
+    /// # Errors
+    /// A run that cannot have the store that is `given`.
+    pub(crate) fn new(work: &Path, given: Option<&Path>, runs: &[&Run]) -> Result<Self> {
+        let loads = |run: &&&Run| run.cell.workload == Kind::Bootstrap || run.load != Load::Sorted;
+        match runs.iter().find(loads) {
+            Some(run) if given.is_some() => {
+                bail!("--store is for runs on a sorted and settled store: scenario={}: leave it out", run.scenario)
+            }
+            _ => Ok(Self { work: work.to_owned(), given: given.map(Path::to_owned) }),
+        }
     }
 
     /// Returns the directory for a run: a loaded store, a copy of one, or an empty directory for a load.
     pub(crate) fn prepare(&mut self, run: &Run) -> Result<PathBuf> {
+        if let Some(given) = &self.given {
+            return Ok(given.clone());
+        }
         let own = self.work.join("run");
         if own.exists() {
             fs::remove_dir_all(&own).with_context(|| format!("cannot remove dir={}", own.display()))?;
@@ -73,7 +86,7 @@ impl Stores {
 
     /// Removes the store after the run, if it is a copy or the run's own.
     pub(crate) fn release(&mut self, run: &Run, dir: &Path) -> Result<()> {
-        if run.cell.workload == Kind::Bootstrap || run.load.is_fresh() || changes_store(run) {
+        if self.given.is_none() && (run.cell.workload == Kind::Bootstrap || run.load.is_fresh() || changes_store(run)) {
             fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))?;
         }
         Ok(())
