@@ -378,15 +378,22 @@ fn directory_bytes(footer: &Footer) -> u64 {
     footer.directory.bytes + guide_bytes(footer.directory.bytes) + footer.ties.bytes
 }
 
+/// Number of pages that a scrub reads at once, 256 KiB: a device gives a single page at a tenth of its rate.
+const SCRUB_PAGES: u32 = 64;
+
 /// Checks every page and section of a segment on disk.
 pub(crate) fn scrub(segment: &Segment) -> Result<()> {
-    let mut buffer = PageBuffer::new(1);
+    let mut buffer = PageBuffer::new(SCRUB_PAGES as usize);
     let (mut pages, mut before) = (DirectoryBuilder::default(), None);
-    for number in 0..segment.pages() {
-        segment.file.read(buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64)?;
-        let page = segment.verify(buffer.page(0), number)?;
-        pages.push(&page.key(0), before.as_ref());
-        before = Some(page.key(page.len() - 1));
+    for first in (0..segment.pages()).step_by(SCRUB_PAGES as usize) {
+        let count = SCRUB_PAGES.min(segment.pages() - first);
+        let bytes = &mut buffer.bytes_mut()[..count as usize * PAGE_BYTES];
+        segment.file.read(bytes, u64::from(first) * PAGE_BYTES as u64)?;
+        for at in 0..count {
+            let page = segment.verify(buffer.page(at as usize), first + at)?;
+            pages.push(&page.key(0), before.as_ref());
+            before = Some(page.key(page.len() - 1));
+        }
     }
     check_sections(&segment.file, &segment.footer)?;
     check_against_pages(&segment.file, &segment.footer, &pages)
