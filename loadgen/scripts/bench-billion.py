@@ -6,7 +6,7 @@
 The steps, each a JSON line of FILE:
 
 - load: pairs of a seed, whose keys come in random order, under 4 GiB
-- runs of loadgen/scenarios/billion.toml, in a file of their own beside FILE: cold gets under 1, 4 and 16 GiB, a stream, a kill
+- runs of loadgen/scenarios/billion.toml, in a file of their own beside FILE: cold gets under 1, 4 and 16 GiB, and a stream
 - kill: the service is killed within a stream of --events and started again, and the digest of the store is that of the stream
 - copy: a copy by links, and one to a file system without room (/dev/shm), which has to be refused
 - scrub
@@ -54,15 +54,30 @@ def live(args, report, *more):
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def service_of(playing):
+    """Returns the process id of the service that `loadgen live` has started; `None` while there is none."""
+    try:
+        with open(f"/proc/{playing.pid}/task/{playing.pid}/children") as children:
+            for child in children.read().split():
+                with open(f"/proc/{child}/cmdline") as line:
+                    if line.read().split("\0")[0].endswith("/service"):
+                        return int(child)
+    except OSError:
+        pass
+    return None
+
+
 def kill(args):
     """Kills the service within a stream, starts it again and compares the digests."""
     report = os.path.join(args.work, "live.json")
     playing = live(args, report, "--events", str(args.events))
+    # The stream's pairs are computed before the service is started, which takes minutes.
+    while playing.poll() is None and not service_of(playing):
+        time.sleep(1)
     time.sleep(KILL_AFTER_SECONDS)
-    with open(f"/proc/{playing.pid}/task/{playing.pid}/children") as children:
-        services = [int(child) for child in children.read().split()]
-    check(len(services) == 1 and playing.poll() is None, f"no service to kill: {playing.poll()}")
-    os.kill(services[0], signal.SIGKILL)
+    service = service_of(playing)
+    check(service, f"no service to kill: code={playing.poll()}")
+    os.kill(service, signal.SIGKILL)
     said, _ = playing.communicate()
     check(playing.returncode == 1, f"loadgen live did not notice the kill: code={playing.returncode}\n{said}")
     again = live(args, report, "--events", "100000", "--verify")
