@@ -102,7 +102,11 @@ pub(crate) struct LoadArgs {
 impl LoadArgs {
     /// Returns the words that say how an interrupted load is continued.
     pub(crate) fn way_on(&self) -> &'static str {
-        if self.is_part { "the next start continues" } else { "the same command with --resume continues" }
+        match &self.source.store {
+            Some(stored) if stored.is_derived() => "the same command begins again",
+            _ if self.is_part => "the next start continues",
+            _ => "the same command with --resume continues",
+        }
     }
 
     /// Returns the options of this start that a spill keeps.

@@ -1,5 +1,5 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `get`,
-//! `count`, `plan`, `completions`, `man`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `get`, `derive`,
+//! `keys-of`, `count`, `plan`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. The word `load` may be left out, because loading is the program's main job. The word
 //! `migrate` may be left out too, because --from-store implies it. The installed program is called `solkv-bootstrap`,
@@ -15,7 +15,7 @@ use crate::args::LoadArgs;
 use crate::out::tell;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
-use crate::{compare, get, info, load, migrate, plan, repair, scrub, verify};
+use crate::{compare, derive, get, info, keys_of, load, migrate, plan, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -33,6 +33,8 @@ Examples:
   solkv-bootstrap repair --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest
   solkv-bootstrap get --dir /data/solkv TOKEN_ACCOUNT
+  solkv-bootstrap derive --dir /data/solkv
+  solkv-bootstrap keys-of --dir /data/solkv WALLET
 
 'load --help' explains the options of a load. The word load may be left out, and so may
 migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
@@ -41,7 +43,7 @@ migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
 Exit codes:
   0         done; for load also if it was complete already
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
-            something (repair), lacks a key (get), or an error that stderr explains
+            something (repair), lacks a key (get, keys-of), or an error that stderr explains
   2         wrong arguments or engine options, archives that do not fit together, or a
             memory limit that is too small for a load: the same command fails each time
   3         a memory fault in an LMDB store whose file is cut or damaged: stderr names it
@@ -76,6 +78,10 @@ enum Command {
     Info(info::InfoArgs),
     /// Look up keys in a store that no service has open
     Get(get::GetArgs),
+    /// Build the store that finds the keys of a value, compare it with its map, or remove it
+    Derive(derive::DeriveArgs),
+    /// Print the keys that have a value, of a store that no service has open
+    KeysOf(keys_of::KeysOfArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
     /// Compute memory, disk and loading time for a number of pairs
@@ -115,6 +121,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Repair(args) => repair::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Get(args) => get::run(&args),
+        Command::Derive(args) => derive::run(&args),
+        Command::KeysOf(args) => keys_of::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Shell(shell) => shell.run::<Cli>(&name).map(|()| 0),

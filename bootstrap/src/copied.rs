@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use engine_api::{Checkpoint, Engine};
+use engine_api::Engine;
 use engines::Digest;
 use solana::ChainCheckpoint;
 
 use crate::out::say;
-use crate::source::Source;
+use crate::source::{Source, Stored};
 
 /// Returns the position of a load in the new store. A store that has taken over the checkpoint of its source holds all
 /// pairs, and only the comparison is left.
@@ -30,15 +30,18 @@ pub(crate) fn begun(source: &Source, engine: &dyn Engine, id: u64) -> Result<Cha
 /// Prints how the new store compares with the pairs read from the source, and returns the exit code. `took`: the time
 /// to write the store, and the time to read it again.
 pub(crate) fn say_result(
+    stored: &Stored,
     label: &str,
     disk_bytes: u64,
     (read, written): (&Digest, &Digest),
-    origin: &Checkpoint,
     took: (Duration, Duration),
 ) -> u8 {
     let (load_s, verify_s, pairs) = (took.0.as_secs_f64(), took.1.as_secs_f64(), written.pairs());
-    say!("migrated: engine={label} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
-    say!("checkpoint {}", solana::shown_of_copy(origin));
+    let made = if stored.is_derived() { "derived" } else { "migrated" };
+    say!("{made}: engine={label} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
+    if !stored.is_derived() {
+        say!("checkpoint {}", solana::shown_of_copy(stored.checkpoint()));
+    }
     if read != written {
         say!("not equal: from_digest={read} digest={written}");
         return 1;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
+use derived::values;
 use engines::{Digest, Holds};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
@@ -115,12 +116,13 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         let options = known.options.iter().map(|(name, value)| format!(" {name}={value}"));
         format!("engine={}{}", known.engine, options.collect::<String>())
     });
+    let derived = Some(derived::dir(&args.dir, values::NAME)).filter(|place| place.exists());
     let (holds, lost) = (known.map(|known| known.holds).unwrap_or_default(), engines::lost(&args.dir)?);
     if args.json {
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
             "seq": seq, "slot": slot, "blockhash": block, "phase": phase, "no_chain": no_chain,
-            "load": load, "manifest_list": listing, "lost": lost, "holds": holds,
+            "load": load, "manifest_list": listing, "lost": lost, "holds": holds, "derived": derived,
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
@@ -152,6 +154,9 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         say!("lost={lost}");
     }
     say!("holds {}", meaning(&holds));
+    if let Some(place) = &derived {
+        say!("derived={} dir={}", values::NAME, place.display());
+    }
     for (name, value) in details {
         say!("{name}={value}");
     }
@@ -182,6 +187,9 @@ fn load(dir: &Path, seq: u64) -> Result<(String, Option<&'static str>)> {
 }
 
 fn meaning(holds: &Holds) -> String {
+    if let Some(name) = &holds.derived {
+        return format!("derived={name}");
+    }
     let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "unknown".to_owned());
     // A service adds the programs that it follows.
     let programs =

@@ -211,7 +211,7 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
 /// left.
 fn complete(args: &LoadArgs, state: State, source_id: u64, loaded: Loaded) -> Result<()> {
     State { pairs: Some(loaded.pairs), ..state }.write(&args.dir)?;
-    if let Some(stored) = &args.source.store {
+    if let Some(stored) = args.source.store.as_ref().filter(|stored| !stored.is_derived()) {
         engines::copy_contradiction(stored.dir(), &args.dir)?;
     }
     // The marker is written last, because the marker decides whether the load is complete.
@@ -245,7 +245,7 @@ fn compare(
     // Close before the files are measured, because an open log has space allocated ahead.
     close(args, engine)?;
     let disk_bytes = probe::disk_bytes(&args.dir);
-    Ok(copied::say_result(label, disk_bytes, (&read, &written), stored.checkpoint(), took))
+    Ok(copied::say_result(stored, label, disk_bytes, (&read, &written), took))
 }
 
 /// Prints the defaults that were chosen where the user did not choose.

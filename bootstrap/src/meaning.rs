@@ -32,6 +32,6 @@ impl MeaningArgs {
     /// follows.
     pub(crate) fn holds(&self) -> Holds {
         let extract = self.extract.map(|extract| extract.name().to_owned());
-        Holds { extract, programs: None, cluster: self.cluster.clone() }
+        Holds { extract, cluster: self.cluster.clone(), ..Holds::default() }
     }
 }

@@ -3,7 +3,7 @@
 //! Owns: its options, the refusals of a store that must not be copied, and the end of such a load whose source is gone.
 //! Must not: load; `load` does. Runs on the main thread.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use bytesize::ByteSize;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
     // Wrong options are found before a store is opened.
     let wanted = options_for(&args.dir, &args.engine)?;
-    let stored = match open(args) {
+    let stored = match open(&args.from_store, args.from_engine, args.from_memory) {
         Err(error) if args.resume && is_complete(&args.dir)? == Some(true) => return end_complete(args, error),
         stored => stored?,
     };
@@ -98,13 +98,12 @@ fn end_complete(args: &MigrateArgs, error: Error) -> Result<u8> {
 }
 
 /// Opens the store to read, which may be copied if its load is complete and it has lost nothing.
-fn open(args: &MigrateArgs) -> Result<Stored> {
-    let dir = &args.from_store;
+pub(crate) fn open(dir: &Path, from_engine: Option<EngineKind>, from_memory: Option<ByteSize>) -> Result<Stored> {
     let known = engines::inspect(dir)?
-        .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))
+        .with_context(|| format!("there is no store: dir={}: correct the directory", dir.display()))
         .context(Code::NoStore)?;
     let held = known.engine;
-    if let Some(asked) = args.from_engine.filter(|asked| *asked != held) {
+    if let Some(asked) = from_engine.filter(|asked| *asked != held) {
         return Err(Wrong::error(
             Code::Engine,
             format!(
@@ -129,7 +128,7 @@ fn open(args: &MigrateArgs) -> Result<Stored> {
          a copy, or load its source anew; if a comparison finds nothing missing, remove that file",
         dir.display()
     );
-    let engine = open_to_scan(dir, args.from_engine, args.from_memory)?;
+    let engine = open_to_scan(dir, from_engine, from_memory)?;
     refuse_part(dir, &engine.checkpoint()?)?;
-    Stored::new(dir, engine, known, scan_memory(args.from_memory).as_u64())
+    Stored::new(dir, engine, known, scan_memory(from_memory).as_u64())
 }

@@ -248,7 +248,7 @@ pub(crate) fn comes_in(source: &Source, order: Order) -> bool {
     match source {
         Source::Synthetic { .. } => order == Order::Shuffled,
         Source::File { .. } | Source::Archives(_) => false,
-        Source::Store(_) => order == Order::Sorted,
+        Source::Store(stored) => order == Order::Sorted && !stored.is_derived(),
     }
 }
 

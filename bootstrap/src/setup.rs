@@ -14,7 +14,7 @@ use crate::meaning::MeaningArgs;
 use crate::order::WorkDir;
 use crate::rank::Order;
 use crate::resume::{self, Found, Known, check_directory};
-use crate::source::Source;
+use crate::source::{Source, Stored};
 use crate::state::{State, is_complete};
 use crate::wrong::{Wrong, options_for};
 
@@ -112,8 +112,9 @@ fn mode(args: &LoadArgs) -> OpenMode {
     if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create }
 }
 
-/// The terms for the store's marker, before the source's id is known. A copy has the meaning of the store that it is of.
+/// The terms for the store's marker, before the source's id is known. A copy has the meaning of the store that it is of, and a
+/// derived store one of its own.
 fn terms(args: &LoadArgs, source: Option<&Source>) -> Terms {
-    let of_store = source.and_then(Source::stored).map(|stored| stored.known().holds.clone());
+    let of_store = source.and_then(Source::stored).map(Stored::holds);
     Terms { holds: of_store.unwrap_or_else(|| args.meaning.holds()), ..Terms::default() }
 }

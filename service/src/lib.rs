@@ -30,6 +30,7 @@ mod spool;
 mod status;
 mod store;
 mod systemd;
+mod values;
 mod warmth;
 
 pub use ask::Ask;

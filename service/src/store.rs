@@ -17,6 +17,7 @@ use crate::base::chain::SLOT_END;
 use crate::base::failed::Failed;
 use crate::feed::{self, FEED_DIR};
 use crate::ingest::extract::Extract;
+use crate::values;
 pub(crate) use settings::{EngineGiven, EngineSettings, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
 
 /// All that decides which store is opened, and how.
@@ -118,7 +119,8 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
     let known = engines::inspect(&opening.settings.dir)?.map(|known| known.holds).unwrap_or_default();
     let accept = |checkpoint: &Checkpoint| refuse_lost(&opening.settings.dir, checkpoint);
     let (dir, mode, terms) = (&opening.settings.dir, mode(opening), terms(opening));
-    let opened = engines::open_accepted(dir, &opening.engine.options(), mode, &terms, &accept);
+    let (options, _) = values::divide(opening.engine.options(), dir);
+    let opened = engines::open_accepted(dir, &options, mode, &terms, &accept);
     let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (opening.settings.dir.display(), opening.extract.name());
@@ -136,6 +138,7 @@ fn terms(opening: Opening<'_>) -> Terms {
         extract: Some(opening.extract.name().to_owned()),
         programs: Some(opening.extract.programs().iter().map(|&program| program.to_owned()).collect()),
         cluster: opening.settings.cluster.clone(),
+        derived: None,
     };
     Terms { holds, load: LoadTerm::Finished }
 }

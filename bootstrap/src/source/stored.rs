@@ -1,6 +1,7 @@
-//! A store as a source: its pairs come in key order, so they are loaded without a spill.
+//! A store as a source: its pairs, which come in key order and are loaded without a spill, or the entries of a store that is
+//! derived from it, which come in any order.
 //!
-//! Owns: the open store, its description, and the digest of the pairs that were read. Must not: write to the store, or
+//! Owns: the open store, its description, and the digest of all that was read. Must not: write to the store, or
 //! decide whether it may be copied. Threads: main checks it; `order` reads it.
 
 use std::fmt;
@@ -9,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Error, Result, bail};
+use derived::{Position, values};
 use engine_api::{Checkpoint, Engine, ErrorKind, Key};
-use engines::{Digest, Identity, Loaded};
+use engines::{Digest, Holds, Identity, Loaded};
+use solana::ChainCheckpoint;
 
 use super::Record;
 use crate::out::tell;
@@ -29,7 +32,10 @@ struct Inner {
     /// continue after the store has moved on.
     shown: String,
     known: Identity,
+    /// Checkpoint of the new store: that of this one, or that of the derived store.
     checkpoint: Checkpoint,
+    /// Where the derived store will stand whose entries are read; `None` if the pairs are.
+    derived: Option<Position>,
     pairs_estimate: u64,
     memory_bytes: u64,
     open: Mutex<Open>,
@@ -53,10 +59,34 @@ impl Stored {
             shown: format!("{}{} {}", Self::place(dir)?, engine.label(), solana::shown(&checkpoint)),
             known,
             checkpoint,
+            derived: None,
             pairs_estimate: engine.stats()?.pairs_estimate,
             memory_bytes,
             open: Mutex::new(Open { engine, read: None }),
         })))
+    }
+
+    /// Takes the entries of the store `values`, which is derived from this one, instead of its pairs.
+    ///
+    /// # Errors
+    /// Errors of the engine; a checkpoint that no map has.
+    pub(crate) fn with_values_of(self) -> Result<Self> {
+        let Some(inner) = Arc::into_inner(self.0) else { bail!("the store is read already: this is a bug") };
+        let slot = ChainCheckpoint::read(&inner.checkpoint)?.slot;
+        let seq = inner.checkpoint.seq;
+        let position = Position::new(inner.checkpoint, slot)?;
+        let shown = format!("{} derived={}", inner.shown, values::NAME);
+        Ok(Self(Arc::new(Inner { checkpoint: position.write(seq), derived: Some(position), shown, ..inner })))
+    }
+
+    /// Whether the entries of a derived store are read.
+    pub(crate) fn is_derived(&self) -> bool {
+        self.0.derived.is_some()
+    }
+
+    /// Returns the meaning of the pairs or entries that are read, for the marker of the new store.
+    pub(crate) fn holds(&self) -> Holds {
+        if self.is_derived() { derived::terms(values::NAME).holds } else { self.0.known.holds.clone() }
     }
 
     /// Returns the beginning of the description of a store in `dir`, in whatever state it is.
@@ -75,10 +105,6 @@ impl Stored {
 
     pub(crate) fn dir(&self) -> &Path {
         &self.0.dir
-    }
-
-    pub(crate) fn known(&self) -> &Identity {
-        &self.0.known
     }
 
     /// Returns the checkpoint, which the new store takes over.
@@ -107,20 +133,23 @@ impl Stored {
         engines::check_before_copy(engine, &mut *self.open_store().engine).map_err(|error| self.failed(error))
     }
 
-    /// Calls `take` with every pair in ascending order, until it fails.
+    /// Calls `take` with every pair in ascending order, or with the entry of each, until it fails.
     ///
     /// # Errors
     /// Damage, naming this store and the way out; the error of `take`.
     pub(crate) fn for_each(&self, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
         let mut open = self.open_store();
         let (mut read, mut last, mut ended): (_, Option<Key>, _) = (Digest::default(), None, Ok(()));
+        let secret = self.0.derived.as_ref().map(|position| &position.secret);
         let scanned = open.engine.reader().and_then(|mut reader| {
             reader.scan(&mut |key, value| {
-                ended = match last.replace(*key).is_none_or(|last| last < *key) {
-                    true => take((read.pairs(), *key, *value)),
+                let is_next = last.replace(*key).is_none_or(|last| last < *key);
+                let (key, value) = secret.map_or((*key, *value), |secret| values::entry(secret, key, value));
+                ended = match is_next {
+                    true => take((read.pairs(), key, value)),
                     false => Err(self.failed(unordered(read.pairs() + 1)).context(INCOMPLETE)),
                 };
-                read.add(key, value);
+                read.add(&key, &value);
                 if ended.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             })
         });
@@ -140,7 +169,8 @@ impl Stored {
         let Inner { dir, known, checkpoint, .. } = &*self.0;
         let read = self.open_store().read.context("the store was not read: this is a bug")?;
         let (seq, pairs, digest) = (checkpoint.seq, read.pairs(), read.to_string());
-        if let Some(how) = known.loaded_at(seq).and_then(|loaded| loaded.difference(pairs, &digest)) {
+        let loaded = known.loaded_at(seq).filter(|_| !self.is_derived());
+        if let Some(how) = loaded.and_then(|loaded| loaded.difference(pairs, &digest)) {
             bail!(
                 "the store to read does not hold the pairs that were loaded: dir={0} {how}: `scrub --dir {0}` gives \
                  details; the new store holds the same wrong pairs: remove it",

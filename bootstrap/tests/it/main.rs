@@ -19,6 +19,7 @@ use workload::{Pairs, Rng};
 
 mod archive;
 mod changed;
+mod derive;
 mod limits;
 mod places;
 mod repair;

@@ -108,6 +108,8 @@ codes! {
     Slot "E-SLOT"
     /// This commitment is not kept, or not at the moment.
     Commitment "E-COMMITMENT"
+    /// The map has no derived store, or it cannot be used.
+    Derived "E-DERIVED"
     /// The service keeps no feed.
     FeedOff "E-FEED-OFF"
     /// The position belongs to another feed.

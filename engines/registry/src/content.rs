@@ -5,6 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Bytes with which the entries of a derived store begin that are asked for together.
+pub const DERIVED_PREFIX_BYTES: u32 = 16;
+
 /// Meaning of a store's pairs. A field that is `None` is unknown, and is taken from the first program that states it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -18,11 +21,19 @@ pub struct Holds {
     /// Name that the operator gives to the chain of the pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// Name of the derived store that this is; `None` for a map.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub derived: Option<String>,
 }
 
 impl Holds {
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns the number of leading bytes that filters and scans of the store are made for.
+    pub(crate) fn prefix_bytes(&self) -> u32 {
+        if self.derived.is_some() { DERIVED_PREFIX_BYTES } else { 32 }
     }
 }
 

@@ -109,7 +109,7 @@ fn refuse_without_room(engine: &dyn Engine, kind: EngineKind, store: &Path, dir:
 }
 
 /// Returns the free space that a copy needs, `near` its store on one disk or not: none for links. An engine that copies pair by
-/// pair writes at most what a load in key order takes. On the store's own disk its reserve is left free, too.
+/// pair writes no more than a load in key order takes. On the store's own disk its reserve is left free, too.
 fn copy_bytes(kind: EngineKind, near: bool, store_bytes: u64, pairs: u64) -> u64 {
     let descriptor = kind.descriptor();
     match (descriptor.links_copies, near) {

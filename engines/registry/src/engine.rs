@@ -10,6 +10,7 @@ use std::path::Path;
 
 use engine_api::{Code, Engine, Error, ErrorKind, Options, Result};
 
+use crate::content::Holds;
 use crate::list::EngineKind;
 use crate::marker::Identity;
 use crate::options::EngineOptions;
@@ -33,13 +34,13 @@ impl EngineOptions {
     }
 }
 
-/// Opens the engine whose files are in `data` for reading alone.
+/// Opens the engine whose files are in `data`, and whose pairs have this meaning, for reading alone.
 ///
 /// # Errors
 /// `FixInput` if the engine cannot; any error of opening it.
-pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+pub(crate) fn open_engine(data: &Path, options: &EngineOptions, holds: &Holds) -> Result<Box<dyn Engine>> {
     match options.engine.descriptor().open_read_only {
-        Some(open) => open(data, &options.settings()),
+        Some(open) => open(data, &options.settings_for(holds)),
         None => Err(Error::wrong(
             Code::Engine,
             format!(

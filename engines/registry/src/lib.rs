@@ -41,7 +41,7 @@ mod store;
 mod terms;
 mod warm;
 
-pub use content::{Holds, Load, LoadState, Loaded};
+pub use content::{DERIVED_PREFIX_BYTES, Holds, Load, LoadState, Loaded};
 pub use copy::{copy_contradiction, refuse_nested, remove_cut_short};
 pub use digest::{Digest, source_id};
 pub use directory::{CONTRADICTION, DATA, SPOOL, resolved};

@@ -6,6 +6,7 @@ use bytesize::ByteSize;
 use engine_api::{Settings, Share};
 use probe::{MemoryLimit, memory_limit};
 
+use crate::content::Holds;
 use crate::options::EngineOptions;
 
 /// Memory in bytes with which any engine opens a store and works: the smallest default share of most.
@@ -63,7 +64,12 @@ impl EngineOptions {
         (self.engine.descriptor().share)(&self.options)
     }
 
-    /// Returns these options as the engine is told them, with this machine's memory.
+    /// Returns these options as the engine of a store with this meaning is told them, with this machine's memory.
+    pub(crate) fn settings_for(&self, holds: &Holds) -> Settings {
+        Settings { prefix_bytes: holds.prefix_bytes(), ..self.settings() }
+    }
+
+    /// Returns these options as the engine of a map is told them, with this machine's memory.
     pub(crate) fn settings(&self) -> Settings {
         let Division { limit, cache_bytes, .. } = self.division();
         let pair = |setting: &String| {

@@ -31,7 +31,8 @@ pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn En
     let lock = lock::share(dir)?;
     let options = effective(&asked, Some(&known));
     process::raise_open_files();
-    let engine = open_engine(&dir.join(DATA), &options).map_err(|e| with_way_out(dir, known.engine, e))?;
+    let engine =
+        open_engine(&dir.join(DATA), &options, &known.holds).map_err(|e| with_way_out(dir, known.engine, e))?;
     standing::check_seq(dir, &known, engine.checkpoint()?.seq)?;
     let lock = Lock::Reader { _lock: lock };
     Ok(Box::new(Store { engine, identity: known, options, dir: dir.to_owned(), place: None, lock }))

@@ -37,7 +37,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     // An opening also replays the log, which may hold newer batches than the repair reports.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { memory, ..EngineOptions::new(known.engine) };
-    repaired.checkpoint = open_engine(&data, &effective(&options, Some(&known)))?.checkpoint()?;
+    repaired.checkpoint = open_engine(&data, &effective(&options, Some(&known)), &known.holds)?.checkpoint()?;
     let found = repaired.checkpoint.seq;
     let missing = known.seq.filter(|seq| found < *seq);
     if let Some(seq) = missing {

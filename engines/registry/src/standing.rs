@@ -122,7 +122,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
         return Ok(());
     }
     process::raise_open_files();
-    let engine = open_engine(&dir.join(DATA), options)?;
+    let engine = open_engine(&dir.join(DATA), options, &known.holds)?;
     check_seq(dir, known, engine.checkpoint()?.seq)
 }
 

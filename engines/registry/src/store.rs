@@ -174,8 +174,8 @@ fn open_locked(
     let accept =
         |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq).and_then(|()| accept(checkpoint));
     let open = options.engine.descriptor().open;
-    let engine =
-        open(&dir.join(DATA), &options.settings(), &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
+    let settings = options.settings_for(&identity.holds);
+    let engine = open(&dir.join(DATA), &settings, &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
     accept(&engine.checkpoint()?)?;
     checked::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;

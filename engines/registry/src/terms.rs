@@ -58,7 +58,20 @@ impl Terms {
 
     fn holds(&self, dir: &Path, known: Option<&Holds>) -> Result<Holds> {
         let unknown = Holds::default();
-        let (known, asked) = (known.unwrap_or(&unknown), &self.holds);
+        let (is_there, known, asked) = (known.is_some(), known.unwrap_or(&unknown), &self.holds);
+        // Programs that state nothing look at any store. All others would take entries for pairs of a map, or the reverse.
+        if is_there && *self != Self::default() && known.derived != asked.derived {
+            let kind =
+                |derived: Option<&String>| derived.map_or("a map".to_owned(), |name| format!("derived store {name}"));
+            let (held, wanted) = (kind(known.derived.as_ref()), kind(asked.derived.as_ref()));
+            return Err(Error::wrong(
+                Code::OtherMap,
+                format!(
+                    "the directory has {held}, asked for {wanted}: dir={}: name the map's directory",
+                    dir.display()
+                ),
+            ));
+        }
         check_name("cluster", asked.cluster.as_deref())?;
         let way_out = "leave the setting out to use the store's own, or name another directory";
         let extract = one(dir, "extract", known.extract.as_ref(), asked.extract.as_ref(), way_out)?;
@@ -70,7 +83,8 @@ impl Terms {
             dir.join(MARKER).display()
         );
         let cluster = one(dir, "cluster", known.cluster.as_ref(), asked.cluster.as_ref(), &way_out)?;
-        Ok(Holds { extract, programs: known.programs.clone().or_else(|| asked.programs.clone()), cluster })
+        let programs = known.programs.clone().or_else(|| asked.programs.clone());
+        Ok(Holds { extract, programs, cluster, derived: asked.derived.clone().or_else(|| known.derived.clone()) })
     }
 }
 

@@ -107,6 +107,28 @@ impl Client {
         }
     }
 
+    /// Returns keys that have a value, as the async client's `keys_of` does.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the map has no derived store.
+    #[cfg(feature = "grpc")]
+    pub fn keys_of(
+        &mut self,
+        value: &Value,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        options: ReadOptions,
+    ) -> Result<Answer<crate::KeysOf>> {
+        match &mut self.transport {
+            Transport::Grpc { runtime, client } => runtime.block_on(client.keys_of(value, cursor, limit, options)),
+            #[cfg(feature = "shm")]
+            Transport::Shm(_) => Err(crate::Error::new(
+                crate::ErrorKind::Refused,
+                "no keys of a value over shared memory: connect to unix:///PATH or http://HOST:PORT",
+            )),
+        }
+    }
+
     /// Returns the service's account of itself: engine, number of pairs, checkpoint, lag, readiness.
     ///
     /// # Errors

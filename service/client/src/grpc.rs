@@ -17,7 +17,7 @@ use futures::TryStreamExt as _;
 use futures::stream::FuturesOrdered;
 use prost::Message as _;
 use proto::v1::kv_client::KvClient;
-use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, StatusRequest};
+use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, KeysOfRequest, StatusRequest};
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -28,7 +28,7 @@ use self::codes::{is_broken, with_causes};
 use self::credentials::Credentials;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::{Answer, Builder, Key, Read, Value};
+use crate::{Answer, Builder, Key, KeysOf, Read, Value};
 
 /// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
 /// wire. It is an eighth of the number that the service accepts from all its clients together.
@@ -119,6 +119,46 @@ impl Grpc {
         let reply = self.call(request, read.deadline, send).await?;
         let value = unpack(&reply, keys.len())?;
         Ok(Answer { value, slot: reply.slot })
+    }
+
+    pub(crate) async fn keys_of(
+        &self,
+        value: &Value,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        read: Read,
+    ) -> Result<Answer<KeysOf>> {
+        let request = KeysOfRequest {
+            value: Bytes::copy_from_slice(value),
+            limit,
+            cursor: cursor.map_or_else(Bytes::new, Bytes::copy_from_slice),
+            commitment: read.commitment as i32,
+            min_context_slot: read.min_context_slot,
+            map: String::new(),
+        };
+        // The messages are taken together, so that a call that breaks between them is sent once more as a whole.
+        let send = |mut client: KvClient<Channel>, request| async move {
+            let messages = client.keys_of(request).await?.into_inner();
+            Ok(Response::new(messages.try_collect::<Vec<_>>().await?))
+        };
+        let messages = self.call(request, read.deadline, send).await?;
+        let Some(last) = messages.last() else {
+            return Err(Error::failed("an answer without a message"));
+        };
+        let cursor = (!last.cursor.is_empty()).then(|| last.cursor.to_vec());
+        let (mut keys, slot) = (Vec::new(), last.slot);
+        for message in &messages {
+            let (packed, rest) = message.packed_keys.as_chunks::<32>();
+            if !rest.is_empty() || message.slot != slot {
+                let bytes = message.packed_keys.len();
+                return Err(Error::failed(format!(
+                    "not an answer of keys: packed_keys={bytes} slot={:?}",
+                    message.slot
+                )));
+            }
+            keys.extend_from_slice(packed);
+        }
+        Ok(Answer { value: KeysOf { keys, cursor }, slot })
     }
 
     pub(crate) async fn status(&self, limit: Duration) -> Result<crate::Status> {

@@ -100,6 +100,16 @@ pub struct Answer<T> {
     pub slot: Option<u64>,
 }
 
+/// Keys of a value, from [`Client::keys_of`].
+#[cfg(feature = "grpc")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeysOf {
+    /// The keys, in no particular order.
+    pub keys: Vec<Key>,
+    /// Where the next request goes on, if there are more keys.
+    pub cursor: Option<Vec<u8>>,
+}
+
 /// How final the data of an answer must be. The numbers are those of `solkv.v1.Commitment`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commitment {

@@ -12,7 +12,7 @@ use crate::feed::{Filter, Start};
 use crate::grpc::Grpc;
 #[cfg(feature = "shm")]
 use crate::shm::task::Task;
-use crate::{Answer, Builder, Key, ReadOptions, Status, Subscription, Value};
+use crate::{Answer, Builder, Key, KeysOf, ReadOptions, Status, Subscription, Value};
 
 /// An async client; clones share its connection. Over gRPC its calls run concurrently. Over shared memory they run one
 /// after another: connect more clients to have more requests under way.
@@ -98,6 +98,31 @@ impl Client {
             Transport::Grpc(grpc) => grpc.get_many(keys, read).await,
             #[cfg(feature = "shm")]
             Transport::Shm(shm) => shm.get_many(keys, read).await,
+        }
+    }
+
+    /// Returns up to `limit` keys that have a value, at most 10,000, in no particular order: those after `cursor`, which is that
+    /// of an earlier answer, or the first ones.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the map has no derived store.
+    pub async fn keys_of(
+        &self,
+        value: &Value,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        options: ReadOptions,
+    ) -> Result<Answer<KeysOf>> {
+        match &self.transport {
+            Transport::Grpc(grpc) => grpc.keys_of(value, cursor, limit, options.begin(self.deadline)).await,
+            #[cfg(feature = "shm")]
+            Transport::Shm(_) => {
+                let way = "connect to unix:///PATH or http://HOST:PORT";
+                Err(crate::Error::new(
+                    crate::ErrorKind::Refused,
+                    format!("no keys of a value over shared memory: {way}"),
+                ))
+            }
         }
     }
 

@@ -57,6 +57,7 @@ fn refusal(place: Place, scope: Scope, max: u64) -> Refusal {
         Place::Waiters => "requests that wait for a slot",
         Place::BatchKeys => "keys of batches under way",
         Place::Dumps => "dumps under way",
+        Place::KeysOf => "requests for keys of a value",
         Place::Bytes => "bytes",
     };
     let whose = match scope {

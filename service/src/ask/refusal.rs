@@ -11,6 +11,7 @@ use engine_api::{Code, ErrorKind};
 use crate::base::published::BETWEEN_SLOTS;
 use crate::lookups::LookupError;
 use crate::net::limit::Refused;
+use crate::values::KeysError;
 
 /// The cause of a refusal. Each one says how a client gets an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +102,28 @@ impl From<LookupError> for Refusal {
             }
         };
         Self::new(cause, message)
+    }
+}
+
+impl From<KeysError> for Refusal {
+    fn from(error: KeysError) -> Self {
+        let (cause, message): (_, Cow<'static, str>) = match error {
+            KeysError::NotThere => {
+                let message =
+                    "the map has no derived store: build it with bootstrap derive, and start the service again";
+                (Cause::NotOffered, message.into())
+            }
+            KeysError::OtherCursor => {
+                (Cause::OutOfRange, "the cursor is of another derived store: begin without one".into())
+            }
+            KeysError::Unavailable(reason) => (Cause::Unavailable, reason.into()),
+            KeysError::Stopped => return Self::stopping("the service is shutting down"),
+            KeysError::Engine(error) => {
+                tracing::error!(%error, kind = ?error.kind(), "keys of a value cannot be read");
+                return Self::from(error);
+            }
+        };
+        Self::new(cause, message).with_code(Code::Derived)
     }
 }
 

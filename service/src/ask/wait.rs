@@ -49,6 +49,11 @@ impl Wanted {
         if self.is_in(slot) { Ok(()) } else { Err(self.not_reached(slot)) }
     }
 
+    /// Longest time to wait for a slot, or for a derived store.
+    pub(super) fn time(&self) -> Duration {
+        self.wait
+    }
+
     /// Whether the request names a slot, reached already or not.
     pub(super) fn names_a_slot(&self) -> bool {
         self.min_context_slot.is_some()

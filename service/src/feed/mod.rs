@@ -40,6 +40,7 @@ pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub(crate) use filter::Filter;
 pub(crate) use history::History;
 pub(crate) use lost::refuse_lost;
+pub(crate) use pool::Pool;
 pub use record::Change;
 pub(crate) use record::{FRAME_CHANGES_MAX, Frame, RECORD_BYTES, SlotEnd};
 pub(crate) use ring::Ring;

@@ -1,7 +1,7 @@
-//! A few named threads that work off one queue of jobs, for the work that subscribers cause.
+//! A few named threads that work off one queue of jobs, for the work that subscribers and requests for keys of a value cause.
 //!
-//! Owns: the queue and the threads. Must not: know the content of a job, or bound the queue: a subscriber and a dump have one
-//! job each, and `ask::places` bounds their number. Threads: jobs are handed over on the network
+//! Owns: the queue and the threads. Must not: know the content of a job, or bound the queue: a subscriber, a dump and a request
+//! have one job each, and `ask::places` bounds their number. Threads: jobs are handed over on the network
 //! edge. They run on `NAME-N`, which takes them in the order in which they came.
 
 use std::io;
@@ -18,7 +18,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Handle to the threads. Clones share them.
 #[derive(Clone)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     inner: Arc<Inner>,
 }
 
@@ -33,7 +33,7 @@ impl Pool {
     ///
     /// # Errors
     /// I/O errors of starting a thread; the threads already started end.
-    pub(super) fn start(name: &str, threads: usize) -> io::Result<Self> {
+    pub(crate) fn start(name: &str, threads: usize) -> io::Result<Self> {
         let (sender, jobs) = unbounded::<Job>();
         let mut started = Vec::new();
         for n in 0..threads {
@@ -46,7 +46,7 @@ impl Pool {
     }
 
     /// Runs `job` on one of the threads and returns its result; `None` if the threads end.
-    pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    pub(crate) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (reply, done) = oneshot::channel();
         let job: Job = Box::new(move || drop(reply.send(job())));
         lock(&self.inner.queue).as_ref()?.send(job).ok()?;
@@ -57,7 +57,7 @@ impl Pool {
     ///
     /// # Errors
     /// The names of the threads that have not ended.
-    pub(super) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
+    pub(crate) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
         drop(lock(&self.inner.queue).take());
         let threads = std::mem::take(&mut *lock(&self.inner.threads));
         stop::join_all(threads, deadline)

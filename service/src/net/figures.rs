@@ -53,6 +53,8 @@ labels! {
         BatchKeys = "batches",
         /// Dumps for subscribers of the feed.
         Dumps = "dumps",
+        /// Requests for keys of a value.
+        KeysOf = "keys_of",
         /// Bytes of requests and answers in memory.
         Bytes = "bytes",
     }

@@ -17,6 +17,7 @@ use crate::lookups::LookupState;
 use crate::net::figures::Figures;
 use crate::spool;
 use crate::status::Status;
+use crate::values::Values;
 use crate::warmth;
 
 /// Handles to the state of every part. Clones share it.
@@ -30,6 +31,8 @@ pub struct Handles {
     pub lookups: LookupState,
     /// The change feed; `None` if the service keeps none.
     pub feed: Option<Arc<Feed>>,
+    /// The derived store `values`; `None` if the map has none.
+    pub(crate) values: Option<Values>,
     /// Written by the network edge, for gRPC and HTTP alike.
     pub net: Arc<Figures>,
     /// Number of clients connected over shared memory. Written by `shm-lookup`.
@@ -54,6 +57,7 @@ impl Handles {
             status: Status { engine, ingest: ingest.clone() },
             lookups: LookupState::new(Arc::clone(&ingest.published), Arc::clone(&ingest.overlay)),
             feed: None,
+            values: None,
             net: Arc::default(),
             shm_sessions: Arc::default(),
             snapshots: Arc::default(),

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use engine_api::{Key, Value};
+use futures::stream;
 use proto::v1::kv_server::Kv;
 use proto::v1::{
-    Entry, GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest, StatusResponse,
+    Entry, GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse,
+    StatusRequest, StatusResponse,
 };
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
@@ -17,6 +19,10 @@ use crate::ask::wait::Wanted;
 use crate::ask::{Ask, refuse_other_map};
 use crate::base::chain::Commitment;
 use crate::status;
+use crate::values::{Cursor, KEYS_MAX, Keys};
+
+/// The messages that answer a request for keys of a value: one.
+type KeysOfStream = stream::Iter<std::array::IntoIter<Result<KeysOfResponse, Status>, 1>>;
 
 /// The methods' implementation, shared by both listeners.
 pub(super) struct KvService {
@@ -32,6 +38,8 @@ impl KvService {
 
 #[tonic::async_trait]
 impl Kv for KvService {
+    type KeysOfStream = KeysOfStream;
+
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let (metadata, extensions, message) = request.into_parts();
         let GetRequest { key: bytes, commitment, min_context_slot, map } = message;
@@ -57,6 +65,24 @@ impl Kv for KvService {
         Ok(Response::new(response))
     }
 
+    async fn keys_of(&self, request: Request<KeysOfRequest>) -> Result<Response<KeysOfStream>, Status> {
+        let (metadata, extensions, message) = request.into_parts();
+        refuse_other_map(&message.map)?;
+        let value = key(&message.value).ok_or_else(|| wrong_length(&message.value, " of value"))?;
+        let cursor = (!message.cursor.is_empty()).then(|| cursor(&message.cursor)).transpose()?;
+        let limit = if message.limit == 0 { KEYS_MAX } else { message.limit as usize };
+        if limit > KEYS_MAX {
+            let text = format!("too many keys, go on with the cursor: limit={limit} max={KEYS_MAX}");
+            return Err(Refusal::new(Cause::Invalid, text).into());
+        }
+        let deadline = metadata.get("grpc-timeout").and_then(|text| timeout(text.to_str().ok()?));
+        let wanted = Wanted::new(commitment(message.commitment)?, message.min_context_slot, deadline);
+        let Keys { keys, slot, cursor } = self.ask.keys_of(value, cursor, limit, &wanted, peer(&extensions)?).await?;
+        let cursor = cursor.map_or_else(Bytes::new, |cursor| Bytes::copy_from_slice(&cursor));
+        let answer = KeysOfResponse { packed_keys: keys.concat().into(), slot, cursor };
+        Ok(Response::new(stream::iter([Ok(answer)])))
+    }
+
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         refuse_other_map(&request.get_ref().map)?;
         Ok(Response::new(self.status.response()))
@@ -65,11 +91,21 @@ impl Kv for KvService {
 
 /// Reads the state that a request asks for, and its deadline.
 fn wanted(metadata: &MetadataMap, commitment: i32, min_context_slot: Option<u64>) -> Result<Wanted, Refusal> {
-    let known = Commitment::from_wire(commitment)
-        .ok_or_else(|| Refusal::new(Cause::Invalid, format!("no such commitment: got={commitment}")))?;
+    let known = self::commitment(commitment)?;
     // Read only with a slot, because most lookups wait for nothing.
     let deadline = min_context_slot.and_then(|_| timeout(metadata.get("grpc-timeout")?.to_str().ok()?));
     Ok(Wanted::new(known, min_context_slot, deadline))
+}
+
+fn commitment(asked: i32) -> Result<Commitment, Refusal> {
+    Commitment::from_wire(asked).ok_or_else(|| Refusal::new(Cause::Invalid, format!("no such commitment: got={asked}")))
+}
+
+fn cursor(bytes: &[u8]) -> Result<Cursor, Refusal> {
+    bytes.try_into().map_err(|_| {
+        let text = format!("not a cursor: bytes={}: pass on that of an answer, or begin without one", bytes.len());
+        Refusal::new(Cause::Invalid, text)
+    })
 }
 
 /// Parses a `grpc-timeout` header: at most eight digits and a unit.

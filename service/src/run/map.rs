@@ -36,6 +36,7 @@ use crate::rpc::FeedService;
 use crate::shm::{Doorbell, ShmServer, ShmState};
 use crate::store::{self, WarmUpArg};
 use crate::systemd;
+use crate::values::{self, Values};
 use crate::warmth::WarmUp;
 
 /// A store that is open, and that nobody reads or writes yet.
@@ -90,7 +91,7 @@ impl Store {
                  the load and that slot are missing: load it with --slot, or from a snapshot archive"
             );
         }
-        let options = config.engine.options();
+        let (options, derived_bytes) = values::divide(config.engine.options(), &config.store.dir);
         let division = options.division();
         info!(
             memory_limit_bytes = division.limit.bytes,
@@ -101,6 +102,9 @@ impl Store {
             rest_bytes = division.rest_bytes,
             "the memory limit, and the engine's part of it"
         );
+        if values::is_there(&config.store.dir) {
+            info!(derived_bytes, "the derived store's part of the engine's memory");
+        }
         for note in engines::notes(&config.store.dir, &options)? {
             if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
         }
@@ -130,6 +134,7 @@ impl Map {
                 .context("cannot start the lookup threads")?;
         let warm_up = start_warm_up(config, &engine, &handles).context("cannot start the warm-up's thread")?;
         let mut writer = open_feed(config, &checkpoint, &mut handles)?;
+        handles.values = start_values(config, &engine, &handles)?;
         let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
         let start_workers = |_| Workers::start(Arc::clone(&engine), Arc::clone(&handles.views));
         let workers =
@@ -182,8 +187,13 @@ impl Map {
     /// # Errors
     /// Any error of closing the engine.
     pub(crate) fn close(self, deadline: Instant) -> Result<Vec<String>, Failed> {
-        let Self { engine, threads, admin, .. } = self;
+        let Self { engine, threads, admin, handles, .. } = self;
+        // The derived store ends with the feed, which is closed already unless the service could not begin to serve.
+        if let Some(feed) = &handles.feed {
+            feed.close();
+        }
         let joined = [
+            handles.values.map_or(Ok(()), |values| values.stop(deadline)),
             threads.workers.map_or(Ok(()), |workers| workers.stop(deadline)),
             threads.lookups.join(deadline),
             threads.sampler.join(deadline),
@@ -222,6 +232,15 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint, handles: &mut Handle
     let (writer, feed) = FeedWriter::open(&dir, checkpoint, durability, config.feed.feed_retention_bytes.as_u64())?;
     handles.feed = Some(feed);
     Ok(Some(writer))
+}
+
+/// Opens the derived store, if there is one, and starts its threads.
+fn start_values(config: &Config, engine: &Measured, handles: &Handles) -> Result<Option<Values>> {
+    let Some(feed) = &handles.feed else { return Ok(None) };
+    let (_, memory_bytes) = values::divide(config.engine.options(), &config.store.dir);
+    let (map, published) = (engine.checkpoint()?, &handles.status.ingest.published);
+    Values::start(&config.store.dir, memory_bytes, &map, feed, published)
+        .context("cannot start the derived store's threads")
 }
 
 /// Starts the thread `shm-lookup`, if the configuration asks for it. With a feed, its clients read the feed's ring.

@@ -1,4 +1,8 @@
-//! SIGKILL again and again during a faulty stream: in the end the map is the one that the stream's generator computes.
+//! SIGKILL again and again during a faulty stream: in the end the map is the one that the stream's generator computes, and its
+//! derived store has an entry for each of its pairs, and no other.
+
+use std::path::Path;
+use std::process::ExitCode;
 
 use workload::Rng;
 
@@ -10,6 +14,14 @@ const EVENTS_PER_SLOT: u64 = 400;
 /// Number of the stream's events; `SOLKV_CRASH_EVENTS=2000000` for a long run.
 fn events() -> u64 {
     std::env::var("SOLKV_CRASH_EVENTS").map_or(160_000, |text| text.parse().unwrap())
+}
+
+/// Runs `bootstrap derive` on the map in `dir`.
+#[track_caller]
+pub(crate) fn derive(dir: &Path, more: &[&str]) {
+    let args = ["bootstrap", "derive", "--dir", dir.to_str().unwrap()];
+    let code = bootstrap::cli::run(args.iter().chain(more).map(Into::into).collect());
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS), "{args:?} {more:?}");
 }
 
 #[test]
@@ -26,6 +38,7 @@ fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
              --skip-every 11 --out-of-order-every 7 --disconnect-every 25000 --duplicates"
         ));
         load(&dir, &options, &workload);
+        derive(&dir, &[]);
         let geyser = format!("http://{}", stream.address());
         let mut rng = Rng::new(options.engine as u64);
         let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
@@ -45,6 +58,7 @@ fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
         service.wait_for_slot(end.slot);
         assert!(service.terminate().success());
         assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
+        derive(&dir, &["--check"]);
         stream.stop().unwrap();
     }
 }

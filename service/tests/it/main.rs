@@ -22,6 +22,7 @@ mod fork;
 mod gap;
 mod heal;
 mod hostile;
+mod keys_of;
 mod leaving;
 mod metrics;
 mod order;

@@ -10,6 +10,7 @@ use proto::v1::{Commitment, GetRequest};
 use solkv_service::catalogue::{ALL, Metric};
 use workload::Pairs;
 
+use crate::crash::derive;
 use crate::support::{Service, client_runtime, columns, load, stream, wait_for};
 
 /// A stream with processed slots, forks and finality, which lasts longer than the test runs.
@@ -122,6 +123,7 @@ fn a_scrape_is_the_catalogue_both_ways() {
     let (whole, gap) = (temp.path().join("whole"), temp.path().join("gap"));
     let (stream_whole, workload) = stream(WHOLE);
     load(&whole, &options, &workload);
+    derive(&whole, &[]);
     let geyser = format!("http://{}", stream_whole.address());
     let archives = temp.path().join("archives");
     std::fs::create_dir(&archives).unwrap();

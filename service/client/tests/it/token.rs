@@ -4,8 +4,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use proto::v1::kv_server::{Kv, KvServer};
-use proto::v1::{GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest, StatusResponse};
-use solkv_client::{Builder, ErrorKind};
+use proto::v1::{
+    GetManyRequest, GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse, StatusRequest,
+    StatusResponse,
+};
+use solkv_client::{Builder, ErrorKind, ReadOptions};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -33,6 +36,13 @@ impl Guarded {
 
 #[tonic::async_trait]
 impl Kv for Guarded {
+    type KeysOfStream = tokio_stream::Empty<Result<KeysOfResponse, Status>>;
+
+    async fn keys_of(&self, request: Request<KeysOfRequest>) -> Result<Response<Self::KeysOfStream>, Status> {
+        self.check(&request)?;
+        Err(Status::out_of_range("another cursor"))
+    }
+
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         self.check(&request)?;
         Ok(Response::new(GetResponse { value: None, slot: Some(3) }))
@@ -63,6 +73,8 @@ async fn the_token_goes_with_every_call_and_follows_its_file() {
     assert_eq!(client.get(&[1; 32]).await.unwrap().slot, Some(3));
     assert_eq!(client.get_many(&[[1; 32]]).await.unwrap_err().kind(), ErrorKind::RetryLater);
     assert_eq!(client.status().await.unwrap_err().kind(), ErrorKind::Failed);
+    let keys = client.keys_of(&[1; 32], None, 0, ReadOptions::default()).await;
+    assert_eq!(keys.unwrap_err().kind(), ErrorKind::BadInput);
 
     std::fs::write(&file, "second\n").unwrap();
     *guarded.token.lock().unwrap() = "second";

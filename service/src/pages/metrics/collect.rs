@@ -36,6 +36,11 @@ pub(super) fn write(handles: &Handles, resources: Resources, text: &mut String) 
     if let Some(feed) = &handles.feed {
         families.feed(&mut out, feed);
     }
+    if let Some(values) = &handles.values {
+        let lag = values.lag();
+        out.maybe(&c::DERIVED_LAG, lag.map(|lag| lag as f64));
+        out.one(&c::DERIVED_BROKEN, flag(lag.is_none()));
+    }
     out.one(&c::VIEW_AGE, handles.views.oldest().as_secs_f64());
     families.overlay(&mut out, &handles.lookups.overlay);
     families.snapshots(&mut out);
