@@ -265,23 +265,15 @@ impl Merging {
 /// group is to be merged.
 fn passed(version: &Version, deltas: &[Arc<Run>], from: &Key) -> Option<Option<Key>> {
     let base = version.base.segments();
-    let start = base.partition_point(|segment| segment.info.last < *from);
-    let mut passed = None;
-    let mut from = *from;
-    for (at, segment) in base.iter().enumerate().skip(start) {
-        let to = base.get(at + 1).map(|next| next.info.first);
+    let base = &base[base.partition_point(|segment| segment.info.last < *from)..];
+    let to = |at: usize| base.get(at + 1).map(|next| next.info.first);
+    let is_free = |at: &usize| {
+        let (from, to) = (if *at == 0 { *from } else { base[*at].info.first }, to(*at));
         let is_among = |info: &SegmentInfo| from <= info.last && to.is_none_or(|to| info.first < to);
-        let segments = || deltas.iter().flat_map(|run| run.segments());
-        if segment.is_unreadable() || segments().any(|one| is_among(&one.info)) {
-            break;
-        }
-        passed = Some(to);
-        match to {
-            Some(to) => from = to,
-            None => break,
-        }
-    }
-    passed
+        let mut segments = deltas.iter().flat_map(|run| run.segments());
+        !base[*at].is_unreadable() && !segments.any(|one| is_among(&one.info))
+    };
+    (0..base.len()).take_while(is_free).last().map(to)
 }
 
 /// Merges a group of the base and the records of all deltas in its range. If the step ends within the group, the records that
