@@ -178,7 +178,7 @@ fn check(dir: &Path, stop: &Stop) -> Result<u8> {
         tell!("stopped: nothing was changed");
         return Ok(stop.asked().unwrap_or(1));
     };
-    // The digests are of hashes with the secret, so they are not shown.
+    // Each build has another digest, because it has another secret: only the numbers tell a reader something.
     let (pairs, entries) = (expected.pairs(), found.pairs());
     match expected == found {
         true => say!("equal: pairs={pairs} entries={entries}"),

@@ -25,6 +25,7 @@ use crate::creation::Shown;
 use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, SubscriberLimits, Workers};
 use crate::ingest;
 use crate::ingest::apply::Apply;
+use crate::ingest::batch::BatchLimits;
 use crate::ingest::map_writer::MapConfig;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, LookupThreads, Lookups};
@@ -98,7 +99,7 @@ impl Store {
             limit_from =
                 division.limit.cgroup_file.as_ref().map_or("machine".to_owned(), |file| file.display().to_string()),
             engine_cache_bytes = division.cache_bytes,
-            cache_by = if division.configured { "configured" } else { "default" },
+            cache_by = if config.engine.memory.is_some() { "configured" } else { "default" },
             rest_bytes = division.rest_bytes,
             "the memory limit, and the engine's part of it"
         );
@@ -239,7 +240,9 @@ fn start_values(config: &Config, engine: &Measured, handles: &Handles) -> Result
     let Some(feed) = &handles.feed else { return Ok(None) };
     let (_, memory_bytes) = values::divide(config.engine.options(), &config.store.dir);
     let (map, published) = (engine.checkpoint()?, &handles.status.ingest.published);
-    Values::start(&config.store.dir, memory_bytes, &map, feed, published)
+    // A change of the map touches two entries.
+    let changes_max = BatchLimits::within(probe::memory_limit().bytes, config.engine.engine, None).due / 2;
+    Values::start(&config.store.dir, memory_bytes, changes_max, &map, feed, published)
         .context("cannot start the derived store's threads")
 }
 

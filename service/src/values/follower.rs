@@ -16,9 +16,6 @@ use tracing::warn;
 use super::{State, broken};
 use crate::feed::{Cursor, Feed, FeedError, Frame, Head};
 
-/// Number of changes that wait for the end of their slot before they are committed without it.
-const CHANGES_MAX: usize = 1 << 16;
-
 /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 
@@ -31,6 +28,8 @@ pub(super) struct Follower {
     position: Position,
     /// The newest change that the store has.
     seq: u64,
+    /// Number of changes of a commit. With as many waiting for the end of their slot, they are committed without it.
+    changes_max: usize,
     feed: Arc<Feed>,
     head: watch::Receiver<Head>,
     state: Arc<watch::Sender<State>>,
@@ -52,13 +51,13 @@ impl Follower {
     /// `position` is that of the store, at the change `seq`.
     pub(super) fn new(
         engine: Arc<Box<dyn Engine>>,
-        position: Position,
-        seq: u64,
+        (position, seq): (Position, u64),
+        changes_max: usize,
         feed: Arc<Feed>,
         state: Arc<watch::Sender<State>>,
     ) -> Self {
         let head = feed.head();
-        Self { engine, position, seq, feed, head, state, waiting: Vec::new(), end_at: None }
+        Self { engine, position, seq, changes_max, feed, head, state, waiting: Vec::new(), end_at: None }
     }
 
     /// Follows the feed until the service stops, and then takes the rest of it.
@@ -98,44 +97,58 @@ impl Follower {
             return futures::executor::block_on(self.head.changed()).map_err(|_| Ended::Closed);
         }
         self.waiting.extend(frames);
-        let is_whole = ends(&self.waiting).is_some_and(|(seq, _)| seq + 1 == cursor.next_seq);
-        let changes = self.waiting.iter().map(|frame| frame.changes.len()).sum::<usize>();
-        if is_whole || changes >= CHANGES_MAX { self.commit(cursor.next_seq - 1, is_whole) } else { Ok(()) }
+        let last = cursor.next_seq - 1;
+        let waits = self.ends(last).is_none_or(|(end, _)| end < last) && last - self.seq < self.changes_max as u64;
+        if waits { Ok(()) } else { self.commit(last) }
     }
 
-    /// Commits the frames that wait, of which `seq` is the last change.
-    fn commit(&mut self, seq: u64, is_whole: bool) -> Result<(), Ended> {
-        let slot = ends(&self.waiting).map_or(self.position.slot, |(_, slot)| Some(slot));
-        let to = Position { slot, is_whole, origin: Origin::Feed(self.feed.id()), ..self.position.clone() };
-        loop {
-            let committed = values::apply(&**self.engine, &mut self.changes(), seq, &to);
-            let Err(failed) = committed else { break };
+    /// Commits the frames that wait, of which `last` is the last change, in parts that a commit can take.
+    fn commit(&mut self, last: u64) -> Result<(), Ended> {
+        while self.seq < last {
+            let seq = last.min(self.seq + self.changes_max as u64);
+            let end = self.ends(seq);
+            let to = Position {
+                slot: end.map_or(self.position.slot, |(_, slot)| Some(slot)),
+                is_whole: end.is_some_and(|(end, _)| end == seq),
+                origin: Origin::Feed(self.feed.id()),
+                ..self.position.clone()
+            };
+            self.commit_part(seq, &to)?;
+            (self.position, self.seq) = (to, seq);
+            self.state.send_replace(State::Follows { seq, waits: None });
+        }
+        self.waiting.clear();
+        Ok(())
+    }
+
+    /// Commits the changes up to `seq`, as soon as that is possible.
+    fn commit_part(&self, seq: u64, to: &Position) -> Result<(), Ended> {
+        while let Err(failed) = values::apply(&**self.engine, &mut self.changes(seq), seq, to) {
             if !may_pass(&failed) {
                 return Err(Ended::Broken(failed.to_string()));
             }
             warn!(error = %failed, derived = NAME, "the derived store has to wait: the map goes on");
             self.state.send_replace(State::Follows { seq: self.seq, waits: Some(failed.to_string()) });
-            if self.head.borrow_and_update().closed {
+            if self.head.borrow().closed {
                 return Err(Ended::Closed);
             }
             std::thread::sleep(RETRY_EVERY);
         }
-        (self.position, self.seq) = (to, seq);
-        self.waiting.clear();
-        self.state.send_replace(State::Follows { seq, waits: None });
         Ok(())
     }
 
-    /// Returns the changes that wait, without those that the store has: its position may be within a frame.
-    fn changes(&self) -> impl Iterator<Item = Change> {
+    /// Returns the changes that wait up to `seq`, without those that the store has: its position may be within a frame.
+    fn changes(&self, seq: u64) -> impl Iterator<Item = Change> {
         let seqs = self.waiting.iter().flat_map(|frame| (frame.first_seq..).zip(&frame.changes));
-        seqs.filter(|(seq, _)| *seq > self.seq).map(|(_, change)| (change.key, change.old, change.new))
+        let wanted = seqs.filter(move |(at, _)| (self.seq + 1..=seq).contains(at));
+        wanted.map(|(_, change)| (change.key, change.old, change.new))
     }
-}
 
-/// Returns the last end of a slot in these frames: its change and its slot.
-fn ends(frames: &[Arc<Frame>]) -> Option<(u64, u64)> {
-    frames.iter().rev().find_map(|frame| frame.ends.last()).map(|end| (end.seq, end.slot))
+    /// Returns the last end of a slot up to `seq` in the frames that wait: its change and its slot.
+    fn ends(&self, seq: u64) -> Option<(u64, u64)> {
+        let mut ends = self.waiting.iter().rev().flat_map(|frame| frame.ends.iter().rev());
+        ends.find(|end| end.seq <= seq).map(|end| (end.seq, end.slot))
+    }
 }
 
 /// Whether a failed commit has changed nothing, so that the same commit may succeed later.

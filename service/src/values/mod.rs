@@ -64,6 +64,12 @@ pub(crate) enum KeysError {
     Engine(engine_api::Error),
 }
 
+impl From<engine_api::Error> for KeysError {
+    fn from(error: engine_api::Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
 /// Keys of a value, as of one slot.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
@@ -94,13 +100,15 @@ struct Inner {
 
 impl Values {
     /// Opens the derived store of the map in `dir`, which stands at `map`, and follows the feed; `None` if there is none. A
-    /// store that cannot be used is no error: its requests are refused, with the reason.
+    /// store that cannot be used is no error: its requests are refused, with the reason. A commit of it has at most `changes_max`
+    /// changes of the map.
     ///
     /// # Errors
     /// I/O errors of starting a thread.
     pub(crate) fn start(
         dir: &Path,
         memory_bytes: u64,
+        changes_max: usize,
         map: &Checkpoint,
         feed: &Arc<Feed>,
         published: &Arc<Published>,
@@ -108,29 +116,17 @@ impl Values {
         if !is_there(dir) {
             return Ok(None);
         }
-        let opened = open(dir, memory_bytes).and_then(|(engine, position)| {
-            let at = engine.checkpoint()?;
-            check_follows(&at, &position, map, feed)?;
-            // From now on the feed tells how far the store is: slots that change nothing move the map's checkpoint alone.
-            let position = Position { origin: Origin::Feed(feed.id()), ..position };
-            if at != position.write(at.seq) {
-                values::apply(&*engine, &mut std::iter::empty(), at.seq, &position)?;
+        let (engine, follower, state) = match open(dir, memory_bytes, map, feed) {
+            Err(reason) => (None, None, Arc::new(watch::Sender::new(broken(reason.to_string())))),
+            Ok((engine, position, seq)) => {
+                info!(derived = NAME, seq, slot = position.slot, "the derived store is open");
+                let state = Arc::new(watch::Sender::new(State::Follows { seq, waits: None }));
+                let (engine, feed) = (Arc::new(engine), Arc::clone(feed));
+                let follow = Follower::new(Arc::clone(&engine), (position, seq), changes_max, feed, Arc::clone(&state));
+                let thread = std::thread::Builder::new().name("derived".to_owned()).spawn(move || follow.run())?;
+                (Some(engine), Some(thread), state)
             }
-            Ok((Arc::new(engine), position, at.seq))
-        });
-        let state = match &opened {
-            Ok((_, _, seq)) => State::Follows { seq: *seq, waits: None },
-            Err(reason) => broken(reason.to_string()),
         };
-        let state = Arc::new(watch::Sender::new(state));
-        let mut follower = None;
-        let mut engine = None;
-        if let Ok((opened, position, seq)) = opened {
-            info!(derived = NAME, seq, slot = position.slot, "the derived store is open");
-            let follow = Follower::new(Arc::clone(&opened), position, seq, Arc::clone(feed), Arc::clone(&state));
-            follower = Some(std::thread::Builder::new().name("derived".to_owned()).spawn(move || follow.run())?);
-            engine = Some(opened);
-        }
         let pool = Pool::start("keys-of", READ_THREADS)?;
         let (engine, follower) = (Mutex::new(engine), Mutex::new(follower));
         let published = Arc::clone(published);
@@ -218,26 +214,21 @@ impl std::fmt::Debug for Values {
 impl Inner {
     fn read(&self, value: &Value, cursor: Option<Cursor>, limit: usize) -> Result<Keys, KeysError> {
         let engine = lock(&self.engine).clone().ok_or(KeysError::Stopped)?;
-        let read = || {
-            let mut reader = engine.reader()?;
-            let at = reader.checkpoint()?;
-            let position = Position::read(&at)?;
-            let after = match cursor.map(|cursor| place(&cursor, position.index)) {
-                Some(None) => return Ok(Err(KeysError::OtherCursor)),
-                after => after.flatten(),
-            };
-            if !position.is_whole {
-                let text = "the derived store is between two slots while its map is healed: try again later";
-                return Ok(Err(KeysError::Unavailable(text.to_owned())));
-            }
-            let page = values::page(&mut *reader, &position.secret, value, after.as_ref(), limit)?;
-            // A slot that changes nothing has no end in the feed. So with every change of the map the store is at its slot.
-            let now = self.published.checkpoint();
-            let slot = if now.seq == at.seq { now.slot } else { position.slot };
-            let cursor = page.more.map(|place| self::cursor(position.index, &place));
-            Ok(Ok(Keys { keys: page.keys, slot, cursor }))
-        };
-        read().unwrap_or_else(|failed| Err(KeysError::Engine(failed)))
+        let mut reader = engine.reader()?;
+        let at = reader.checkpoint()?;
+        let position = Position::read(&at)?;
+        let place = |cursor| place(&cursor, position.index).ok_or(KeysError::OtherCursor);
+        let after = cursor.map(place).transpose()?;
+        if !position.is_whole {
+            let text = "the derived store is between two slots: try again later";
+            return Err(KeysError::Unavailable(text.to_owned()));
+        }
+        let page = values::page(&mut *reader, &position.secret, value, after.as_ref(), limit)?;
+        // A slot that changes nothing has no end in the feed. So with every change of the map the store is at its slot.
+        let now = self.published.checkpoint();
+        let slot = if now.seq == at.seq { now.slot } else { position.slot };
+        let cursor = page.more.map(|place| self::cursor(position.index, &place));
+        Ok(Keys { keys: page.keys, slot, cursor })
     }
 }
 
@@ -257,13 +248,26 @@ pub(crate) fn is_there(dir: &Path) -> bool {
     derived::dir(dir, NAME).exists()
 }
 
-fn open(dir: &Path, memory_bytes: u64) -> engine_api::Result<(Box<dyn Engine>, Position)> {
+/// Opens the derived store and checks that the feed leads on from it. Returns it with its position and its seq.
+fn open(
+    dir: &Path,
+    memory_bytes: u64,
+    map: &Checkpoint,
+    feed: &Feed,
+) -> engine_api::Result<(Box<dyn Engine>, Position, u64)> {
     let place = derived::dir(dir, NAME);
     let args = EngineArgs { memory: Some(ByteSize::b(memory_bytes)), ..EngineArgs::default() };
     let options = engines::options_for(&place, &args)?;
     let engine = engines::open_on(&place, &options, OpenMode::Existing, &derived::terms(NAME))?;
-    let position = Position::read(&engine.checkpoint()?)?;
-    Ok((engine, position))
+    let at = engine.checkpoint()?;
+    let position = Position::read(&at)?;
+    check_follows(&at, &position, map, feed)?;
+    // From now on the feed tells how far the store is: slots that change nothing move the map's checkpoint alone.
+    let position = Position { origin: Origin::Feed(feed.id()), ..position };
+    if at != position.write(at.seq) {
+        values::apply(&*engine, &mut std::iter::empty(), at.seq, &position)?;
+    }
+    Ok((engine, position, at.seq))
 }
 
 /// Checks that the feed has every change between the derived store and its map.

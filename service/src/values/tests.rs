@@ -11,6 +11,8 @@ use solana::{ChainCheckpoint, MapPhase};
 use super::*;
 use crate::feed::{Change, FeedWriter, SlotEnd};
 
+/// So few that most commits of the map take several of the derived store.
+const CHANGES_MAX: usize = 7;
 const WAIT: Duration = Duration::from_secs(60);
 
 /// A map as its feed tells it, with a derived store beside it.
@@ -57,21 +59,21 @@ impl World {
     /// Opens a map of two keys at slot 10, of which the derived store was built.
     fn new() -> Self {
         let (home, map, at) = built();
-        Self::open(home, map, at, 1 << 30)
+        Self::open(home, map, at)
     }
 
-    fn open(home: tempfile::TempDir, map: BTreeMap<Key, Value>, at: ChainCheckpoint, retention_bytes: u64) -> Self {
-        let (writer, feed) =
-            FeedWriter::open(&home.path().join("feed"), &at, Durability::Synced, retention_bytes).unwrap();
+    fn open(home: tempfile::TempDir, map: BTreeMap<Key, Value>, at: ChainCheckpoint) -> Self {
+        let (writer, feed) = FeedWriter::open(&home.path().join("feed"), &at, Durability::Synced, 1 << 30).unwrap();
         let published = Arc::new(Published::new(at));
-        let values = Values::start(home.path(), 64 << 20, &at.write(), &feed, &published).unwrap().unwrap();
+        let values =
+            Values::start(home.path(), 64 << 20, CHANGES_MAX, &at.write(), &feed, &published).unwrap().unwrap();
         Self { home, map, at, writer, feed, published, values }
     }
 
     /// Stops all and starts it again.
     fn restart(self) -> Self {
         let Self { home, map, at, .. } = self.stop();
-        Self::open(home, map, at, 1 << 30)
+        Self::open(home, map, at)
     }
 
     fn stop(self) -> Self {
@@ -178,7 +180,7 @@ fn a_store_that_the_feed_does_not_lead_on_from_is_refused_and_says_why() {
     // Another state of the map than that of which it was built.
     let (home, map, at) = built();
     let other = ChainCheckpoint { blockhash: [7; 32], ..at };
-    let world = World::open(home, map, other, 1 << 30).stop();
+    let world = World::open(home, map, other).stop();
     assert!(reason(&world).contains("it was built of another state of the map"), "{}", reason(&world));
     assert!(matches!(world.keys_of(9), Err(KeysError::Unavailable(reason)) if reason.contains("bootstrap derive")));
     assert_eq!(world.values.lag(), None);
@@ -188,7 +190,7 @@ fn a_store_that_the_feed_does_not_lead_on_from_is_refused_and_says_why() {
     world.assert_whole();
     let World { home, map, at, .. } = world.stop();
     std::fs::remove_dir_all(home.path().join("feed")).unwrap();
-    let world = World::open(home, map, at, 1 << 30).stop();
+    let world = World::open(home, map, at).stop();
     assert!(reason(&world).contains("it follows another feed"), "{}", reason(&world));
 }
 
@@ -203,7 +205,10 @@ fn a_store_whose_next_changes_were_dropped_is_refused() {
     std::fs::rename(home.path().join(derived::DERIVED), &aside).unwrap();
     let (writer, feed) = FeedWriter::open(&home.path().join("feed"), &at, Durability::Synced, 0).unwrap();
     let published = Arc::new(Published::new(at));
-    assert!(Values::start(home.path(), 1 << 20, &at.write(), &feed, &published).unwrap().is_none(), "there is none");
+    assert!(
+        Values::start(home.path(), 1 << 20, CHANGES_MAX, &at.write(), &feed, &published).unwrap().is_none(),
+        "there is none"
+    );
     let values = World::new().values;
     let mut world = World { home, map, at, writer, feed, published, values };
     while world.feed.oldest_seq() <= 4 {
@@ -214,6 +219,6 @@ fn a_store_whose_next_changes_were_dropped_is_refused() {
     std::fs::rename(&aside, world.home.path().join(derived::DERIVED)).unwrap();
     let World { home, map, at, feed, .. } = world;
     feed.close();
-    let world = World::open(home, map, at, 1 << 30).stop();
+    let world = World::open(home, map, at).stop();
     assert!(matches!(world.values.state(), State::Broken(reason) if reason.contains("no longer has its next change")));
 }
