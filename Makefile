@@ -33,7 +33,8 @@ with = --no-default-features --features $(subst $(space),$(comma),$(strip $(fore
 	$(filter torture,$1),solkv-torture/$e)) $2))
 # Every package but the engines that were not asked for; the instrument links three of them.
 WORKSPACE = --workspace $(foreach e,$(filter-out $(ENGINES),$(ALL_ENGINES)),--exclude solkv-engine-$e) \
-	$(call with,engine-registry torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,solkv-loadgen/instrument))
+	$(call with,engine-registry torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,solkv-loadgen/instrument) \
+	solkv-bootstrap/parquet)
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -261,6 +262,10 @@ bench_large = $(BUILT) loadgen/scripts/bench-large.py --bin "$(BIN)" $(call give
 ## bench billion: a billion pairs: load, caps of 1, 4 and 16 GiB, kill, copy, scrub (strata; an hour, 76 GB; PAIRS=100000000)
 bench_billion = $(BUILT) loadgen/scripts/bench-billion.py --bin "$(BIN)" $(call given,PAIRS,--pairs) \
 	--out "$(RESULTS)/billion/billion.jsonl" $(ARGS)
+## bench derived: derived stores: load, size, requests, and the ingest beside them (strata, or ENGINES; 20 minutes an engine, 10 GB)
+bench_derived = $(BUILT) cargo build --locked --release -p solkv-derived --example asked && loadgen/scripts/bench-derived.py \
+	--bin "$(BIN)" --asked "$(RELEASE)/examples/asked" $(call given,PAIRS,--pairs) --out "$(RESULTS)/derived/derived.jsonl" \
+	$(ARGS) $(if $(filter command line,$(origin ENGINES)),$(ENGINES),strata)
 ## bench verify: `bootstrap verify` beside a scan and the sort of its source (minutes)
 bench_verify = $(BUILT) loadgen/scripts/bench-verify.py --bin "$(BIN)" $(call given,PAIRS,--pairs) --limit 2 $(ENGINES)
 ARCHIVE_GB ?= 10

@@ -1,5 +1,5 @@
 //! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `get`, `derive`,
-//! `keys-of`, `count`, `plan`, `completions`, `man`.
+//! `keys-of`, `export`, `count`, `plan`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. The word `load` may be left out, because loading is the program's main job. The word
 //! `migrate` may be left out too, because --from-store implies it. The installed program is called `solkv-bootstrap`,
@@ -15,7 +15,7 @@ use crate::args::LoadArgs;
 use crate::out::tell;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
-use crate::{compare, derive, get, info, keys_of, load, migrate, plan, repair, scrub, verify};
+use crate::{compare, derive, export, get, info, keys_of, load, migrate, plan, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -35,6 +35,7 @@ Examples:
   solkv-bootstrap get --dir /data/solkv TOKEN_ACCOUNT
   solkv-bootstrap derive --dir /data/solkv
   solkv-bootstrap keys-of --dir /data/solkv WALLET
+  solkv-bootstrap export --dir /data/solkv --to pairs.csv
 
 'load --help' explains the options of a load. The word load may be left out, and so may
 migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
@@ -82,6 +83,8 @@ enum Command {
     Derive(derive::DeriveArgs),
     /// Print the keys that have a value, of a store that no service has open
     KeysOf(keys_of::KeysOfArgs),
+    /// Write pairs of a store to a file: all, those of a value or a prefix, or a sample
+    Export(export::ExportArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
     /// Compute memory, disk and loading time for a number of pairs
@@ -123,6 +126,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Get(args) => get::run(&args),
         Command::Derive(args) => derive::run(&args),
         Command::KeysOf(args) => keys_of::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Shell(shell) => shell.run::<Cli>(&name).map(|()| 0),

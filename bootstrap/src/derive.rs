@@ -5,10 +5,11 @@
 
 use std::fs::{self, File};
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use derived::{DERIVED, Origin, Position, values};
+use derived::{DERIVED, Origin, Position, history, values};
 use engine_api::{Code, Engine};
 use engines::{Digest, EngineArgs};
 
@@ -27,11 +28,11 @@ const PARTIAL: &str = ".partial";
 
 /// Builds the store that finds the keys of a value: DIR/derived/values
 ///
-/// Reads the map, sorts one entry of 64 bytes a pair, and loads them. A service that is started on DIR then keeps the store
-/// up to date and answers KeysOf; `keys-of` asks a store at rest. A derived store that is there already is replaced.
+/// Reads the map, sorts one entry of 64 bytes a pair, and loads them. A service that runs on DIR, or is started on it, then keeps the
+/// store up to date and answers KeysOf; `keys-of` asks a store at rest. A derived store that is there already is replaced.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct DeriveArgs {
-    /// Directory of the map; no process may have it open
+    /// Directory of the map. A running service copies the map for this, and goes on meanwhile
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Compare the derived store with the map, and build nothing
@@ -40,6 +41,9 @@ pub(crate) struct DeriveArgs {
     /// Remove the derived store, and build none
     #[arg(long)]
     pub(crate) drop: bool,
+    /// Remove the past instead, which a service keeps with history_slots: it then begins anew
+    #[arg(long, requires = "drop")]
+    pub(crate) history: bool,
     /// Start even if the disk looks too small
     #[arg(long)]
     pub(crate) skip_disk_check: bool,
@@ -48,41 +52,25 @@ pub(crate) struct DeriveArgs {
 /// Runs the command. The exit code is 0 when it is done, 1 when the two differ, and 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &DeriveArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    if served::ask(&args.dir)?.is_some() {
-        return Err(served::refusal(&args.dir, "stop it first"));
-    }
+    let is_served = served::ask(&args.dir)?.is_some();
     match (args.check, args.drop) {
+        (false, false) if is_served => build_beside_service(args, &stop),
+        (false, true) if is_served && !args.history => drop_of_service(&args.dir),
+        _ if is_served => Err(served::refusal(&args.dir, "stop it first")),
         (true, _) => check(&args.dir, &stop),
+        (_, true) if args.history => drop_past(&args.dir),
         (_, true) => drop_all(&args.dir),
-        _ => build(args, &stop),
+        _ => build_at_rest(args, &stop),
     }
 }
 
-fn build(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
-    let stored = migrate::open(&args.dir, None, None)?;
-    ensure!(
-        stored.holds().derived.is_none(),
-        "the directory has a derived store: dir={}: name the map's directory",
-        args.dir.display()
-    );
-    let (place, partial) = places(&args.dir);
-    // It has the options of its map, such as RocksDB's profile.
-    let engine = EngineArgs { memory: None, ..EngineArgs::from(&options_for(&args.dir, &EngineArgs::default())?) };
-    remove_partial(&partial)?;
-    let source = SourceArgs { store: Some(stored.with_values_of()?), ..SourceArgs::default() };
-    let order = Some(Order::Sorted);
-    let load = LoadArgs {
-        engine,
-        dir: partial.clone(),
-        source,
-        order,
-        skip_disk_check: args.skip_disk_check,
-        ..LoadArgs::default()
-    };
-    let code = load::run_until(&load, stop)?;
+/// Builds the store of a map that no process has open, and gives it its name.
+fn build_at_rest(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
+    let code = build(args, &args.dir, None, stop)?;
     if code != 0 {
         return Ok(code);
     }
+    let (place, partial) = (derived::dir(&args.dir, values::NAME), partial(&args.dir));
     if place.exists() {
         fs::remove_dir_all(&place).with_context(|| format!("cannot remove dir={}", place.display()))?;
     }
@@ -94,11 +82,72 @@ fn build(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
     Ok(0)
 }
 
-/// Returns the directory of the derived store, and the one in which it is made.
-fn places(map: &Path) -> (PathBuf, PathBuf) {
-    let place = derived::dir(map, values::NAME);
-    let partial = beside(&place, PARTIAL);
-    (place, partial)
+/// Builds the store of a copy that the running service makes, and has the service follow the feed from there.
+fn build_beside_service(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
+    let owner = fs::metadata(&args.dir).with_context(|| format!("cannot look at dir={}", args.dir.display()))?.uid();
+    ensure!(
+        owner == rustix::process::geteuid().as_raw(),
+        "the service could not write the new store: dir={} uid={owner}: run this as that user, with sudo -u",
+        args.dir.display()
+    );
+    let copy = copy(&args.dir);
+    let remove_copy = || match fs::remove_dir_all(&copy) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove dir={}", copy.display()))
+        }
+        _ => Ok(()),
+    };
+    remove_partial(&partial(&args.dir))?;
+    remove_copy()?;
+    fs::create_dir_all(args.dir.join(DERIVED))
+        .with_context(|| format!("cannot create dir={}", args.dir.join(DERIVED).display()))?;
+    tell!("the running service copies its map: dir={}", copy.display());
+    let answer = served::request(&args.dir, "POST /derive/copy")?;
+    let answer: Copied = serde_json::from_str(&answer).with_context(|| format!("not an answer: {answer:?}"))?;
+    let built = build(args, &copy, Some(answer.feed_id), stop);
+    remove_copy()?;
+    let code = built?;
+    if code != 0 {
+        return Ok(code);
+    }
+    served::request(&args.dir, "POST /derive/adopt")?;
+    say!("the keys of a value: dir={}: the running service follows", derived::dir(&args.dir, values::NAME).display());
+    Ok(0)
+}
+
+/// The service's answer about a copy of its map.
+#[derive(serde::Deserialize)]
+struct Copied {
+    feed_id: u64,
+}
+
+/// Builds the store of the map in `map`, whose changes have `feed_id`, without giving it its name.
+fn build(args: &DeriveArgs, map: &Path, feed_id: Option<u64>, stop: &Stop) -> Result<u8> {
+    let stored = migrate::open(map, None, None)?;
+    ensure!(
+        stored.holds().derived.is_none(),
+        "the directory has a derived store: dir={}: name the map's directory",
+        map.display()
+    );
+    let partial = partial(&args.dir);
+    // It has the options of its map, such as RocksDB's profile.
+    let engine = EngineArgs { memory: None, ..EngineArgs::from(&options_for(map, &EngineArgs::default())?) };
+    remove_partial(&partial)?;
+    let source = SourceArgs { store: Some(stored.with_values_of(feed_id)?), ..SourceArgs::default() };
+    let order = Some(Order::Sorted);
+    let skip_disk_check = args.skip_disk_check;
+    let load = LoadArgs { engine, dir: partial, source, order, skip_disk_check, ..LoadArgs::default() };
+    load::run_until(&load, stop)
+}
+
+/// Returns the directory in which the derived store of the map in `map` is made.
+pub fn partial(map: &Path) -> PathBuf {
+    beside(&derived::dir(map, values::NAME), PARTIAL)
+}
+
+/// Returns the directory of the copy that a derived store is built of while a service has the map open.
+pub fn copy(map: &Path) -> PathBuf {
+    map.join(engines::DERIVED_COPY)
 }
 
 /// Removes a derived store that is not complete, and its spill.
@@ -115,15 +164,37 @@ fn remove_partial(partial: &Path) -> Result<()> {
     Ok(())
 }
 
+fn drop_of_service(map: &Path) -> Result<u8> {
+    let place = derived::dir(map, values::NAME);
+    if !place.exists() {
+        return Err(missing(map, &place));
+    }
+    served::request(map, "POST /derive/remove")?;
+    say!("removed: dir={}", place.display());
+    Ok(0)
+}
+
 fn missing(map: &Path, place: &Path) -> anyhow::Error {
     let missing =
         anyhow!("there is no derived store: dir={}: derive --dir {} builds it", place.display(), map.display());
     missing.context(Code::Derived)
 }
 
+fn drop_past(map: &Path) -> Result<u8> {
+    let row = derived::dir(map, history::NAME);
+    ensure!(row.exists(), "no past is kept: dir={}", row.display());
+    for (_, period) in history::periods(map)? {
+        let held = engines::holder(&period)?;
+        ensure!(held.is_none(), "a process has the past open: dir={}: stop it first", period.display());
+    }
+    fs::remove_dir_all(&row).with_context(|| format!("cannot remove dir={}", row.display()))?;
+    say!("removed: dir={}", row.display());
+    Ok(0)
+}
+
 fn drop_all(map: &Path) -> Result<u8> {
-    let (place, partial) = places(map);
-    remove_partial(&partial)?;
+    let place = derived::dir(map, values::NAME);
+    remove_partial(&partial(map))?;
     if !place.exists() {
         return Err(missing(map, &place));
     }

@@ -9,6 +9,7 @@ use anyhow::Result;
 use engine_api::Key;
 
 use crate::out::{say, tell};
+use crate::past::Past;
 use crate::running::warn_of_part;
 use crate::scan::open_to_scan;
 use crate::served;
@@ -23,6 +24,9 @@ pub(crate) struct GetArgs {
     /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
+    /// Slot of the past at which to look; the map needs its past, which the service keeps with history_slots
+    #[arg(long, value_name = "SLOT")]
+    pub(crate) at: Option<u64>,
     /// Keys to look up, in base58 or as 64 hex digits
     #[arg(value_name = "KEY", required = true, value_parser = workload::pubkey)]
     pub(crate) keys: Vec<Key>,
@@ -38,14 +42,17 @@ pub(crate) fn run(args: &GetArgs) -> Result<u8> {
     }
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;
+    let past = args.at.map(|slot| Past::open(&args.dir, &*engine, slot)).transpose()?;
     let mut reader = engine.reader()?;
     let mut absent = 0;
     for key in &args.keys {
-        let value = reader.get(key)?;
+        let now = reader.get(key)?;
+        let value = past.as_ref().map_or(Ok(now), |past| past.value(key, now))?;
         absent += usize::from(value.is_none());
         say!("{} {}", base58(key), value.map_or_else(|| "-".to_owned(), |value| base58(&value)));
     }
     drop(reader);
+    past.map_or(Ok(()), Past::close)?;
     engine.close()?;
     if absent > 0 {
         tell!("keys are absent from the map: absent={absent} asked={}", args.keys.len());

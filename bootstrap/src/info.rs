@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
-use derived::values;
+use derived::{history, values};
 use engines::{Digest, Holds};
 use serde_json::json;
 use solana::{ChainCheckpoint, MapPhase};
@@ -116,7 +116,8 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         let options = known.options.iter().map(|(name, value)| format!(" {name}={value}"));
         format!("engine={}{}", known.engine, options.collect::<String>())
     });
-    let derived = Some(derived::dir(&args.dir, values::NAME)).filter(|place| place.exists());
+    let is_there = |name: &&str| derived::dir(&args.dir, name).exists();
+    let derived: Vec<&str> = [values::NAME, history::NAME].into_iter().filter(is_there).collect();
     let (holds, lost) = (known.map(|known| known.holds).unwrap_or_default(), engines::lost(&args.dir)?);
     if args.json {
         let json = json!({
@@ -154,8 +155,8 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         say!("lost={lost}");
     }
     say!("holds {}", meaning(&holds));
-    if let Some(place) = &derived {
-        say!("derived={} dir={}", values::NAME, place.display());
+    for name in &derived {
+        say!("derived={name} dir={}", derived::dir(&args.dir, name).display());
     }
     for (name, value) in details {
         say!("{name}={value}");

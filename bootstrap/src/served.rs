@@ -45,6 +45,32 @@ pub(crate) fn refusal(dir: &Path, way_out: &str) -> anyhow::Error {
 /// # Errors
 /// The caller may not connect to the socket; the service does not answer in time, or not as expected.
 pub(crate) fn ask(dir: &Path) -> Result<Option<Served>> {
+    let Some((status, body)) = call(dir, "GET /info", Some(TIMEOUT))? else { return Ok(None) };
+    let name = dir.join(SOCKET);
+    ensure!(
+        status == "200",
+        "the running service does not describe its store, perhaps because it is of another version: \
+         socket={} answer={status:?}",
+        name.display()
+    );
+    serde_json::from_str(&body)
+        .map(Some)
+        .with_context(|| format!("not an answer of the service: socket={}", name.display()))
+}
+
+/// Makes a request to the service that has the store in `dir` open, and returns the answer's body.
+///
+/// # Errors
+/// No service runs any more; it refuses, in its words.
+pub(crate) fn request(dir: &Path, what: &str) -> Result<String> {
+    let (status, body) =
+        call(dir, what, None)?.ok_or_else(|| anyhow!("the service has ended: dir={}", dir.display()))?;
+    ensure!(status == "200", "the service refuses: {body}");
+    Ok(body)
+}
+
+/// Returns the status and the body of the service's answer; `None` if no service runs.
+fn call(dir: &Path, what: &str, timeout: Option<Duration>) -> Result<Option<(String, String)>> {
     let path = dir.join(SOCKET);
     let name = path.display();
     let mut socket = match UnixStream::connect(&path) {
@@ -61,18 +87,13 @@ pub(crate) fn ask(dir: &Path) -> Result<Option<Served>> {
     };
     let mut answer = String::new();
     let mut exchange = || {
-        socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.set_write_timeout(Some(TIMEOUT))?;
-        socket.write_all(b"GET /info HTTP/1.0\r\nHost: admin\r\n\r\n")?;
+        socket.set_read_timeout(timeout)?;
+        socket.set_write_timeout(timeout)?;
+        write!(socket, "{what} HTTP/1.0\r\nHost: admin\r\n\r\n")?;
         (&socket).take(ANSWER_BYTES_MAX).read_to_string(&mut answer)
     };
     exchange().with_context(|| format!("the running service does not answer: socket={name}"))?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    ensure!(
-        head.split(' ').nth(1) == Some("200"),
-        "the running service does not describe its store, perhaps because it is of another version: \
-         socket={name} answer={:?}",
-        head.lines().next().unwrap_or_default()
-    );
-    serde_json::from_str(body).map(Some).with_context(|| format!("not an answer of the service: socket={name}"))
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    Ok(Some((status.to_owned(), body.to_owned())))
 }

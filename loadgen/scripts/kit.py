@@ -171,11 +171,11 @@ def series(latencies):
 class Service:
     """One start of the service on a store of account owners, in a group, behind the stream on a port of this machine."""
 
-    def __init__(self, args, engine, store, stream_port, group, log):
+    def __init__(self, args, engine, store, stream_port, group, log, more=()):
         self.metrics = free_port()
         command = [os.path.join(args.bin, "service"), "run", "--engine", engine, "--dir", store, "--extract", "account-owner"]
         command += ["--geyser", f"http://127.0.0.1:{stream_port}", "--listen", f"127.0.0.1:{free_port()}"]
-        command += ["--metrics", f"127.0.0.1:{self.metrics}"]
+        command += ["--metrics", f"127.0.0.1:{self.metrics}", *more]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=group.enter
         )
@@ -191,7 +191,7 @@ class Service:
             return []
 
     def metric(self, name):
-        """Returns the metric without labels of this name; None while the service does not answer."""
+        """Returns the metric of this name, with its labels if it has some; None while the service does not answer."""
         return next((int(float(line.split()[-1])) for line in self.lines() if line.startswith(f"{name} ")), None)
 
     def slot(self):

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use bytesize::ByteSize;
 use clap::{Parser, Subcommand};
 use program::{say, tell};
 use solana::archive::is_url;
@@ -18,12 +17,12 @@ use crate::admin::audit;
 use crate::admin::backup;
 use crate::base::failed::Failed;
 use crate::config::{Config, LogFormat, Moment, Settings, file};
+use crate::derive;
 use crate::heal;
 use crate::ingest::geyser::Geyser;
 use crate::ingest::provider;
 use crate::run::{Checked, run};
 use crate::store;
-use crate::values;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -125,10 +124,10 @@ fn check(config: &Config) -> Result<(), Failed> {
     told.store.snapshot = config.store.snapshot.as_deref().map(shown_archive);
     told.store.incremental = config.store.incremental.as_deref().map(shown_archive);
     program::print(format_args!("{}", toml::to_string(&told).context("cannot print the configuration")?));
-    let (options, derived_bytes) = values::divide(config.engine.options(), &config.store.dir);
+    let (options, memory) = derive::divide(config.engine.options(), &config.store.dir, config.derived.keeps_history());
     say!("# memory: {}", options.division());
-    if values::is_there(&config.store.dir) {
-        say!("# memory of the derived store: {}", ByteSize::b(derived_bytes));
+    for part in memory.parts() {
+        say!("# memory of the derived store {}", part);
     }
     for note in engines::notes(&config.store.dir, &config.engine.options())? {
         say!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);

@@ -17,6 +17,7 @@ use anyhow::{Result, ensure};
 use engines::EngineArgs;
 use serde::{Serialize, Serializer};
 
+use crate::derive::Values;
 use crate::ingest::extract::Extract;
 use crate::ingest::provider;
 use crate::net;
@@ -93,7 +94,17 @@ impl Config {
 
     /// Returns the terms on which the store is opened.
     pub fn opening(&self) -> Opening<'_> {
-        Opening { settings: &self.store, engine: &self.engine, extract: self.stream.extract }
+        Opening {
+            settings: &self.store,
+            engine: &self.engine,
+            extract: self.stream.extract,
+            keeps_history: self.derived.keeps_history(),
+        }
+    }
+
+    /// Whether the map has a derived store.
+    pub(crate) fn has_derived(&self) -> bool {
+        self.derived.keeps_history() || Values::is_there(&self.store.dir)
     }
 
     /// Returns the settings of the listeners on TCP.

@@ -13,6 +13,7 @@ mod base;
 pub mod cli;
 mod config;
 mod creation;
+mod derive;
 mod feed;
 mod heal;
 pub mod ingest;
@@ -30,7 +31,6 @@ mod spool;
 mod status;
 mod store;
 mod systemd;
-mod values;
 mod warmth;
 
 pub use ask::Ask;

@@ -15,9 +15,9 @@ use solana::{ChainCheckpoint, MapPhase};
 
 use crate::base::chain::SLOT_END;
 use crate::base::failed::Failed;
+use crate::derive;
 use crate::feed::{self, FEED_DIR};
 use crate::ingest::extract::Extract;
-use crate::values;
 pub(crate) use settings::{EngineGiven, EngineSettings, EngineUseGiven, StoreGiven, StoreSettings, WarmUpArg};
 
 /// All that decides which store is opened, and how.
@@ -27,6 +27,8 @@ pub struct Opening<'c> {
     pub engine: &'c EngineSettings,
     /// The value taken from an account.
     pub extract: Extract,
+    /// Whether the past is kept beside the map.
+    pub keeps_history: bool,
 }
 
 /// Returns the extraction that the marker of the store in `dir` names; `None` if it names none or there is no store.
@@ -119,7 +121,7 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Box<dyn Engine>, Failed> {
     let known = engines::inspect(&opening.settings.dir)?.map(|known| known.holds).unwrap_or_default();
     let accept = |checkpoint: &Checkpoint| refuse_lost(&opening.settings.dir, checkpoint);
     let (dir, mode, terms) = (&opening.settings.dir, mode(opening), terms(opening));
-    let (options, _) = values::divide(opening.engine.options(), dir);
+    let (options, _) = derive::divide(opening.engine.options(), dir, opening.keeps_history);
     let opened = engines::open_accepted(dir, &options, mode, &terms, &accept);
     let engine = opened.map_err(|error| explain(opening, error))?;
     if known.extract.is_none() {

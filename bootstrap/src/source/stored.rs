@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Error, Result, bail};
-use derived::{Position, values};
+use derived::{Origin, Position, values};
 use engine_api::{Checkpoint, Engine, ErrorKind, Key};
 use engines::{Digest, Holds, Identity, Loaded};
 use solana::ChainCheckpoint;
@@ -66,15 +66,17 @@ impl Stored {
         })))
     }
 
-    /// Takes the entries of the store `values`, which is derived from this one, instead of its pairs.
+    /// Takes the entries of the store `values`, which is derived from this one, instead of its pairs. With `feed_id` the new store
+    /// follows that feed, of which this store is a state.
     ///
     /// # Errors
     /// Errors of the engine; a checkpoint that no map has.
-    pub(crate) fn with_values_of(self) -> Result<Self> {
+    pub(crate) fn with_values_of(self, feed_id: Option<u64>) -> Result<Self> {
         let Some(inner) = Arc::into_inner(self.0) else { bail!("the store is read already: this is a bug") };
         let slot = ChainCheckpoint::read(&inner.checkpoint)?.slot;
         let seq = inner.checkpoint.seq;
-        let position = Position::new(inner.checkpoint, slot)?;
+        let mut position = Position::new(inner.checkpoint, slot)?;
+        position.origin = feed_id.map_or(position.origin, Origin::Feed);
         let shown = format!("{} derived={}", inner.shown, values::NAME);
         Ok(Self(Arc::new(Inner { checkpoint: position.write(seq), derived: Some(position), shown, ..inner })))
     }

@@ -20,6 +20,7 @@ use workload::{Pairs, Rng};
 mod archive;
 mod changed;
 mod derive;
+mod export;
 mod limits;
 mod places;
 mod repair;

@@ -1,10 +1,11 @@
 //! Stores that are derived from a map, beside it in `DIR/derived/NAME`: stores of any engine that serves, whose entries follow
 //! from the map's pairs.
 //!
-//! Owns: the entries of [`values`], the store that finds the keys of a value; the [`Position`] of a derived store; the secret
-//! that its entries are hashed with. Must not: follow a feed or load a store, which `service` and `bootstrap` do; put a
+//! Owns: the entries of [`values`], which finds the keys of a value, and of [`history`], which has the values of the past; the
+//! [`Position`] of a derived store; the secret that its entries are hashed with. Must not: follow a feed or load a store, which `service` and `bootstrap` do; put a
 //! secret into anything that is shown. Runs on the caller's thread.
 
+pub mod history;
 mod position;
 mod secret;
 pub mod values;

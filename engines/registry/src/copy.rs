@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use engine_api::{Code, Engine, Error, ErrorKind, Result};
 
 use crate::checked::{self, Found};
-use crate::directory::{CONTRADICTION, DATA, names, new_dir, resolved, sync_parent};
+use crate::directory::{CONTRADICTION, DATA, DERIVED_COPY, names, new_dir, resolved, sync_parent};
 use crate::hold::holder;
 use crate::list::EngineKind;
 use crate::lock::{self, DirLock, LOCK};
@@ -180,7 +180,8 @@ fn fill(engine: &dyn Engine, identity: &Identity, store: &Path, partial: &Path) 
     marker::write(partial, &identity.clone().at(seq))
 }
 
-/// Refuses a copy inside its store, because it would be moved or removed with the store; and a store inside the copy.
+/// Refuses a copy inside its store, because it would be moved or removed with the store, other than the one that a derived store
+/// is built of; and a store inside the copy.
 ///
 /// # Errors
 /// `FixInput` if one directory is inside the other; I/O errors of resolving the store's directory.
@@ -189,7 +190,8 @@ pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
         Error::io(format!("cannot resolve the store's directory: dir={} reason={e}", store.display()), e)
     };
     let (store, place) = (store.canonicalize().map_err(failed)?, resolved(dir));
-    if !place.starts_with(&store) && !store.starts_with(&place) {
+    let is_aside = !place.starts_with(&store) && !store.starts_with(&place);
+    if is_aside || place == store.join(DERIVED_COPY) {
         return Ok(());
     }
     Err(Error::wrong(

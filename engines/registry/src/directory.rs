@@ -20,6 +20,9 @@ pub const DATA: &str = "data";
 /// may be there before the store.
 pub const SPOOL: &str = "spool";
 
+/// Place within a store's directory of the copy of its map that a derived store is built of.
+pub const DERIVED_COPY: &str = "derived/values.map";
+
 /// Name of the file within the store's directory in which a service notes that the store's chain was contradicted. The
 /// copies of a store have the same values, so they keep the file.
 pub const CONTRADICTION: &str = "contradiction.toml";

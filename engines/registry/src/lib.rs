@@ -44,7 +44,7 @@ mod warm;
 pub use content::{DERIVED_PREFIX_BYTES, Holds, Load, LoadState, Loaded};
 pub use copy::{copy_contradiction, refuse_nested, remove_cut_short};
 pub use digest::{Digest, source_id};
-pub use directory::{CONTRADICTION, DATA, SPOOL, resolved};
+pub use directory::{CONTRADICTION, DATA, DERIVED_COPY, SPOOL, resolved};
 pub use engine_api::{Note, Options, Repaired};
 pub use hold::{Held, hold, holder};
 pub use kinds::{catches_panics, check_before_copy, explain_faults};

@@ -119,13 +119,54 @@ impl Client {
         limit: u32,
         options: ReadOptions,
     ) -> Result<Answer<crate::KeysOf>> {
-        match &mut self.transport {
-            Transport::Grpc { runtime, client } => runtime.block_on(client.keys_of(value, cursor, limit, options)),
+        let (runtime, client) = self.derived()?;
+        runtime.block_on(client.keys_of(value, cursor, limit, options))
+    }
+
+    /// Returns the number of keys that have a value, as the async client's `count_of` does.
+    ///
+    /// # Errors
+    /// As [`Client::keys_of`].
+    #[cfg(feature = "grpc")]
+    pub fn count_of(&mut self, value: &Value, limit: u32, options: ReadOptions) -> Result<Answer<(u64, bool)>> {
+        let (runtime, client) = self.derived()?;
+        runtime.block_on(client.count_of(value, limit, options))
+    }
+
+    /// Returns the value that a key had at the end of a slot, as the async client's `get_at` does.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the service keeps no past;
+    /// [`crate::ErrorKind::BadInput`] for a slot that is not kept.
+    #[cfg(feature = "grpc")]
+    pub fn get_at(&mut self, key: &Key, slot: u64) -> Result<Answer<crate::Past>> {
+        let (runtime, client) = self.derived()?;
+        runtime.block_on(client.get_at(key, slot))
+    }
+
+    /// Returns changes of a key, newest first, as the async client's `changes` does.
+    ///
+    /// # Errors
+    /// As [`Client::get_at`].
+    #[cfg(feature = "grpc")]
+    pub fn changes(
+        &mut self,
+        key: &Key,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        options: ReadOptions,
+    ) -> Result<Answer<crate::Changes>> {
+        let (runtime, client) = self.derived()?;
+        runtime.block_on(client.changes(key, cursor, limit, options))
+    }
+
+    /// Returns the transport that reaches derived stores.
+    #[cfg(feature = "grpc")]
+    fn derived(&self) -> Result<(&tokio::runtime::Runtime, &crate::Client)> {
+        match &self.transport {
+            Transport::Grpc { runtime, client } => Ok((runtime, client)),
             #[cfg(feature = "shm")]
-            Transport::Shm(_) => Err(crate::Error::new(
-                crate::ErrorKind::Refused,
-                "no keys of a value over shared memory: connect to unix:///PATH or http://HOST:PORT",
-            )),
+            Transport::Shm(_) => Err(crate::error::Error::not_over_shm()),
         }
     }
 

@@ -56,6 +56,15 @@ impl Error {
         Self::new(ErrorKind::Unavailable, message)
     }
 
+    /// The refusal of a call over shared memory that only gRPC serves.
+    #[cfg(all(feature = "grpc", feature = "shm"))]
+    pub(crate) fn not_over_shm() -> Self {
+        Self::new(
+            ErrorKind::Refused,
+            "derived stores do not answer over shared memory: connect to unix:///PATH or http://HOST:PORT",
+        )
+    }
+
     pub(crate) fn deadline() -> Self {
         Self::new(ErrorKind::DeadlineExceeded, "no answer within the deadline")
     }

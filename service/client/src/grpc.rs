@@ -17,7 +17,10 @@ use futures::TryStreamExt as _;
 use futures::stream::FuturesOrdered;
 use prost::Message as _;
 use proto::v1::kv_client::KvClient;
-use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, KeysOfRequest, StatusRequest};
+use proto::v1::{
+    ChangesRequest, CountOfRequest, GET_MANY_KEYS_MAX, GetAtRequest, GetManyRequest, GetManyResponse, GetRequest,
+    KeysOfRequest, StatusRequest,
+};
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -28,7 +31,7 @@ use self::codes::{is_broken, with_causes};
 use self::credentials::Credentials;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::{Answer, Builder, Key, KeysOf, Read, Value};
+use crate::{Answer, Builder, Changes, Key, KeysOf, Past, PastChange, Read, Value};
 
 /// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
 /// wire. It is an eighth of the number that the service accepts from all its clients together.
@@ -81,8 +84,7 @@ impl Grpc {
         };
         let send = |mut client: KvClient<Channel>, request| async move { client.get(request).await };
         let reply = self.call(request, read.deadline, send).await?;
-        let value = reply.value.map(|value| value_of(&value)).transpose()?;
-        Ok(Answer { value, slot: reply.slot })
+        Ok(Answer { value: optional(reply.value.as_ref())?, slot: reply.slot })
     }
 
     /// Returns the values of any number of keys, in batches of which several are under way at once.
@@ -159,6 +161,52 @@ impl Grpc {
             keys.extend_from_slice(packed);
         }
         Ok(Answer { value: KeysOf { keys, cursor }, slot })
+    }
+
+    pub(crate) async fn count_of(&self, value: &Value, limit: u32, read: Read) -> Result<Answer<(u64, bool)>> {
+        let request = CountOfRequest {
+            value: Bytes::copy_from_slice(value),
+            limit,
+            commitment: read.commitment as i32,
+            min_context_slot: read.min_context_slot,
+            map: String::new(),
+        };
+        let send = |mut client: KvClient<Channel>, request| async move { client.count_of(request).await };
+        let reply = self.call(request, read.deadline, send).await?;
+        Ok(Answer { value: (reply.count, reply.has_more), slot: reply.slot })
+    }
+
+    pub(crate) async fn get_at(&self, key: &Key, slot: u64, read: Read) -> Result<Answer<Past>> {
+        let request = GetAtRequest { key: Bytes::copy_from_slice(key), slot, map: String::new() };
+        let send = |mut client: KvClient<Channel>, request| async move { client.get_at(request).await };
+        let reply = self.call(request, read.deadline, send).await?;
+        let past = Past { value: optional(reply.value.as_ref())?, until_slot: reply.until_slot };
+        Ok(Answer { value: past, slot: reply.slot })
+    }
+
+    pub(crate) async fn changes(
+        &self,
+        key: &Key,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        read: Read,
+    ) -> Result<Answer<Changes>> {
+        let request = ChangesRequest {
+            key: Bytes::copy_from_slice(key),
+            limit,
+            cursor: cursor.map_or_else(Bytes::new, Bytes::copy_from_slice),
+            min_context_slot: read.min_context_slot,
+            map: String::new(),
+        };
+        let send = |mut client: KvClient<Channel>, request| async move { client.changes(request).await };
+        let reply = self.call(request, read.deadline, send).await?;
+        let change = |change: &proto::v1::PastChange| {
+            let (before, after) = (optional(change.before.as_ref())?, optional(change.after.as_ref())?);
+            Ok(PastChange { slot: change.slot, before, after })
+        };
+        let changes = reply.changes.iter().map(change).collect::<Result<_>>()?;
+        let cursor = (!reply.cursor.is_empty()).then(|| reply.cursor.to_vec());
+        Ok(Answer { value: Changes { changes, oldest_slot: reply.oldest_slot, cursor }, slot: reply.slot })
     }
 
     pub(crate) async fn status(&self, limit: Duration) -> Result<crate::Status> {
@@ -280,6 +328,10 @@ async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
         Err(_) => "cannot connect: no answer within the deadline".to_owned(),
     };
     Err(Error::unavailable(format!("{why}; is the service running? address={address}")))
+}
+
+fn optional(bytes: Option<&Bytes>) -> Result<Option<Value>> {
+    bytes.map(|bytes| value_of(bytes)).transpose()
 }
 
 fn value_of(bytes: &[u8]) -> Result<Value> {

@@ -110,6 +110,40 @@ pub struct KeysOf {
     pub cursor: Option<Vec<u8>>,
 }
 
+/// The value of a key at a past slot, from [`Client::get_at`].
+#[cfg(feature = "grpc")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// The value; `None` if the map did not hold the key.
+    pub value: Option<Value>,
+    /// Slot of the first change of the key after the slot asked for; `None` if the key has not changed since.
+    pub until_slot: Option<u64>,
+}
+
+/// Changes of a key, from [`Client::changes`].
+#[cfg(feature = "grpc")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Newest first.
+    pub changes: Vec<PastChange>,
+    /// Changes of this slot and of earlier ones are not kept.
+    pub oldest_slot: u64,
+    /// Where the next request goes on, if there are older changes that are kept.
+    pub cursor: Option<Vec<u8>>,
+}
+
+/// A change of a key.
+#[cfg(feature = "grpc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastChange {
+    /// Slot that the change was written in.
+    pub slot: u64,
+    /// The value before the change; `None` if the map did not hold the key.
+    pub before: Option<Value>,
+    /// The value after the change; `None` if it removed the key.
+    pub after: Option<Value>,
+}
+
 /// How final the data of an answer must be. The numbers are those of `solkv.v1.Commitment`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commitment {

@@ -12,7 +12,7 @@ use crate::feed::{Filter, Start};
 use crate::grpc::Grpc;
 #[cfg(feature = "shm")]
 use crate::shm::task::Task;
-use crate::{Answer, Builder, Key, KeysOf, ReadOptions, Status, Subscription, Value};
+use crate::{Answer, Builder, Changes, Key, KeysOf, Past, ReadOptions, Status, Subscription, Value};
 
 /// An async client; clones share its connection. Over gRPC its calls run concurrently. Over shared memory they run one
 /// after another: connect more clients to have more requests under way.
@@ -101,8 +101,8 @@ impl Client {
         }
     }
 
-    /// Returns up to `limit` keys that have a value, at most 10,000, in no particular order: those after `cursor`, which is that
-    /// of an earlier answer, or the first ones.
+    /// Returns up to `limit` keys that have a value, or all of them with 0, in no particular order: those after `cursor`, which is
+    /// that of an earlier answer, or the first ones. All are of one state of the map.
     ///
     /// # Errors
     /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the map has no derived store.
@@ -113,16 +113,47 @@ impl Client {
         limit: u32,
         options: ReadOptions,
     ) -> Result<Answer<KeysOf>> {
+        self.derived()?.keys_of(value, cursor, limit, options.begin(self.deadline)).await
+    }
+
+    /// Returns the number of keys that have a value, at most `limit` unless that is 0, and whether there are more.
+    ///
+    /// # Errors
+    /// As [`Client::keys_of`].
+    pub async fn count_of(&self, value: &Value, limit: u32, options: ReadOptions) -> Result<Answer<(u64, bool)>> {
+        self.derived()?.count_of(value, limit, options.begin(self.deadline)).await
+    }
+
+    /// Returns the value that a key had at the end of a slot. Waits for a slot that the map has not reached.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the service keeps no past;
+    /// [`crate::ErrorKind::BadInput`] for a slot that is not kept.
+    pub async fn get_at(&self, key: &Key, slot: u64) -> Result<Answer<Past>> {
+        self.derived()?.get_at(key, slot, ReadOptions::default().begin(self.deadline)).await
+    }
+
+    /// Returns up to `limit` changes of a key, newest first, 4,000 with 0: those before `cursor`, which is that of an earlier answer,
+    /// or the newest ones.
+    ///
+    /// # Errors
+    /// As [`Client::get_at`].
+    pub async fn changes(
+        &self,
+        key: &Key,
+        cursor: Option<&[u8]>,
+        limit: u32,
+        options: ReadOptions,
+    ) -> Result<Answer<Changes>> {
+        self.derived()?.changes(key, cursor, limit, options.begin(self.deadline)).await
+    }
+
+    /// Returns the transport that reaches derived stores.
+    fn derived(&self) -> Result<&Grpc> {
         match &self.transport {
-            Transport::Grpc(grpc) => grpc.keys_of(value, cursor, limit, options.begin(self.deadline)).await,
+            Transport::Grpc(grpc) => Ok(grpc),
             #[cfg(feature = "shm")]
-            Transport::Shm(_) => {
-                let way = "connect to unix:///PATH or http://HOST:PORT";
-                Err(crate::Error::new(
-                    crate::ErrorKind::Refused,
-                    format!("no keys of a value over shared memory: {way}"),
-                ))
-            }
+            Transport::Shm(_) => Err(crate::error::Error::not_over_shm()),
         }
     }
 

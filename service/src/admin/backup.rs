@@ -87,6 +87,10 @@ fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result
     let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
     let mut said = format!("{made}\ncheckpoint {checkpoint}\n");
     warn_of_part(to)?;
+    if args.dir.join(derived::DERIVED).exists() {
+        said +=
+            "derived stores are not copied: bootstrap derive builds `values` of the copy, and the past begins anew\n";
+    }
     if args.digest {
         let digest = Digest::of(&*copy)?;
         refuse_other_content(to, &*copy, &digest)?;

@@ -6,6 +6,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod backup;
+mod derive;
 
 use std::io::{self, ErrorKind as Io};
 use std::path::{Path, PathBuf};
@@ -36,6 +37,7 @@ use crate::base::figure::count;
 use crate::base::lock;
 use crate::base::published::between_slots;
 use crate::base::views::Views;
+use crate::derive::Derived;
 use crate::net::socket::SocketAccess;
 use crate::net::uds::{SocketFile, UdsListener};
 use crate::status;
@@ -70,6 +72,7 @@ struct Inner {
     status: status::Status,
     figures: Arc<SnapshotFigures>,
     views: Arc<Views>,
+    derived: Derived,
     running: Mutex<bool>,
     ended: Condvar,
 }
@@ -79,11 +82,11 @@ impl Admin {
     pub(crate) fn new(
         engine: &Arc<Measured>,
         status: status::Status,
-        figures: Arc<SnapshotFigures>,
-        views: Arc<Views>,
+        derived: Derived,
+        (figures, views): (Arc<SnapshotFigures>, Arc<Views>),
     ) -> Self {
         let (engine, running, ended) = (Arc::downgrade(engine), Mutex::new(false), Condvar::new());
-        Self { inner: Arc::new(Inner { engine, status, figures, views, running, ended }) }
+        Self { inner: Arc::new(Inner { engine, status, figures, views, derived, running, ended }) }
     }
 
     /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
@@ -208,8 +211,10 @@ pub(crate) async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Outp
     };
     let incoming = UnixListenerStream::new(listener);
     let info = axum::routing::get(info).with_state(admin.clone());
+    let derived = derive::routes(admin.clone(), dir);
     let routes = Routes::new(AdminServer::new(admin)).into_axum_router().route_service("/info", info);
-    // HTTP/1 for `/info`, because `bootstrap info` does not speak gRPC.
+    let routes = routes.merge(derived);
+    // HTTP/1 for these, because bootstrap does not speak gRPC.
     let server = Server::builder().accept_http1(true).add_routes(Routes::from(routes));
     tokio::select! {
         served = server.serve_with_incoming(incoming) => {

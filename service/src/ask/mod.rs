@@ -7,6 +7,7 @@
 
 mod account;
 pub(crate) mod budget;
+pub(crate) mod derived;
 pub(crate) mod places;
 pub(crate) mod refusal;
 pub(crate) mod wait;
@@ -16,15 +17,14 @@ use std::sync::Arc;
 
 use engine_api::{Key, Value};
 
-use crate::base::chain::Commitment;
 use crate::base::figure::count;
 use crate::base::slow::Transport;
+use crate::derive::Derived;
 use crate::lookups::{Answer, GET_MANY_QUEUE_KEYS, Lookups, Origin, counted_keys};
 use crate::net::Access;
 use crate::net::figures::{Figures, Place};
 use crate::net::limit::Seat;
 use crate::overlay::Overlay;
-use crate::values::{Cursor, KEYS_OF_MAX, Keys, KeysError, Values};
 use budget::{Budget, Peer};
 use places::Taking;
 use refusal::{Cause, Refusal};
@@ -36,17 +36,17 @@ pub struct Ask {
     lookups: Lookups,
     overlay: Arc<Overlay>,
     budget: Arc<Budget>,
-    values: Option<Values>,
+    derived: Derived,
 }
 
 impl Ask {
     pub fn new(lookups: Lookups, overlay: Arc<Overlay>, net: Arc<Figures>) -> Self {
-        Self { lookups, overlay, budget: Budget::new(net), values: None }
+        Self { lookups, overlay, budget: Budget::new(net), derived: Derived::default() }
     }
 
-    /// Returns the handle with the derived store that finds the keys of a value.
-    pub(crate) fn with_values(self, values: Option<Values>) -> Self {
-        Self { values, ..self }
+    /// Returns the handle with the derived stores of the map.
+    pub(crate) fn with_derived(self, derived: Derived) -> Self {
+        Self { derived, ..self }
     }
 
     /// Returns the state that the requests of a new connection share. `from` is the client's address on the network.
@@ -87,35 +87,6 @@ impl Ask {
         let answer = self.lookups.get_many(keys, wanted.commitment, origin).await?;
         wanted.check(answer.slot)?;
         Ok(answer)
-    }
-
-    /// Returns up to `limit` keys of a value, those after a cursor, once the map holds the slot that the request names and the
-    /// derived store all that the map has.
-    ///
-    /// # Errors
-    /// There is no derived store, or it cannot answer; another commitment than confirmed; [`Cause::NotReached`] as above.
-    pub(crate) async fn keys_of(
-        &self,
-        value: Value,
-        cursor: Option<Cursor>,
-        limit: usize,
-        wanted: &Wanted,
-        peer: &Arc<Peer>,
-    ) -> Result<Keys, Refusal> {
-        let values = self.values.as_ref().ok_or(KeysError::NotThere)?;
-        if wanted.commitment != Commitment::Confirmed {
-            return Err(Refusal::new(
-                Cause::NotOffered,
-                "keys of a value are answered at confirmed alone: ask for that",
-            ));
-        }
-        if wanted.names_a_slot() {
-            wait::until(&self.overlay, wanted, 1, peer).await?;
-        }
-        let _place = Taking::new(peer, Place::KeysOf, 1, KEYS_OF_MAX)?;
-        let keys = values.keys_of(value, cursor, limit, wanted.time()).await?;
-        wanted.check(keys.slot)?;
-        Ok(keys)
     }
 
     /// Waits for the slot of a request that was decoded at `asked`. Returns the time that this took, in ns.

@@ -57,7 +57,8 @@ fn refusal(place: Place, scope: Scope, max: u64) -> Refusal {
         Place::Waiters => "requests that wait for a slot",
         Place::BatchKeys => "keys of batches under way",
         Place::Dumps => "dumps under way",
-        Place::KeysOf => "requests for keys of a value",
+        Place::Derived => "requests to derived stores",
+        Place::Views => "answers of several messages under way",
         Place::Bytes => "bytes",
     };
     let whose = match scope {

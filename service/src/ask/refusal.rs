@@ -9,9 +9,9 @@ use std::borrow::Cow;
 use engine_api::{Code, ErrorKind};
 
 use crate::base::published::BETWEEN_SLOTS;
+use crate::derive::DerivedError;
 use crate::lookups::LookupError;
 use crate::net::limit::Refused;
-use crate::values::KeysError;
 
 /// The cause of a refusal. Each one says how a client gets an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,21 +105,22 @@ impl From<LookupError> for Refusal {
     }
 }
 
-impl From<KeysError> for Refusal {
-    fn from(error: KeysError) -> Self {
+impl From<DerivedError> for Refusal {
+    fn from(error: DerivedError) -> Self {
         let (cause, message): (_, Cow<'static, str>) = match error {
-            KeysError::NotThere => {
-                let message =
-                    "the map has no derived store: build it with bootstrap derive, and start the service again";
-                (Cause::NotOffered, message.into())
+            DerivedError::NotThere(way) => (Cause::NotOffered, way.into()),
+            DerivedError::OtherCursor => (
+                Cause::OutOfRange,
+                "the cursor is of another derived store, or no longer kept: begin without one".into(),
+            ),
+            DerivedError::ViewEnded => {
+                (Cause::OutOfRange, "the answer took longer than 60 s: go on with the last cursor".into())
             }
-            KeysError::OtherCursor => {
-                (Cause::OutOfRange, "the cursor is of another derived store: begin without one".into())
-            }
-            KeysError::Unavailable(reason) => (Cause::Unavailable, reason.into()),
-            KeysError::Stopped => return Self::stopping("the service is shutting down"),
-            KeysError::Engine(error) => {
-                tracing::error!(%error, kind = ?error.kind(), "keys of a value cannot be read");
+            DerivedError::OutOfRange(reason) => (Cause::OutOfRange, reason.into()),
+            DerivedError::Unavailable(reason) => (Cause::Unavailable, reason.into()),
+            DerivedError::Stopped => return Self::stopping("the service is shutting down"),
+            DerivedError::Engine(error) => {
+                tracing::error!(%error, kind = ?error.kind(), "a derived store cannot be read");
                 return Self::from(error);
             }
         };

@@ -12,6 +12,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::base::setting::{Given, settings};
+use crate::derive::DerivedGiven;
 use crate::feed::FeedGiven;
 use crate::ingest::{CommitGiven, ReadinessGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
@@ -76,6 +77,7 @@ groups! {
     grpc: GrpcGiven;
     shm: ShmGiven;
     feed: FeedGiven;
+    derived: DerivedGiven;
     http: HttpGiven;
     access: AccessGiven;
     connections: ConnectionGiven;

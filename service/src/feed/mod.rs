@@ -11,6 +11,7 @@
 
 mod dump;
 mod filter;
+mod followers;
 #[cfg(any(test, fuzzing))]
 #[path = "tests/fuzzing.rs"]
 pub(crate) mod fuzzing;
@@ -38,6 +39,7 @@ use tokio::sync::watch;
 
 pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub(crate) use filter::Filter;
+pub(crate) use followers::Place;
 pub(crate) use history::History;
 pub(crate) use lost::refuse_lost;
 pub(crate) use pool::Pool;
@@ -52,6 +54,7 @@ pub use workers::Workers;
 pub use writer::FeedWriter;
 
 use crate::base::lock;
+use followers::{FOLLOWERS_BYTES_MAX, Followers};
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
@@ -95,6 +98,7 @@ pub struct Feed {
     head: watch::Sender<Head>,
     kept: Mutex<Kept>,
     subscribers: Subscribers,
+    followers: Followers,
 }
 
 #[derive(Debug, Default)]
@@ -134,7 +138,13 @@ impl Feed {
         let head = Head { seq: checkpoint.seq, slot: checkpoint.slot, closed: false };
         let kept = Kept { segments: segments.into(), ..Kept::default() };
         let (head, _) = watch::channel(head);
-        Arc::new(Self { id, head, kept: Mutex::new(kept), subscribers: Subscribers::default() })
+        Arc::new(Self {
+            id,
+            head,
+            kept: Mutex::new(kept),
+            subscribers: Subscribers::default(),
+            followers: Followers::default(),
+        })
     }
 
     /// Id of the feed. Sequence numbers are comparable within one feed only.
@@ -166,6 +176,16 @@ impl Feed {
     /// Registry of subscribers, with their figures.
     pub fn subscribers(&self) -> &Subscribers {
         &self.subscribers
+    }
+
+    /// Registers a derived store that has the changes up to `seq`.
+    pub(crate) fn follow(&self, seq: u64) -> Place {
+        self.followers.add(seq)
+    }
+
+    /// Returns the number of published changes that a derived store lacks; 0 without one.
+    pub(crate) fn lag_of_followers(&self) -> u64 {
+        self.head.borrow().seq.saturating_sub(self.followers.slowest())
     }
 
     /// Tells every subscriber that no more changes will come.
@@ -291,12 +311,17 @@ impl Feed {
         gone.iter().for_each(remove);
     }
 
-    /// Removes the oldest segments while the log has more than so many bytes, but never the last two.
+    /// Removes the oldest segments while the log has more than so many bytes, but never the last two. One that a derived store
+    /// lacks stays, up to [`FOLLOWERS_BYTES_MAX`] more.
     fn expire(&self, retention_bytes: u64) {
         loop {
             let mut kept = lock(&self.kept);
             let bytes: u64 = kept.segments.iter().map(|segment| segment.bytes).sum();
             if kept.segments.len() <= 2 || bytes <= retention_bytes {
+                return;
+            }
+            let is_lacked = self.followers.slowest().saturating_add(1) < kept.segments[1].first_seq;
+            if is_lacked && bytes <= retention_bytes.saturating_add(FOLLOWERS_BYTES_MAX) {
                 return;
             }
             let Some(gone) = kept.segments.pop_front() else { return };

@@ -250,6 +250,11 @@ impl FeedWriter {
         self.feed.expire(self.retention_bytes);
     }
 
+    /// Returns the number of published changes that a derived store lacks.
+    pub(crate) fn lag_of_followers(&self) -> u64 {
+        self.feed.lag_of_followers()
+    }
+
     /// Changes the retention from now on.
     #[cfg(test)]
     pub(crate) fn keep(&mut self, retention_bytes: u64) {

@@ -14,7 +14,7 @@ use crate::ingest::healing::Differences;
 /// Consequences of the number of differences, known before the first one is applied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NeededSpace {
-    /// Whether the feed's log can keep the differences.
+    /// Whether the feed's log takes the differences: it can keep them, or a derived store needs them.
     pub(super) fits_feed: bool,
     has_feed: bool,
     /// Upper bound of the disk that the view before the differences keeps until their end, in bytes.
@@ -31,10 +31,12 @@ impl NeededSpace {
         let (dir, count) = (&config.store.dir, differences.left());
         let change_bytes = RECORD_BYTES as u64;
         let log_bytes = count.saturating_mul(change_bytes);
-        let fits_feed = log_bytes <= config.feed.feed_retention_bytes.as_u64();
+        let retention_bytes = config.feed.feed_retention_bytes.as_u64();
+        // A derived store takes them from the feed, and takes care that they stay there for it.
+        let fits_feed = log_bytes <= retention_bytes || config.has_derived();
         let page_bytes = config.engine.engine.descriptor().page_bytes.max(change_bytes);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let needed_bytes = view_bytes + if config.feed.feed && fits_feed { log_bytes } else { 0 };
+        let needed_bytes = view_bytes + if config.feed.feed && fits_feed { log_bytes.min(retention_bytes) } else { 0 };
         let free_bytes = probe::space(dir)?.free_bytes;
         info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
         ensure!(

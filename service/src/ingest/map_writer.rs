@@ -35,6 +35,16 @@ const FULL_RETRY: Duration = Duration::from_secs(2);
 /// while the service catches up, and slots that are not committed are received again after a crash.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Number of changes of a heal that a derived store may lack: more than it waits for before it commits a part of a slot
+/// (`CHANGES_DUE`), and far fewer than the feed keeps for it.
+const FOLLOWER_LAG_MAX: u64 = 1 << 18;
+
+/// Time after which a heal no longer waits for a derived store that does not go on, because it waits itself for space.
+const FOLLOWER_STALL: Duration = Duration::from_secs(10);
+
+/// Interval at which a heal looks how far the derived stores are.
+const FOLLOWER_LOOK: Duration = Duration::from_millis(2);
+
 /// How often the engine's own figures are refreshed. Not at every commit, because some engines inspect their files for
 /// them.
 const STATS_EVERY: Duration = Duration::from_secs(1);
@@ -237,6 +247,7 @@ impl MapWriter {
             let end = SlotEnd { seq: 0, slot: to.slot, blockhash: to.blockhash, parent_slot, is_healed: true };
             self.batch.heal(changes, is_last.then_some(end));
             self.commit_and_publish(next)?;
+            self.wait_for_followers();
             self.state.healing.applied(count);
             if is_last {
                 self.complete = Some(to);
@@ -244,5 +255,23 @@ impl MapWriter {
             }
         }
         Ok(false)
+    }
+
+    /// Waits until the derived stores have most of what was committed, because the differences may be more than the feed keeps.
+    /// One that does not go on is not waited for.
+    fn wait_for_followers(&self) {
+        let Some(feed) = &self.feed else { return };
+        let (mut lag, mut since) = (u64::MAX, Instant::now());
+        while !*self.stop.borrow() && since.elapsed() < FOLLOWER_STALL {
+            self.pulse.beat();
+            let now = feed.lag_of_followers();
+            if now <= FOLLOWER_LAG_MAX {
+                return;
+            }
+            if now < lag {
+                (lag, since) = (now, Instant::now());
+            }
+            std::thread::sleep(FOLLOWER_LOOK);
+        }
     }
 }

@@ -53,8 +53,10 @@ labels! {
         BatchKeys = "batches",
         /// Dumps for subscribers of the feed.
         Dumps = "dumps",
-        /// Requests for keys of a value.
-        KeysOf = "keys_of",
+        /// Requests to derived stores.
+        Derived = "derived",
+        /// Views of a derived store, for answers of several messages.
+        Views = "views",
         /// Bytes of requests and answers in memory.
         Bytes = "bytes",
     }

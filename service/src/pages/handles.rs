@@ -11,13 +11,13 @@ use bootstrap::Seen;
 use crate::admin::SnapshotFigures;
 use crate::base::figure::unix_ms;
 use crate::base::views::Views;
+use crate::derive::Derived;
 use crate::feed::Feed;
 use crate::ingest;
 use crate::lookups::LookupState;
 use crate::net::figures::Figures;
 use crate::spool;
 use crate::status::Status;
-use crate::values::Values;
 use crate::warmth;
 
 /// Handles to the state of every part. Clones share it.
@@ -31,8 +31,8 @@ pub struct Handles {
     pub lookups: LookupState,
     /// The change feed; `None` if the service keeps none.
     pub feed: Option<Arc<Feed>>,
-    /// The derived store `values`; `None` if the map has none.
-    pub(crate) values: Option<Values>,
+    /// The derived stores of the map.
+    pub(crate) derived: Derived,
     /// Written by the network edge, for gRPC and HTTP alike.
     pub net: Arc<Figures>,
     /// Number of clients connected over shared memory. Written by `shm-lookup`.
@@ -57,7 +57,7 @@ impl Handles {
             status: Status { engine, ingest: ingest.clone() },
             lookups: LookupState::new(Arc::clone(&ingest.published), Arc::clone(&ingest.overlay)),
             feed: None,
-            values: None,
+            derived: Derived::default(),
             net: Arc::default(),
             shm_sessions: Arc::default(),
             snapshots: Arc::default(),

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use engine_api::{Key, Value};
-use futures::stream;
+use futures::TryStreamExt as _;
+use futures::stream::{self, BoxStream};
 use proto::v1::kv_server::Kv;
 use proto::v1::{
-    Entry, GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse,
+    ChangesRequest, ChangesResponse, CountOfRequest, CountOfResponse, Entry, GET_MANY_KEYS_MAX, GetAtRequest,
+    GetAtResponse, GetManyRequest, GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse, PastChange,
     StatusRequest, StatusResponse,
 };
 use tonic::metadata::MetadataMap;
@@ -18,11 +20,8 @@ use crate::ask::refusal::{Cause, Refusal};
 use crate::ask::wait::Wanted;
 use crate::ask::{Ask, refuse_other_map};
 use crate::base::chain::Commitment;
+use crate::derive::{HISTORY_MAX, Keys};
 use crate::status;
-use crate::values::{Cursor, KEYS_MAX, Keys};
-
-/// The messages that answer a request for keys of a value: one.
-type KeysOfStream = stream::Iter<std::array::IntoIter<Result<KeysOfResponse, Status>, 1>>;
 
 /// The methods' implementation, shared by both listeners.
 pub(super) struct KvService {
@@ -38,7 +37,7 @@ impl KvService {
 
 #[tonic::async_trait]
 impl Kv for KvService {
-    type KeysOfStream = KeysOfStream;
+    type KeysOfStream = BoxStream<'static, Result<KeysOfResponse, Status>>;
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let (metadata, extensions, message) = request.into_parts();
@@ -65,22 +64,66 @@ impl Kv for KvService {
         Ok(Response::new(response))
     }
 
-    async fn keys_of(&self, request: Request<KeysOfRequest>) -> Result<Response<KeysOfStream>, Status> {
+    async fn keys_of(&self, request: Request<KeysOfRequest>) -> Result<Response<Self::KeysOfStream>, Status> {
         let (metadata, extensions, message) = request.into_parts();
-        refuse_other_map(&message.map)?;
-        let value = key(&message.value).ok_or_else(|| wrong_length(&message.value, " of value"))?;
-        let cursor = (!message.cursor.is_empty()).then(|| cursor(&message.cursor)).transpose()?;
-        let limit = if message.limit == 0 { KEYS_MAX } else { message.limit as usize };
-        if limit > KEYS_MAX {
-            let text = format!("too many keys, go on with the cursor: limit={limit} max={KEYS_MAX}");
+        let KeysOfRequest { value, limit, cursor, commitment, min_context_slot, map } = message;
+        refuse_other_map(&map)?;
+        let value = key(&value).ok_or_else(|| wrong_length(&value, " of value"))?;
+        let (cursor, limit) = (self::cursor(&cursor)?, limit_of(limit));
+        let wanted = derived(&metadata, commitment, min_context_slot)?;
+        let answer = self.ask.keys_of(value, cursor, limit, &wanted, peer(&extensions)?).await?;
+        let messages = stream::try_unfold(answer, |mut answer| async {
+            Ok(answer.next().await?.map(|keys| (keys_message(&keys), answer)))
+        });
+        Ok(Response::new(Box::pin(messages.map_err(|refusal: Refusal| refusal.into()))))
+    }
+
+    async fn count_of(&self, request: Request<CountOfRequest>) -> Result<Response<CountOfResponse>, Status> {
+        let (metadata, extensions, message) = request.into_parts();
+        let CountOfRequest { value, limit, commitment, min_context_slot, map } = message;
+        refuse_other_map(&map)?;
+        let value = key(&value).ok_or_else(|| wrong_length(&value, " of value"))?;
+        let wanted = derived(&metadata, commitment, min_context_slot)?;
+        let mut answer = self.ask.keys_of(value, None, limit_of(limit), &wanted, peer(&extensions)?).await?;
+        let mut counted = CountOfResponse::default();
+        while let Some(keys) = answer.next().await? {
+            counted.count += keys.keys.len() as u64;
+            (counted.has_more, counted.slot) = (keys.cursor.is_some(), keys.slot);
+        }
+        Ok(Response::new(counted))
+    }
+
+    async fn get_at(&self, request: Request<GetAtRequest>) -> Result<Response<GetAtResponse>, Status> {
+        let (metadata, extensions, GetAtRequest { key: bytes, slot, map }) = request.into_parts();
+        refuse_other_map(&map)?;
+        let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
+        // The map has to be there: a later change could be of the slot asked for.
+        let wanted = derived(&metadata, 0, Some(slot))?;
+        let past = self.ask.get_at(key, slot, &wanted, peer(&extensions)?).await?;
+        let value = past.value.map(wire);
+        Ok(Response::new(GetAtResponse { value, until_slot: past.until_slot, slot: past.slot }))
+    }
+
+    async fn changes(&self, request: Request<ChangesRequest>) -> Result<Response<ChangesResponse>, Status> {
+        let (metadata, extensions, message) = request.into_parts();
+        let ChangesRequest { key: bytes, limit, cursor, min_context_slot, map } = message;
+        refuse_other_map(&map)?;
+        let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
+        let (cursor, limit) = (self::cursor(&cursor)?, if limit == 0 { HISTORY_MAX } else { limit as usize });
+        if limit > HISTORY_MAX {
+            let text = format!("too many changes, go on with the cursor: limit={limit} max={HISTORY_MAX}");
             return Err(Refusal::new(Cause::Invalid, text).into());
         }
-        let deadline = metadata.get("grpc-timeout").and_then(|text| timeout(text.to_str().ok()?));
-        let wanted = Wanted::new(commitment(message.commitment)?, message.min_context_slot, deadline);
-        let Keys { keys, slot, cursor } = self.ask.keys_of(value, cursor, limit, &wanted, peer(&extensions)?).await?;
-        let cursor = cursor.map_or_else(Bytes::new, |cursor| Bytes::copy_from_slice(&cursor));
-        let answer = KeysOfResponse { packed_keys: keys.concat().into(), slot, cursor };
-        Ok(Response::new(stream::iter([Ok(answer)])))
+        let wanted = derived(&metadata, 0, min_context_slot)?;
+        let past = self.ask.changes(key, cursor, limit, &wanted, peer(&extensions)?).await?;
+        let changes = past.changes.iter().map(|change| PastChange {
+            slot: change.slot,
+            before: change.before.map(wire),
+            after: change.after.map(wire),
+        });
+        let cursor = past.cursor.map_or_else(Bytes::new, |cursor| Bytes::copy_from_slice(&cursor));
+        let (slot, oldest_slot) = (past.slot, past.oldest_slot);
+        Ok(Response::new(ChangesResponse { changes: changes.collect(), slot, oldest_slot, cursor }))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
@@ -101,11 +144,29 @@ fn commitment(asked: i32) -> Result<Commitment, Refusal> {
     Commitment::from_wire(asked).ok_or_else(|| Refusal::new(Cause::Invalid, format!("no such commitment: got={asked}")))
 }
 
-fn cursor(bytes: &[u8]) -> Result<Cursor, Refusal> {
-    bytes.try_into().map_err(|_| {
+/// Reads the state that a request to a derived store asks for, and its deadline: it may have to wait for that store.
+fn derived(metadata: &MetadataMap, commitment: i32, min_context_slot: Option<u64>) -> Result<Wanted, Refusal> {
+    let deadline = metadata.get("grpc-timeout").and_then(|text| timeout(text.to_str().ok()?));
+    Ok(Wanted::new(self::commitment(commitment)?, min_context_slot, deadline))
+}
+
+/// Reads a cursor; empty is none.
+fn cursor<const BYTES: usize>(bytes: &[u8]) -> Result<Option<[u8; BYTES]>, Refusal> {
+    let no_cursor = |_| {
         let text = format!("not a cursor: bytes={}: pass on that of an answer, or begin without one", bytes.len());
         Refusal::new(Cause::Invalid, text)
-    })
+    };
+    (!bytes.is_empty()).then(|| bytes.try_into().map_err(no_cursor)).transpose()
+}
+
+/// Returns the number of keys that a request asks for.
+fn limit_of(limit: u32) -> u64 {
+    if limit == 0 { u64::MAX } else { limit.into() }
+}
+
+fn keys_message(Keys { keys, slot, cursor }: &Keys) -> KeysOfResponse {
+    let cursor = cursor.as_ref().map_or_else(Bytes::new, |cursor| Bytes::copy_from_slice(cursor));
+    KeysOfResponse { packed_keys: keys.concat().into(), slot: *slot, cursor }
 }
 
 /// Parses a `grpc-timeout` header: at most eight digits and a unit.

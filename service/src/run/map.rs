@@ -22,6 +22,7 @@ use crate::base::pulse::Pulses;
 use crate::base::stop::Stuck;
 use crate::config::Config;
 use crate::creation::Shown;
+use crate::derive::{self, Context as Deriving, Derived};
 use crate::feed::{FEED_DIR, Feed, FeedWriter, Ring, SubscriberLimits, Workers};
 use crate::ingest;
 use crate::ingest::apply::Apply;
@@ -37,7 +38,6 @@ use crate::rpc::FeedService;
 use crate::shm::{Doorbell, ShmServer, ShmState};
 use crate::store::{self, WarmUpArg};
 use crate::systemd;
-use crate::values::{self, Values};
 use crate::warmth::WarmUp;
 
 /// A store that is open, and that nobody reads or writes yet.
@@ -92,7 +92,8 @@ impl Store {
                  the load and that slot are missing: load it with --slot, or from a snapshot archive"
             );
         }
-        let (options, derived_bytes) = values::divide(config.engine.options(), &config.store.dir);
+        let keeps_history = config.derived.keeps_history();
+        let (options, memory) = derive::divide(config.engine.options(), &config.store.dir, keeps_history);
         let division = options.division();
         info!(
             memory_limit_bytes = division.limit.bytes,
@@ -103,8 +104,8 @@ impl Store {
             rest_bytes = division.rest_bytes,
             "the memory limit, and the engine's part of it"
         );
-        if values::is_there(&config.store.dir) {
-            info!(derived_bytes, "the derived store's part of the engine's memory");
+        for part in memory.parts() {
+            info!("the engine's memory, without that of the derived store {part}");
         }
         for note in engines::notes(&config.store.dir, &options)? {
             if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
@@ -135,14 +136,14 @@ impl Map {
                 .context("cannot start the lookup threads")?;
         let warm_up = start_warm_up(config, &engine, &handles).context("cannot start the warm-up's thread")?;
         let mut writer = open_feed(config, &checkpoint, &mut handles)?;
-        handles.values = start_values(config, &engine, &handles)?;
+        handles.derived = start_derived(config, &engine, &handles)?;
         let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
         let start_workers = |_| Workers::start(Arc::clone(&engine), Arc::clone(&handles.views));
         let workers =
             handles.feed.as_ref().map(start_workers).transpose().context("cannot start the feed's threads")?;
         let (pages, sampler) = HttpState::start(config, Arc::clone(engine.latency()), handles.clone())?;
         let (snapshots, views) = (Arc::clone(&handles.snapshots), Arc::clone(&handles.views));
-        let admin = Admin::new(&engine, handles.status.clone(), snapshots, views);
+        let admin = Admin::new(&engine, handles.status.clone(), handles.derived.clone(), (snapshots, views));
         let threads = Threads { lookups: lookup_threads, warm_up, shm, workers, sampler };
         Ok(Self { engine, state, handles, pulses, lookups, admin, pages, writer, threads })
     }
@@ -189,12 +190,12 @@ impl Map {
     /// Any error of closing the engine.
     pub(crate) fn close(self, deadline: Instant) -> Result<Vec<String>, Failed> {
         let Self { engine, threads, admin, handles, .. } = self;
-        // The derived store ends with the feed, which is closed already unless the service could not begin to serve.
+        // The derived stores end with the feed, which is closed already unless the service could not begin to serve.
         if let Some(feed) = &handles.feed {
             feed.close();
         }
         let joined = [
-            handles.values.map_or(Ok(()), |values| values.stop(deadline)),
+            handles.derived.stop(deadline),
             threads.workers.map_or(Ok(()), |workers| workers.stop(deadline)),
             threads.lookups.join(deadline),
             threads.sampler.join(deadline),
@@ -235,15 +236,19 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint, handles: &mut Handle
     Ok(Some(writer))
 }
 
-/// Opens the derived store, if there is one, and starts its threads.
-fn start_values(config: &Config, engine: &Measured, handles: &Handles) -> Result<Option<Values>> {
-    let Some(feed) = &handles.feed else { return Ok(None) };
-    let (_, memory_bytes) = values::divide(config.engine.options(), &config.store.dir);
-    let (map, published) = (engine.checkpoint()?, &handles.status.ingest.published);
-    // A change of the map touches two entries.
-    let changes_max = BatchLimits::within(probe::memory_limit().bytes, config.engine.engine, None).due / 2;
-    Values::start(&config.store.dir, memory_bytes, changes_max, &map, feed, published)
-        .context("cannot start the derived store's threads")
+/// Opens the derived stores that there are, and starts their threads.
+fn start_derived(config: &Config, engine: &Arc<Measured>, handles: &Handles) -> Result<Derived> {
+    let Some(feed) = &handles.feed else { return Ok(Derived::default()) };
+    let context = Deriving {
+        dir: config.store.dir.clone(),
+        map: Arc::downgrade(engine),
+        // A change of the map touches two entries.
+        changes_max: BatchLimits::within(probe::memory_limit().bytes, config.engine.engine, None).due / 2,
+        feed: Arc::clone(feed),
+        published: Arc::clone(&handles.status.ingest.published),
+    };
+    Derived::start(context, &config.derived, config.engine.options())
+        .context("cannot start the threads of a derived store")
 }
 
 /// Starts the thread `shm-lookup`, if the configuration asks for it. With a feed, its clients read the feed's ring.

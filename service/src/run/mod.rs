@@ -41,7 +41,6 @@ use crate::processed;
 use crate::rpc::{self, Door, UdsListener};
 use crate::store;
 use crate::systemd::{self, Sleepers};
-use crate::values;
 use map::{Map, Store};
 use slots::{Begin, Slots};
 
@@ -79,10 +78,10 @@ impl Checked {
         let providers = config.stream.providers();
         providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
         store::check(config.opening())?;
-        if !config.feed.feed && values::is_there(&config.store.dir) {
+        if !config.feed.feed && config.has_derived() {
             return Err(Failed::wrong(anyhow!(
                 "a derived store follows the feed: dir={}: set feed = true, or remove the derived store with bootstrap derive --dir \
-                 DIR --drop",
+                 DIR --drop, and history_slots and history_bytes from the configuration",
                 config.store.dir.display()
             )));
         }
@@ -193,8 +192,8 @@ async fn serve(
     let door = Door { tcp, uds, access, limits: ConnectionLimits::of(config.connections.max_connections) };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
-    let ask =
-        Ask::new(lookups.clone(), Arc::clone(&state.overlay), Arc::clone(&net)).with_values(map.handles.values.clone());
+    let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), Arc::clone(&net))
+        .with_derived(map.handles.derived.clone());
     let services = rpc::Services { ask, status: status.clone(), feed: map.feed_service(config), net };
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
     // A store between two slots answers no lookup.

@@ -1,11 +1,12 @@
 //! SIGKILL again and again during a faulty stream: in the end the map is the one that the stream's generator computes, and its
-//! derived store has an entry for each of its pairs, and no other.
+//! derived stores have an entry for each of its pairs, and no other, and every state that it had in between.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use workload::Rng;
 
+use crate::past::{assert_past, state};
 use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
 
 const KILLS: u64 = 10;
@@ -43,22 +44,31 @@ fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
         let mut rng = Rng::new(options.engine as u64);
         let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
         let (mut reached, mut midway) = (BASE_SLOT, 0);
+        // Periods of a seventh of these slots.
+        let history = ["--history-slots", &(2 * (last_slot - BASE_SLOT)).to_string()];
+        let mut states = vec![state(&dir, &options)];
         for kill in 0..KILLS {
-            let mut service = Service::start(&dir, &options, &geyser, &[]);
+            let mut service = Service::start(&dir, &options, &geyser, &history);
             let part = (last_slot - BASE_SLOT) * (kill + 1) / (KILLS + 1);
             let slot = service.wait_for_slot((BASE_SLOT + part).saturating_sub(rng.below(9)).max(reached));
             assert!(slot >= reached, "{options:?}: committed slots went from {reached} back to {slot}");
             reached = slot;
             midway += u64::from(reached < last_slot);
             service.kill();
+            // Mostly the next life has to recover the store.
+            if kill % 4 == 1 {
+                states.push(state(&dir, &options));
+            }
         }
         assert!(midway > KILLS / 2, "kills after the last slot prove nothing: midway={midway}");
-        let mut service = Service::start(&dir, &options, &geyser, &[]);
+        let mut service = Service::start(&dir, &options, &geyser, &history);
         let end = end(&stream);
         service.wait_for_slot(end.slot);
         assert!(service.terminate().success());
         assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
         derive(&dir, &["--check"]);
+        assert!(states.len() > 2 && states[1].0 > BASE_SLOT);
+        assert_past(&dir, &options, &states);
         stream.stop().unwrap();
     }
 }

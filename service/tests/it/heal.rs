@@ -2,6 +2,7 @@
 //! archives that are too old, cut or late.
 
 mod contradiction;
+mod derived;
 mod faults;
 mod incremental;
 mod last_slot;

@@ -1,7 +1,9 @@
 //! The keys of a value, asked over gRPC while the map follows a stream, on every engine.
 
+use std::time::Duration;
+
 use client::{Commitment, ErrorKind, ReadOptions};
-use workload::Pairs;
+use workload::{Pairs, Rng};
 
 use crate::crash::derive;
 use crate::support::{Service, columns, end, load, stream, wait_for};
@@ -16,17 +18,20 @@ fn the_keys_of_a_value_follow_the_stream() {
         );
         load(&dir, &options, &workload);
         let geyser = format!("http://{}", stream.address());
-        let connect = |service: &Service| {
-            let address = format!("http://{}", service.listen);
-            wait_for("the service", || client::Builder::new(&address).unwrap().connect_blocking().ok())
-        };
-        let service = Service::start(&dir, &options, &geyser, &[]);
-        let refused = connect(&service).keys_of(&[7; 32], None, 0, ReadOptions::default()).unwrap_err();
-        assert!(refused.kind() == ErrorKind::Refused && refused.to_string().contains("E-DERIVED"), "{refused}");
-        assert!(service.terminate().success());
-        derive(&dir, &[]);
-
         let mut service = Service::start(&dir, &options, &geyser, &[]);
+        let refused = |service: &Service| {
+            let refused = connect(service).keys_of(&[7; 32], None, 0, ReadOptions::default()).unwrap_err();
+            assert!(refused.kind() == ErrorKind::Refused && refused.to_string().contains("E-DERIVED"), "{refused}");
+        };
+        refused(&service);
+        // Added, built again, removed and added again while the service follows the stream.
+        derive(&dir, &[]);
+        assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0), "{}", service.log());
+        derive(&dir, &[]);
+        derive(&dir, &["--drop"]);
+        refused(&service);
+        assert!(!dir.join("derived/values").exists());
+        derive(&dir, &[]);
         let slot = service.wait_for_slot(end(&stream).slot);
         let mut client = connect(&service);
         let (pairs, all, mut changed) = (Pairs::new(workload.seed), ReadOptions::default(), 0);
@@ -51,15 +56,18 @@ fn the_keys_of_a_value_follow_the_stream() {
             |cursor: Option<&[u8]>, limit, options| client.keys_of(&[7; 32], cursor, limit, options).unwrap_err();
         let finalized = ReadOptions { commitment: Commitment::Finalized, ..all };
         for (refused, kind, why) in [
-            (refused(None, 10_001, all), ErrorKind::BadInput, "max=10000"),
             (refused(Some(&[1; 3]), 1, all), ErrorKind::BadInput, "not a cursor: bytes=3"),
             (refused(Some(&[1; 24]), 1, all), ErrorKind::BadInput, "begin without one"),
             (refused(None, 1, finalized), ErrorKind::Refused, "at confirmed alone"),
         ] {
             assert!(refused.kind() == kind && refused.to_string().contains(why), "{refused}");
         }
-        assert_eq!(service.metric("solkv_derived_lag"), Some(0.0));
-        assert_eq!(service.metric("solkv_derived_broken"), Some(0.0));
+        let value = client.get(&pairs.key(3)).unwrap().value.unwrap_or_default();
+        let counted = client.count_of(&value, 0, all).unwrap();
+        let keys = client.keys_of(&value, None, 0, all).unwrap().value.keys;
+        assert_eq!((counted.value, counted.slot), ((keys.len() as u64, false), Some(slot)));
+        assert_eq!(service.metric("solkv_derived_lag{store=\"values\"}"), Some(0.0));
+        assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0));
         assert!(service.terminate().success());
         derive(&dir, &["--check"]);
 
@@ -73,4 +81,58 @@ fn the_keys_of_a_value_follow_the_stream() {
         );
         stream.stop().unwrap();
     }
+}
+
+#[test]
+fn killed_while_a_derived_store_is_added_or_removed_the_next_one_is_whole() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        let (stream, workload) = stream(
+            "--pairs 20000 --events 120000 --events-per-slot 400 --rate 20000 --replay-slots 1000000 --change-share 0.3 \
+             --unknown-share 0.05 --close-share 0.05",
+        );
+        load(&dir, &options, &workload);
+        let geyser = format!("http://{}", stream.address());
+        let mut rng = Rng::new(options.engine as u64);
+        for life in 0..8 {
+            let service = Service::start(&dir, &options, &geyser, &[]);
+            connect(&service);
+            let place = dir.clone();
+            // Fails where the service is gone before it is done.
+            let change = std::thread::spawn(move || {
+                for drop in [false, true, false] {
+                    let mut args = vec!["bootstrap", "derive", "--dir", place.to_str().unwrap()];
+                    args.extend(drop.then_some("--drop"));
+                    bootstrap::cli::run(args.into_iter().map(Into::into).collect());
+                }
+            });
+            std::thread::sleep(Duration::from_millis(rng.below(400)));
+            service.kill();
+            change.join().unwrap();
+            if life % 2 == 1 && dir.join("derived/values").exists() {
+                let mut service = Service::start(&dir, &options, &geyser, &[]);
+                let lag = wait_for("its metrics", || service.metric("solkv_derived_broken{store=\"values\"}"));
+                assert!(lag < 2.0 && service.ended().is_none(), "a part of a store is no reason to end");
+                assert!(service.terminate().success());
+            }
+        }
+        let mut service = Service::start(&dir, &options, &geyser, &[]);
+        connect(&service);
+        derive(&dir, &[]);
+        let slot = service.wait_for_slot(end(&stream).slot);
+        let answer = connect(&service).keys_of(&[7; 32], None, 0, ReadOptions::default()).unwrap();
+        assert_eq!(answer.slot, Some(slot));
+        assert!(service.terminate().success());
+        derive(&dir, &["--check"]);
+        let left: Vec<_> =
+            std::fs::read_dir(dir.join("derived")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["values"], "nothing else is left");
+        stream.stop().unwrap();
+    }
+}
+
+fn connect(service: &Service) -> client::blocking::Client {
+    let address = format!("http://{}", service.listen);
+    wait_for("the service", || client::Builder::new(&address).unwrap().connect_blocking().ok())
 }

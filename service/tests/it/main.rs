@@ -28,6 +28,7 @@ mod metrics;
 mod order;
 mod output;
 mod overload;
+mod past;
 mod provider;
 mod ready;
 mod refusals;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use proto::v1::kv_server::{Kv, KvServer};
 use proto::v1::{
-    GetManyRequest, GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse, StatusRequest,
-    StatusResponse,
+    ChangesRequest, ChangesResponse, CountOfRequest, CountOfResponse, GetAtRequest, GetAtResponse, GetManyRequest,
+    GetManyResponse, GetRequest, GetResponse, KeysOfRequest, KeysOfResponse, PastChange, StatusRequest, StatusResponse,
 };
 use solkv_client::{Builder, ErrorKind, ReadOptions};
 use tokio::net::UnixListener;
@@ -43,6 +43,23 @@ impl Kv for Guarded {
         Err(Status::out_of_range("another cursor"))
     }
 
+    async fn count_of(&self, request: Request<CountOfRequest>) -> Result<Response<CountOfResponse>, Status> {
+        self.check(&request)?;
+        Ok(Response::new(CountOfResponse { count: 7, has_more: true, slot: Some(1) }))
+    }
+
+    async fn get_at(&self, request: Request<GetAtRequest>) -> Result<Response<GetAtResponse>, Status> {
+        self.check(&request)?;
+        let until_slot = Some(request.get_ref().slot + 1);
+        Ok(Response::new(GetAtResponse { value: None, until_slot, slot: Some(9) }))
+    }
+
+    async fn changes(&self, request: Request<ChangesRequest>) -> Result<Response<ChangesResponse>, Status> {
+        self.check(&request)?;
+        let change = PastChange { slot: 5, before: None, after: Some(vec![1; 31].into()) };
+        Ok(Response::new(ChangesResponse { changes: vec![change], ..Default::default() }))
+    }
+
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         self.check(&request)?;
         Ok(Response::new(GetResponse { value: None, slot: Some(3) }))
@@ -75,6 +92,13 @@ async fn the_token_goes_with_every_call_and_follows_its_file() {
     assert_eq!(client.status().await.unwrap_err().kind(), ErrorKind::Failed);
     let keys = client.keys_of(&[1; 32], None, 0, ReadOptions::default()).await;
     assert_eq!(keys.unwrap_err().kind(), ErrorKind::BadInput);
+    let counted = client.count_of(&[1; 32], 7, ReadOptions::default()).await.unwrap();
+    assert_eq!((counted.value, counted.slot), ((7, true), Some(1)));
+    let past = client.get_at(&[1; 32], 8).await.unwrap();
+    assert_eq!((past.value.value, past.value.until_slot, past.slot), (None, Some(9), Some(9)));
+    // A value of 31 bytes is no value.
+    let changes = client.changes(&[1; 32], None, 0, ReadOptions::default()).await;
+    assert_eq!(changes.unwrap_err().kind(), ErrorKind::Failed);
 
     std::fs::write(&file, "second\n").unwrap();
     *guarded.token.lock().unwrap() = "second";

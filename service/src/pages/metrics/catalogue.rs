@@ -114,7 +114,8 @@ const OPS: &str = "op=read_negative|read_positive|write|commit|commit_per_item|g
 const SOURCES: &str = "source=ingest|rpc|shm";
 const REASONS: &str = "reason=committed|dead|abandoned|overflow|disconnected|duplicate";
 const ENDINGS: &str = "rule=full|source_share|newcomer|handshake|greeting|first_request|idle|unread";
-const PLACES: &str = "place=subscribers|waiters|batches|dumps|keys_of|bytes";
+const PLACES: &str = "place=subscribers|waiters|batches|dumps|derived|views|bytes";
+const STORES: &str = "store=values|history";
 const SCOPES: &str = "scope=connection|source|network|all";
 const CONDITIONS: &str = "condition=followed|standby|fails|distrusted";
 const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|http";
@@ -258,10 +259,10 @@ catalogue! {
         FEED_CUT_OFF Counter Count [] WITH_FEED, "solkv_feed_cut_off_total",
             "Subscribers cut off because they did not read";
         FEED_DUMPS Gauge Count [] WITH_FEED, "solkv_feed_dumps", "Subscribers that are receiving a dump; at most 8";
-        DERIVED_LAG Gauge Count [] When::If("the map has a derived store that can be used"), "solkv_derived_lag",
+        DERIVED_LAG Gauge Count [STORES] When::If("the map has a derived store that can be used"), "solkv_derived_lag",
             "Changes of the map that the derived store has still to take";
-        DERIVED_BROKEN Gauge Bool [] When::If("the map has a derived store"), "solkv_derived_broken",
-            "1 once the derived store has to be built again, else 0";
+        DERIVED_BROKEN Gauge Bool [STORES] When::If("the map has a derived store"), "solkv_derived_broken",
+            "1 once the derived store has to be made anew, else 0";
         VIEW_AGE Gauge Seconds [] ALWAYS, "solkv_view_age_seconds",
             "Age of the oldest view of the store, 0 without one; a dump releases its view within a second";
     }

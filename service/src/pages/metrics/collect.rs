@@ -36,10 +36,10 @@ pub(super) fn write(handles: &Handles, resources: Resources, text: &mut String) 
     if let Some(feed) = &handles.feed {
         families.feed(&mut out, feed);
     }
-    if let Some(values) = &handles.values {
-        let lag = values.lag();
-        out.maybe(&c::DERIVED_LAG, lag.map(|lag| lag as f64));
-        out.one(&c::DERIVED_BROKEN, flag(lag.is_none()));
+    let lags = handles.derived.lags();
+    if !lags.is_empty() {
+        out.by(&c::DERIVED_LAG, "store", lags.iter().filter_map(|(name, lag)| Some((*name, (*lag)?))));
+        out.by(&c::DERIVED_BROKEN, "store", lags.iter().map(|(name, lag)| (*name, lag.is_none().into())));
     }
     out.one(&c::VIEW_AGE, handles.views.oldest().as_secs_f64());
     families.overlay(&mut out, &handles.lookups.overlay);

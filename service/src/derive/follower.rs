@@ -1,20 +1,21 @@
-//! The thread `derived`: it applies the published changes of the feed to the derived store.
+//! The thread `derived`, one for each derived store: it applies the published changes of the feed to the store.
 //!
 //! Owns: the order of changes, and where a commit ends: with a slot, unless a heal has more changes than a commit takes. Must not:
 //! apply a change that is not published, which the next opening may cut off the feed; retry a commit that may have changed
 //! something.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use derived::values::{self, Change, NAME};
 use derived::{Origin, Position};
-use engine_api::{Engine, Error, ErrorKind};
+use engine_api::{Error, ErrorKind};
+use futures::future::{Either, select};
 use tokio::sync::watch;
 use tracing::warn;
 
 use super::{State, broken};
-use crate::feed::{Cursor, Feed, FeedError, Frame, Head};
+use crate::feed::{Change, Cursor, Feed, FeedError, Frame, Head, Place, SlotEnd};
 
 /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
@@ -22,17 +23,42 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// Time for the last changes once the service stops. The next start takes those that are left.
 const END_TIME: Duration = Duration::from_secs(1);
 
+/// The store that a follower writes.
+pub(super) trait Target: Send {
+    /// Its name.
+    const NAME: &'static str;
+
+    /// Commits the changes and the position after them, flushed. The same changes may come again.
+    ///
+    /// # Errors
+    /// Those of the engine; nothing has changed after `FreeSpace` and `Retry`.
+    fn commit(&mut self, part: &Part<'_>, to: &Position) -> engine_api::Result<()>;
+}
+
+/// Changes that are committed together.
+pub(super) struct Part<'a> {
+    waiting: &'a [Arc<Frame>],
+    /// The store has the changes up to this one.
+    after_seq: u64,
+    /// The last change of the part.
+    pub(super) seq: u64,
+}
+
 /// The state of the thread.
-pub(super) struct Follower {
-    engine: Arc<Box<dyn Engine>>,
+pub(super) struct Follower<T> {
+    target: T,
     position: Position,
     /// The newest change that the store has.
     seq: u64,
     /// Number of changes of a commit. With as many waiting for the end of their slot, they are committed without it.
     changes_max: usize,
     feed: Arc<Feed>,
+    /// Keeps changes in the feed's log that the store lacks.
+    place: Place,
     head: watch::Receiver<Head>,
     state: Arc<watch::Sender<State>>,
+    /// True to end before the feed does.
+    ending: watch::Receiver<bool>,
     /// Frames whose changes are not committed yet.
     waiting: Vec<Arc<Frame>>,
     /// When the thread ends, once the service stops.
@@ -47,17 +73,32 @@ enum Ended {
     Broken(String),
 }
 
-impl Follower {
+impl Part<'_> {
+    /// Returns the changes with their seqs, without those that the store has: its position may be within a frame.
+    pub(super) fn changes(&self) -> impl Iterator<Item = (u64, &Change)> {
+        let seqs = self.waiting.iter().flat_map(|frame| (frame.first_seq..).zip(&frame.changes));
+        seqs.filter(|(at, _)| (self.after_seq + 1..=self.seq).contains(at))
+    }
+
+    /// Returns the ends of slots among the changes.
+    pub(super) fn ends(&self) -> impl DoubleEndedIterator<Item = &SlotEnd> {
+        let ends = self.waiting.iter().flat_map(|frame| &frame.ends);
+        ends.filter(|end| (self.after_seq + 1..=self.seq).contains(&end.seq))
+    }
+}
+
+impl<T: Target> Follower<T> {
     /// `position` is that of the store, at the change `seq`.
     pub(super) fn new(
-        engine: Arc<Box<dyn Engine>>,
+        target: T,
         (position, seq): (Position, u64),
         changes_max: usize,
         feed: Arc<Feed>,
         state: Arc<watch::Sender<State>>,
+        ending: watch::Receiver<bool>,
     ) -> Self {
-        let head = feed.head();
-        Self { engine, position, seq, changes_max, feed, head, state, waiting: Vec::new(), end_at: None }
+        let (head, place) = (feed.head(), feed.follow(seq));
+        Self { target, position, seq, changes_max, feed, place, head, state, ending, waiting: Vec::new(), end_at: None }
     }
 
     /// Follows the feed until the service stops, and then takes the rest of it.
@@ -68,7 +109,7 @@ impl Follower {
                 Ok(()) => {}
                 Err(Ended::Closed) => return,
                 Err(Ended::Broken(reason)) => {
-                    self.state.send_replace(broken(reason));
+                    self.state.send_replace(broken(T::NAME, reason));
                     return;
                 }
             }
@@ -78,6 +119,9 @@ impl Follower {
     /// Reads the next frames, and commits them if a slot ends there. Waits if there are none.
     fn step(&mut self, cursor: &mut Cursor) -> Result<(), Ended> {
         let is_closed = self.head.borrow_and_update().closed;
+        if *self.ending.borrow_and_update() {
+            return Err(Ended::Closed);
+        }
         if is_closed && *self.end_at.get_or_insert_with(|| Instant::now() + END_TIME) <= Instant::now() {
             return Err(Ended::Closed);
         }
@@ -93,12 +137,16 @@ impl Follower {
             return Err(Ended::Closed);
         }
         if frames.is_empty() {
+            let (new, ends) = (pin!(self.head.changed()), pin!(self.ending.changed()));
             // An error means that the feed is gone, and the service with it.
-            return futures::executor::block_on(self.head.changed()).map_err(|_| Ended::Closed);
+            return match futures::executor::block_on(select(new, ends)) {
+                Either::Left((woken, _)) | Either::Right((woken, _)) => woken.map_err(|_| Ended::Closed),
+            };
         }
         self.waiting.extend(frames);
         let last = cursor.next_seq - 1;
-        let waits = self.ends(last).is_none_or(|(end, _)| end < last) && last - self.seq < self.changes_max as u64;
+        let is_end = self.part(last).ends().next_back().is_some_and(|end| end.seq == last);
+        let waits = !is_end && last - self.seq < self.changes_max as u64;
         if waits { Ok(()) } else { self.commit(last) }
     }
 
@@ -106,15 +154,16 @@ impl Follower {
     fn commit(&mut self, last: u64) -> Result<(), Ended> {
         while self.seq < last {
             let seq = last.min(self.seq + self.changes_max as u64);
-            let end = self.ends(seq);
+            let end = self.part(seq).ends().next_back().copied();
             let to = Position {
-                slot: end.map_or(self.position.slot, |(_, slot)| Some(slot)),
-                is_whole: end.is_some_and(|(end, _)| end == seq),
+                slot: end.map_or(self.position.slot, |end| Some(end.slot)),
+                is_whole: end.is_some_and(|end| end.seq == seq),
                 origin: Origin::Feed(self.feed.id()),
                 ..self.position.clone()
             };
             self.commit_part(seq, &to)?;
             (self.position, self.seq) = (to, seq);
+            self.place.reach(seq);
             self.state.send_replace(State::Follows { seq, waits: None });
         }
         self.waiting.clear();
@@ -122,14 +171,15 @@ impl Follower {
     }
 
     /// Commits the changes up to `seq`, as soon as that is possible.
-    fn commit_part(&self, seq: u64, to: &Position) -> Result<(), Ended> {
-        while let Err(failed) = values::apply(&**self.engine, &mut self.changes(seq), seq, to) {
+    fn commit_part(&mut self, seq: u64, to: &Position) -> Result<(), Ended> {
+        let part = Part { waiting: &self.waiting, after_seq: self.seq, seq };
+        while let Err(failed) = self.target.commit(&part, to) {
             if !may_pass(&failed) {
                 return Err(Ended::Broken(failed.to_string()));
             }
-            warn!(error = %failed, derived = NAME, "the derived store has to wait: the map goes on");
+            warn!(error = %failed, derived = T::NAME, "the derived store has to wait: the map goes on");
             self.state.send_replace(State::Follows { seq: self.seq, waits: Some(failed.to_string()) });
-            if self.head.borrow().closed {
+            if self.head.borrow().closed || *self.ending.borrow() {
                 return Err(Ended::Closed);
             }
             std::thread::sleep(RETRY_EVERY);
@@ -137,17 +187,9 @@ impl Follower {
         Ok(())
     }
 
-    /// Returns the changes that wait up to `seq`, without those that the store has: its position may be within a frame.
-    fn changes(&self, seq: u64) -> impl Iterator<Item = Change> {
-        let seqs = self.waiting.iter().flat_map(|frame| (frame.first_seq..).zip(&frame.changes));
-        let wanted = seqs.filter(move |(at, _)| (self.seq + 1..=seq).contains(at));
-        wanted.map(|(_, change)| (change.key, change.old, change.new))
-    }
-
-    /// Returns the last end of a slot up to `seq` in the frames that wait: its change and its slot.
-    fn ends(&self, seq: u64) -> Option<(u64, u64)> {
-        let mut ends = self.waiting.iter().rev().flat_map(|frame| frame.ends.iter().rev());
-        ends.find(|end| end.seq <= seq).map(|end| (end.seq, end.slot))
+    /// Returns the changes that wait, up to `seq`.
+    fn part(&self, seq: u64) -> Part<'_> {
+        Part { waiting: &self.waiting, after_seq: self.seq, seq }
     }
 }
 

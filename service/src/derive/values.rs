@@ -1,0 +1,255 @@
+//! The derived store `values`: the keys of a value.
+//!
+//! Owns: the open derived store, the pages of an answer, and the rules of their cursors. Must not: look into the map: an entry
+//! says all.
+//!
+//! Answers are exact at the slot that they name. The derived store stops where a slot ends, and a request waits until the store
+//! has all that the map had when it was asked.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use derived::values::{self, NAME, Place};
+use derived::{Origin, Position};
+use engine_api::{Engine, Key, Reader, Value};
+use engines::{EngineArgs, OpenMode};
+
+use super::follower::{Part, Target};
+use super::views::{Read, Views};
+use super::{Context, DerivedError, Followed, State, check_follows};
+use crate::base::published::Published;
+use crate::base::{lock, stop};
+
+/// Largest number of keys in one message: 320 KB.
+pub(crate) const KEYS_MAX: usize = 10_000;
+
+/// Maximum number of calls of several messages under way: each holds a view, which pins files of the store.
+pub(crate) const VIEWS_MAX: u64 = 16;
+
+/// Keys of a value, as of one slot.
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    pub(crate) keys: Vec<Key>,
+    /// The newest slot that is completely in the data read.
+    pub(crate) slot: Option<u64>,
+    /// Where to go on, if there are more.
+    pub(crate) cursor: Option<Cursor>,
+}
+
+/// Bytes by which a client goes on after an answer: the derived store, and the last key's place in it.
+pub(crate) type Cursor = [u8; 24];
+
+/// A page that is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    value: Value,
+    cursor: Option<Cursor>,
+    limit: usize,
+    /// Whether the next page is asked for as well, if there is one.
+    pub(super) goes_on: bool,
+}
+
+/// Handle to the derived store. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Values {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// The store; `None` if it cannot be opened, and once stopped.
+    engine: Mutex<Option<Arc<Box<dyn Engine>>>>,
+    followed: Followed,
+    /// Readers; `None` if the store cannot be opened.
+    views: Option<Views>,
+}
+
+/// A call that takes the keys of a value page by page, all from one view.
+pub(crate) struct Walk {
+    inner: Arc<Inner>,
+    id: u64,
+    asked: Asked,
+    /// Number of keys that are still wanted.
+    left: u64,
+    /// The slot of the first page, which all have; `None` before it.
+    slot: Option<Option<u64>>,
+    is_over: bool,
+}
+
+/// The writer of the store.
+struct Applier(Arc<Box<dyn Engine>>);
+
+impl Target for Applier {
+    const NAME: &'static str = NAME;
+
+    fn commit(&mut self, part: &Part<'_>, to: &Position) -> engine_api::Result<()> {
+        let mut changes = part.changes().map(|(_, change)| (change.key, change.old, change.new));
+        values::apply(&**self.0, &mut changes, part.seq, to)
+    }
+}
+
+impl Values {
+    /// Opens the derived store of the map in `context`; `None` if there is none. A store that cannot be used is no error: its
+    /// requests are refused, with the reason.
+    ///
+    /// # Errors
+    /// I/O errors of starting a thread.
+    pub(crate) fn start(context: &Context, memory_bytes: u64) -> io::Result<Option<Self>> {
+        if !Self::is_there(&context.dir) {
+            return Ok(None);
+        }
+        let opened = open(context, memory_bytes);
+        let engine = opened.as_ref().ok().map(|(applier, ..)| Arc::clone(&applier.0));
+        let followed = Followed::start(opened, context)?;
+        let published = Arc::clone(&context.published);
+        let read: Arc<Read> = Arc::new(move |reader, asked| page(reader, asked, &published));
+        let views = engine.as_ref().map(|engine| Views::start(engine, &read)).transpose()?;
+        Ok(Some(Self { inner: Arc::new(Inner { engine: Mutex::new(engine), followed, views }) }))
+    }
+
+    /// Whether the map in `dir` has a derived store.
+    pub(crate) fn is_there(dir: &Path) -> bool {
+        derived::dir(dir, NAME).exists()
+    }
+
+    /// Returns the state at this moment.
+    pub(crate) fn state(&self) -> State {
+        self.inner.followed.state()
+    }
+
+    /// Returns the number of changes of the map that the store has still to take; `None` if it never will.
+    pub(crate) fn lag(&self) -> Option<u64> {
+        self.inner.followed.lag()
+    }
+
+    /// Returns the keys of a value, up to `limit` and those after a cursor, once the store has all that the map has now. Waits for
+    /// that as long as `wait`. With `goes_on` the pages are taken from one view.
+    ///
+    /// # Errors
+    /// The store is behind its map, or cannot be used.
+    pub(crate) async fn keys_of(
+        &self,
+        value: Value,
+        cursor: Option<Cursor>,
+        limit: u64,
+        wait: Duration,
+    ) -> Result<Walk, DerivedError> {
+        let followed = &self.inner.followed;
+        // During a heal both stay at the slot before it.
+        if !followed.published.is_healing() {
+            followed.reach(followed.published.checkpoint().seq, wait).await?;
+        }
+        let id = self.inner.views.as_ref().map_or(0, Views::next_id);
+        let asked = Asked { value, cursor, limit: 0, goes_on: false };
+        Ok(Walk { inner: Arc::clone(&self.inner), id, asked, left: limit, slot: None, is_over: false })
+    }
+
+    /// Tells the store to take no more changes.
+    pub(super) fn end(&self) {
+        self.inner.followed.end();
+    }
+
+    /// Ends the threads and closes the store.
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended at `deadline`.
+    pub(crate) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
+        let engine = lock(&self.inner.engine).take();
+        let views = self.inner.views.as_ref().map_or(Ok(()), |views| views.stop(deadline));
+        let ended = self.inner.followed.stop(deadline).and(views);
+        if let Some(engine) = engine.and_then(Arc::into_inner)
+            && let Err(failed) = engine.close()
+        {
+            tracing::error!(error = %failed, derived = NAME, "the derived store was not closed in good order: the feed has what it lacks");
+        }
+        ended
+    }
+}
+
+impl std::fmt::Debug for Values {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state().fmt(f)
+    }
+}
+
+impl Walk {
+    /// Returns the next page; `None` after the last one. If the limit ends the answer before the last key, the last page has a
+    /// cursor.
+    ///
+    /// # Errors
+    /// The view was given up, or the cursor is of another store; errors of the engine.
+    pub(crate) async fn next(&mut self) -> Result<Option<Keys>, DerivedError> {
+        if self.is_over {
+            return Ok(None);
+        }
+        let Some(views) = &self.inner.views else { return Err(DerivedError::Stopped) };
+        let limit = self.left.min(KEYS_MAX as u64);
+        self.asked.limit = limit as usize;
+        self.asked.goes_on = self.left > limit;
+        let keys = views.read(self.id, self.slot.is_none(), self.asked.clone()).await?;
+        self.left -= limit;
+        self.is_over = keys.cursor.is_none() || self.left == 0;
+        self.asked.cursor = keys.cursor;
+        // The map may be at a later slot by now that changes nothing: the answer names one.
+        let slot = *self.slot.get_or_insert(keys.slot);
+        Ok(Some(Keys { slot, ..keys }))
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        if let Some(views) = self.inner.views.as_ref().filter(|_| self.asked.goes_on && !self.is_over) {
+            views.close(self.id);
+        }
+    }
+}
+
+/// Reads a page of a value's keys.
+fn page(reader: &mut dyn Reader, asked: &Asked, published: &Published) -> Result<Keys, DerivedError> {
+    let at = reader.checkpoint()?;
+    let position = Position::read(&at)?;
+    let place = |cursor| place(&cursor, position.index).ok_or(DerivedError::OtherCursor);
+    let after = asked.cursor.map(place).transpose()?;
+    if !position.is_whole {
+        let text = "the derived store is between two slots: try again later";
+        return Err(DerivedError::Unavailable(text.to_owned()));
+    }
+    let page = values::page(reader, &position.secret, &asked.value, after.as_ref(), asked.limit)?;
+    // A slot that changes nothing has no end in the feed. So with every change of the map the store is at its slot.
+    let now = published.checkpoint();
+    let slot = if now.seq == at.seq { now.slot } else { position.slot };
+    let cursor = page.more.map(|place| self::cursor(position.index, &place));
+    Ok(Keys { keys: page.keys, slot, cursor })
+}
+
+/// Opens the derived store and checks that the feed leads on from it. Returns it with its position and its seq.
+fn open(context: &Context, memory_bytes: u64) -> engine_api::Result<(Applier, Position, u64)> {
+    let place = derived::dir(&context.dir, NAME);
+    let args = EngineArgs { memory: Some(ByteSize::b(memory_bytes)), ..EngineArgs::default() };
+    let options = engines::options_for(&place, &args)?;
+    let engine = engines::open_on(&place, &options, OpenMode::Existing, &derived::terms(NAME))?;
+    let at = engine.checkpoint()?;
+    let position = Position::read(&at)?;
+    check_follows(at.seq, &position, &context.checkpoint()?, &context.feed)?;
+    // From now on the feed tells how far the store is: slots that change nothing move the map's checkpoint alone.
+    let position = Position { origin: Origin::Feed(context.feed.id()), ..position };
+    if at != position.write(at.seq) {
+        values::apply(&*engine, &mut std::iter::empty(), at.seq, &position)?;
+    }
+    Ok((Applier(Arc::new(engine)), position, at.seq))
+}
+
+fn cursor(index: u64, place: &Place) -> Cursor {
+    let mut cursor = [0; 24];
+    cursor[..8].copy_from_slice(&index.to_le_bytes());
+    cursor[8..].copy_from_slice(place);
+    cursor
+}
+
+/// Returns the place that a cursor of the store `index` names; `None` for one of another store.
+fn place(cursor: &Cursor, index: u64) -> Option<Place> {
+    let (head, place) = cursor.split_first_chunk::<8>()?;
+    (u64::from_le_bytes(*head) == index).then(|| place.try_into().ok())?
+}

@@ -1,0 +1,135 @@
+//! The threads `keys-of-N`, which read the keys of values, and the views that they hold for calls of several messages.
+//!
+//! Owns: the views, and when one is given up: a view pins files of the store. Must not: know what a page holds. A view belongs
+//! to the thread that opened it.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use engine_api::{Engine, Reader};
+use tokio::sync::oneshot;
+
+use super::DerivedError;
+use super::values::{Asked, Keys};
+use crate::base::{lock, stop};
+
+/// Number of threads: one may wait for the disk while the other works.
+const THREADS: u64 = 2;
+
+/// Longest life of a view.
+const VIEW_TIME: Duration = Duration::from_secs(60);
+
+/// Interval at which views that are too old are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Reads a page.
+pub(super) type Read = dyn Fn(&mut dyn Reader, &Asked) -> Result<Keys, DerivedError> + Send + Sync;
+
+type Reply = oneshot::Sender<Result<Keys, DerivedError>>;
+
+enum Job {
+    /// Reads a page with the view `id`, which is opened first if `opens`. Keeps the view if there are more keys.
+    Read {
+        id: u64,
+        opens: bool,
+        asked: Asked,
+        reply: Reply,
+    },
+    Close {
+        id: u64,
+    },
+}
+
+/// Handle to the threads.
+pub(super) struct Views {
+    /// The jobs of each thread; none once stopped. `ask::places` bounds their number.
+    queues: Mutex<Vec<Sender<Job>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    ids: AtomicU64,
+}
+
+impl Views {
+    /// Starts the threads for a store.
+    ///
+    /// # Errors
+    /// I/O errors of starting a thread.
+    pub(super) fn start(engine: &Arc<Box<dyn Engine>>, read: &Arc<Read>) -> io::Result<Self> {
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
+        for n in 0..THREADS {
+            let (sender, jobs) = unbounded();
+            queues.push(sender);
+            let (engine, read) = (Arc::clone(engine), Arc::clone(read));
+            let run = move || work(&**engine, &jobs, &*read);
+            threads.push(std::thread::Builder::new().name(format!("keys-of-{n}")).spawn(run)?);
+        }
+        Ok(Self { queues: Mutex::new(queues), threads: Mutex::new(threads), ids: AtomicU64::new(0) })
+    }
+
+    /// Returns the id of a new view, which the first page opens.
+    pub(super) fn next_id(&self) -> u64 {
+        // ORDERING: Relaxed: only the number counts.
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Reads a page with a view.
+    ///
+    /// # Errors
+    /// The view was given up; those of reading.
+    pub(super) async fn read(&self, id: u64, opens: bool, asked: Asked) -> Result<Keys, DerivedError> {
+        let (reply, answer) = oneshot::channel();
+        if !self.send(id, Job::Read { id, opens, asked, reply }) {
+            return Err(DerivedError::Stopped);
+        }
+        answer.await.unwrap_or(Err(DerivedError::Stopped))
+    }
+
+    /// Gives up a view.
+    pub(super) fn close(&self, id: u64) {
+        self.send(id, Job::Close { id });
+    }
+
+    fn send(&self, id: u64, job: Job) -> bool {
+        lock(&self.queues).get((id % THREADS) as usize).is_some_and(|queue| queue.send(job).is_ok())
+    }
+
+    /// Refuses further work, waits for the queued one until `deadline`, and ends the threads.
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended.
+    pub(super) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
+        lock(&self.queues).clear();
+        stop::join_all(std::mem::take(&mut *lock(&self.threads)), deadline)
+    }
+}
+
+/// The work of one thread.
+fn work(engine: &dyn Engine, jobs: &Receiver<Job>, read: &Read) {
+    let mut views: HashMap<u64, (Box<dyn Reader + '_>, Instant)> = HashMap::new();
+    loop {
+        match jobs.recv_timeout(LOOK_EVERY) {
+            Ok(Job::Read { id, opens, asked, reply }) => {
+                let open = || Ok((engine.reader()?, Instant::now()));
+                let view = if opens { open() } else { views.remove(&id).ok_or(DerivedError::ViewEnded) };
+                let keys = view.and_then(|(mut reader, opened)| {
+                    let keys = read(&mut *reader, &asked)?;
+                    // A call of one message needs it no more.
+                    if asked.goes_on && keys.cursor.is_some() {
+                        views.insert(id, (reader, opened));
+                    }
+                    Ok(keys)
+                });
+                // A caller that is gone has closed its view, or will.
+                reply.send(keys).ok();
+            }
+            Ok(Job::Close { id }) => drop(views.remove(&id)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        views.retain(|_, (_, opened)| opened.elapsed() < VIEW_TIME);
+    }
+}

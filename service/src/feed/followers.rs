@@ -1,0 +1,50 @@
+//! The derived stores that follow the feed within the process.
+//!
+//! Owns: how far each of them is. Must not: wait for one. A derived store holds up the removal of the log's oldest segments, but
+//! only for so long. Written by the threads `derived`, read by ingest-apply.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::base::lock;
+
+/// Bytes of the log that are kept beyond the retention for a derived store: two million changes, which one takes in seconds.
+pub(super) const FOLLOWERS_BYTES_MAX: u64 = 256 << 20;
+
+/// The places of all followers.
+#[derive(Debug, Default)]
+pub(super) struct Followers {
+    places: Mutex<Vec<Arc<AtomicU64>>>,
+}
+
+/// The place of one follower, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    seq: Arc<AtomicU64>,
+}
+
+impl Followers {
+    pub(super) fn add(&self, seq: u64) -> Place {
+        let seq = Arc::new(AtomicU64::new(seq));
+        let mut places = lock(&self.places);
+        places.retain(|place| Arc::strong_count(place) > 1);
+        places.push(Arc::clone(&seq));
+        Place { seq }
+    }
+
+    /// Returns the seq of the follower that is furthest behind; the largest number without one.
+    pub(super) fn slowest(&self) -> u64 {
+        let places = lock(&self.places);
+        let held = places.iter().filter(|place| Arc::strong_count(place) > 1);
+        // ORDERING: Relaxed: a bound for what is kept; the log itself has a lock.
+        held.map(|place| place.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
+    }
+}
+
+impl Place {
+    /// Says that the follower has the changes up to `seq`.
+    pub(crate) fn reach(&self, seq: u64) {
+        // ORDERING: Relaxed: see `Followers::slowest`.
+        self.seq.store(seq, Ordering::Relaxed);
+    }
+}
