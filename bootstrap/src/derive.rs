@@ -136,8 +136,17 @@ fn build(args: &DeriveArgs, map: &Path, feed_id: Option<u64>, stop: &Stop) -> Re
     let source = SourceArgs { store: Some(stored.with_values_of(feed_id)?), ..SourceArgs::default() };
     let order = Some(Order::Sorted);
     let skip_disk_check = args.skip_disk_check;
-    let load = LoadArgs { engine, dir: partial, source, order, skip_disk_check, ..LoadArgs::default() };
-    load::run_until(&load, stop)
+    let load = LoadArgs { engine, dir: partial.clone(), source, order, skip_disk_check, ..LoadArgs::default() };
+    let code = load::run_until(&load, stop)?;
+    if code == 0 {
+        remove_unless_held(&spill(&partial)?)?;
+    }
+    Ok(code)
+}
+
+/// Returns the directory in which the entries are sorted.
+fn spill(partial: &Path) -> Result<PathBuf> {
+    Ok(work_dir(partial, None, ".work", &SourceArgs::default())?.path)
 }
 
 /// Returns the directory in which the derived store of the map in `map` is made.
@@ -152,16 +161,18 @@ pub fn copy(map: &Path) -> PathBuf {
 
 /// Removes a derived store that is not complete, and its spill.
 fn remove_partial(partial: &Path) -> Result<()> {
-    let work = work_dir(partial, None, ".work", &SourceArgs::default())?;
-    for dir in [partial, &work.path] {
-        if dir.exists() {
-            // A process that makes it now holds the lock of the store, or of the spill.
-            let held = engines::holder(dir)?;
-            ensure!(held.is_none(), "a derived store is being made: dir={}: wait for its end", dir.display());
-            fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))?;
-        }
+    remove_unless_held(partial)?;
+    remove_unless_held(&spill(partial)?)
+}
+
+fn remove_unless_held(dir: &Path) -> Result<()> {
+    if !dir.exists() {
+        return Ok(());
     }
-    Ok(())
+    // A process that makes it now holds the lock of the store, or of the spill.
+    let held = engines::holder(dir)?;
+    ensure!(held.is_none(), "a derived store is being made: dir={}: wait for its end", dir.display());
+    fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))
 }
 
 fn drop_of_service(map: &Path) -> Result<u8> {

@@ -62,7 +62,7 @@ pub(crate) struct ExportArgs {
     /// File to write, which must not exist; - for standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) to: PathBuf,
-    /// Form of the file
+    /// Form of the pairs in the file
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Csv)]
     pub(crate) form: Form,
     /// Only pairs with this value, in base58 or as 64 hex digits; the store needs its derived store
@@ -237,7 +237,7 @@ impl Sample {
     }
 }
 
-/// The file.
+/// The file that is written, and its digest.
 struct Out {
     digest: Digest,
     to: To,

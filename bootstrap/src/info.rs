@@ -145,6 +145,7 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
             let blockhash = block.map_or("none", String::as_str);
             say!("checkpoint seq={seq} slot={slot} blockhash={blockhash} phase={phase}");
         }
+        _ if holds.derived.is_some() => say!("checkpoint seq={seq}"),
         (why, ..) => say!("checkpoint seq={seq} {}", why.as_deref().unwrap_or("nothing of a chain")),
     }
     say!("load={load}");

@@ -34,7 +34,12 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         let checkpoint = engine.checkpoint()?;
         refuse_part(&args.dir, &checkpoint)?;
         let notes = known.as_ref().map(|known| compare(&args.dir, known, &*engine, checkpoint.seq)).transpose()?;
-        say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&checkpoint));
+        let derived = known.as_ref().and_then(|known| known.holds.derived.as_ref());
+        let at = derived.map_or_else(
+            || solana::shown(&checkpoint).to_string(),
+            |name| format!("derived={name} seq={}", checkpoint.seq),
+        );
+        say!("sound: engine={} pairs={pairs} {at}", engine.label());
         notes.into_iter().flatten().for_each(|note| say!("{note}"));
         Ok(engine.close()?)
     });

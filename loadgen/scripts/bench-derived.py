@@ -3,11 +3,11 @@
 
   loadgen/scripts/bench-derived.py [--bin DIR] [--asked PROGRAM] [--work DIR] [--pairs N] [--events N] [--out FILE] ENGINE...
 
-Twice for each engine: with as many wallets as a tenth of the pairs, of which the largest has about a tenth of all pairs (zipfian), and
-with a wallet for four pairs (four). Steps, each a JSON line:
+Three times for each engine: with as many wallets as a tenth of the pairs, of which the largest has about a tenth of all pairs (zipfian),
+with a wallet for four pairs (four), and with a value for each pair (unique), as a stream has them. Steps, each a JSON line:
 
 - load: a sorted load, then `bootstrap derive`: seconds and bytes on disk
-- ingest: a stream at full speed, of which 5% and 100% of the events change a pair, on a copy of the store: without derived stores, with
+- ingest (unique): a stream at full speed, of which 5% and 100% of the events change a pair, on a copy of the store: without derived stores, with
   `values`, with `history` as well; events a second until the map has all, and the seconds until the derived stores have all
 - asked: gets, keys of a value and values of the past, without a service, from memory and cold with a sixteenth of the store as memory
 
@@ -23,7 +23,7 @@ import time
 
 from kit import Group, Service, check, drop_cached, engine_options, free_port, origin, built, tell, used_bytes, Failed
 
-SHAPES = {"zipfian": "zipfian:1.1:{tenth}", "four": "zipfian:0.01:{fourth}"}
+SHAPES = {"zipfian": "zipfian:1.1:{tenth}", "four": "zipfian:0.01:{fourth}", "unique": "unique"}
 SHARES = (0.05, 1.0)
 FIRST_SLOT = 999
 EVENTS_PER_SLOT = 2000
@@ -38,14 +38,12 @@ def run(args, *command):
     return time.monotonic() - started, done.stdout
 
 
-def story(args, shape):
-    values = SHAPES[shape].format(tenth=args.pairs // 10, fourth=args.pairs // 4)
-    return ["--pairs", str(args.pairs), "--seed", "1", "--values", values]
 
 
 def load(args, engine, shape, base):
+    values = SHAPES[shape].format(tenth=args.pairs // 10, fourth=args.pairs // 4)
     load_s, _ = run(args, "bootstrap", "load", "--engine", engine, "--order", "sorted", "--dir", base, "--slot", str(FIRST_SLOT),
-                    *story(args, shape))
+                    "--pairs", str(args.pairs), "--seed", "1", "--values", values)
     map_bytes = used_bytes(base)
     derive_s, _ = run(args, "bootstrap", "derive", "--dir", base)
     values_bytes = used_bytes(os.path.join(base, "derived"))
@@ -53,14 +51,15 @@ def load(args, engine, shape, base):
             "map_bytes_a_pair": round(map_bytes / args.pairs, 1), "values_bytes_a_pair": round(values_bytes / args.pairs, 1)}
 
 
-def ingest(args, engine, shape, share, stores, store):
+def ingest(args, engine, share, stores, store):
     """Returns the rate of a stream at full speed, and how late the derived stores are."""
     port, group = free_port(), Group(None)
     slots = args.events // EVENTS_PER_SLOT
     children = []
     with open(os.path.join(args.work, "service.log"), "wb") as log:
         try:
-            command = [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}", *story(args, shape)]
+            command = [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}"]
+            command += ["--pairs", str(args.pairs), "--seed", "1"]
             command += ["--events", str(args.events), "--events-per-slot", str(EVENTS_PER_SLOT), "--change-share", str(share),
                         "--linger", "1h", "--extract", "account-owner"]
             children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log))
@@ -71,6 +70,7 @@ def ingest(args, engine, shape, share, stores, store):
             started = over = rate = None
             deadline = time.monotonic() + WAIT_SECONDS_MAX
             while time.monotonic() < deadline:
+                check(children[0].poll() is None, f"the stream has ended: see {args.work}/service.log")
                 time.sleep(LOOK_SECONDS)
                 slot, now = service.slot(), time.monotonic()
                 if slot and slot > FIRST_SLOT and started is None:
@@ -90,19 +90,21 @@ def ingest(args, engine, shape, share, stores, store):
 
 
 def measure(args, engine, shape):
-    base, store = os.path.join(args.work, "base"), os.path.join(args.work, "store")
+    base = os.path.join(args.work, "base")
     shutil.rmtree(args.work, ignore_errors=True)
     os.makedirs(args.work)
     row = {**origin(built(args.bin)), "engine": engine, "pairs": args.pairs, "events": args.events, "values": shape}
     tell({**row, "step": "load", **load(args, engine, shape, base)}, args.out)
-    for share in SHARES:
+    store = base
+    for share in SHARES if shape == "unique" else ():
+        store = os.path.join(args.work, "store")
         # The last one is asked, so it has both.
         for stores in ((), ("values",), ("values", "history")):
             shutil.rmtree(store, ignore_errors=True)
             shutil.copytree(base, store)
             if not stores:
                 shutil.rmtree(os.path.join(store, "derived"))
-            line = {"step": "ingest", "change_share": share, "stores": stores, **ingest(args, engine, shape, share, stores, store)}
+            line = {"step": "ingest", "change_share": share, "stores": stores, **ingest(args, engine, share, stores, store)}
             if stores:
                 run(args, "bootstrap", "derive", "--dir", store, "--check")
             if "history" in stores:
@@ -119,7 +121,7 @@ def measure(args, engine, shape):
 
 def main():
     parser = engine_options(__doc__, "bench-derived", pairs=20_000_000)
-    parser.add_argument("--events", type=int, default=4_000_000, help="events of each stream")
+    parser.add_argument("--events", type=int, default=2_000_000, help="events of each stream")
     parser.add_argument("--asked", default="target/release/examples/asked", help="the example of solkv-derived")
     args = parser.parse_args()
     try:

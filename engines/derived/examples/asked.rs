@@ -27,7 +27,7 @@ struct Args {
     /// Directory of the map; nothing in it is changed.
     #[arg(long)]
     dir: PathBuf,
-    /// Memory of each engine.
+    /// Memory of each store's engine, in MiB.
     #[arg(long, default_value_t = 4096)]
     memory_mib: u64,
     /// Number of requests of each kind.

@@ -124,7 +124,7 @@ pub struct Past {
 #[cfg(feature = "grpc")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Newest first.
+    /// The changes, the newest one first.
     pub changes: Vec<PastChange>,
     /// Changes of this slot and of earlier ones are not kept.
     pub oldest_slot: u64,

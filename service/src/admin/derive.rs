@@ -38,7 +38,7 @@ async fn adopt(State((admin, dir)): State<(Admin, PathBuf)>) -> Response {
     replace(admin, Some(bootstrap::derived_partial(&dir))).await
 }
 
-/// Removes the derived store.
+/// Removes the derived store and its files.
 async fn remove(State((admin, _)): State<(Admin, PathBuf)>) -> Response {
     replace(admin, None).await
 }

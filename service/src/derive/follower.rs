@@ -25,7 +25,7 @@ const END_TIME: Duration = Duration::from_secs(1);
 
 /// The store that a follower writes.
 pub(super) trait Target: Send {
-    /// Its name.
+    /// Name of the derived store.
     const NAME: &'static str;
 
     /// Commits the changes and the position after them, flushed. The same changes may come again.

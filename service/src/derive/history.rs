@@ -55,7 +55,7 @@ pub(crate) struct PastChange {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pasts {
     pub(crate) changes: Vec<PastChange>,
-    /// As [`Past::slot`].
+    /// The newest slot that the map had, as [`Past::slot`].
     pub(crate) slot: Option<u64>,
     /// The oldest slot that is kept: changes up to it are not among these.
     pub(crate) oldest_slot: u64,

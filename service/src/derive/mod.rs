@@ -32,7 +32,8 @@ use crate::base::{lock, stop};
 use crate::feed::Feed;
 pub(crate) use history::{Cursor as HistoryCursor, HISTORY_MAX, History, Past, Pasts};
 pub(crate) use settings::{DerivedGiven, DerivedSettings};
-pub(crate) use values::{Cursor, KEYS_MAX, Keys, VIEWS_MAX, Values, Walk};
+pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
+pub(crate) use views::{Cursor, Keys};
 
 use follower::{Follower, Target};
 
@@ -65,7 +66,7 @@ pub(crate) enum DerivedError {
     OtherCursor,
     /// The view was given up before the client took all that it asked for: go on with the last cursor.
     ViewEnded,
-    /// The derived store does not have what was asked for, in words.
+    /// The past or the store is not kept that far, in words.
     OutOfRange(String),
     /// The derived store cannot answer now, or not at all, in words.
     Unavailable(String),
@@ -97,7 +98,7 @@ impl Memory {
 
 /// All that a derived store needs of its map.
 pub(crate) struct Context {
-    /// The map's directory.
+    /// Directory of the map and its derived stores.
     pub(crate) dir: PathBuf,
     /// Only borrowed, because the service needs the engine alone to close it at its stop.
     pub(crate) map: Weak<Measured>,
@@ -121,7 +122,7 @@ pub(crate) struct Derived {
     /// `None` if there is none now: it may be added and removed while the service runs.
     values: Arc<Mutex<Option<Values>>>,
     history: Option<History>,
-    /// `None` without a feed.
+    /// For a store that is added later; `None` without a feed.
     added: Option<Arc<Added>>,
 }
 
@@ -194,9 +195,12 @@ impl Derived {
         let io = |source| engine_api::Error::io(format!("cannot replace a directory: dir={}", place.display()), source);
         match std::fs::remove_dir_all(&place) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
-            _ => tracing::info!(dir = %place.display(), "there is no derived store `values`"),
+            _ => {}
         }
-        let Some(made) = made else { return Ok(None) };
+        let Some(made) = made else {
+            tracing::info!(dir = %place.display(), "the derived store is removed");
+            return Ok(None);
+        };
         std::fs::rename(made, &place)
             .and_then(|()| std::fs::File::open(place.parent().unwrap_or(&place))?.sync_all())
             .map_err(io)?;

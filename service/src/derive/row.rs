@@ -46,7 +46,7 @@ pub(super) struct Row {
 /// The one writer of a row.
 pub(super) struct Recorder {
     row: Row,
-    /// The map's directory.
+    /// Directory of the map and its derived stores.
     map: PathBuf,
     options: EngineOptions,
     limits: Limits,
@@ -207,7 +207,7 @@ pub(super) fn beginning(map: &Checkpoint, slot: Option<u64>, feed_id: u64) -> Re
     Ok((position, map.seq))
 }
 
-/// Removes what a crash has left.
+/// Removes stores that a crash has left unfinished.
 fn clean(row: &Path) -> Result<()> {
     let entries = fs::read_dir(row).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     for entry in entries.map_err(|source| failed("list", row, source))? {

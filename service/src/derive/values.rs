@@ -18,7 +18,7 @@ use engine_api::{Engine, Key, Reader, Value};
 use engines::{EngineArgs, OpenMode};
 
 use super::follower::{Part, Target};
-use super::views::{Read, Views};
+use super::views::{Asked, Cursor, Keys, Read, Views};
 use super::{Context, DerivedError, Followed, State, check_follows};
 use crate::base::published::Published;
 use crate::base::{lock, stop};
@@ -28,29 +28,6 @@ pub(crate) const KEYS_MAX: usize = 10_000;
 
 /// Maximum number of calls of several messages under way: each holds a view, which pins files of the store.
 pub(crate) const VIEWS_MAX: u64 = 16;
-
-/// Keys of a value, as of one slot.
-#[derive(Debug, Default)]
-pub(crate) struct Keys {
-    pub(crate) keys: Vec<Key>,
-    /// The newest slot that is completely in the data read.
-    pub(crate) slot: Option<u64>,
-    /// Where to go on, if there are more.
-    pub(crate) cursor: Option<Cursor>,
-}
-
-/// Bytes by which a client goes on after an answer: the derived store, and the last key's place in it.
-pub(crate) type Cursor = [u8; 24];
-
-/// A page that is asked for.
-#[derive(Clone, Debug)]
-pub(super) struct Asked {
-    value: Value,
-    cursor: Option<Cursor>,
-    limit: usize,
-    /// Whether the next page is asked for as well, if there is one.
-    pub(super) goes_on: bool,
-}
 
 /// Handle to the derived store. Clones share it.
 #[derive(Clone)]
@@ -128,7 +105,7 @@ impl Values {
     /// that as long as `wait`. With `goes_on` the pages are taken from one view.
     ///
     /// # Errors
-    /// The store is behind its map, or cannot be used.
+    /// The store has not caught up with its map, or cannot be used.
     pub(crate) async fn keys_of(
         &self,
         value: Value,

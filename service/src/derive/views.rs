@@ -1,7 +1,7 @@
 //! The threads `keys-of-N`, which read the keys of values, and the views that they hold for calls of several messages.
 //!
-//! Owns: the views, and when one is given up: a view pins files of the store. Must not: know what a page holds. A view belongs
-//! to the thread that opened it.
+//! Owns: the views, and when one is given up: a view pins files of the store. Must not: read entries. A view belongs to the thread
+//! that opened it.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,11 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
-use engine_api::{Engine, Reader};
+use engine_api::{Engine, Key, Reader, Value};
 use tokio::sync::oneshot;
 
 use super::DerivedError;
-use super::values::{Asked, Keys};
 use crate::base::{lock, stop};
 
 /// Number of threads: one may wait for the disk while the other works.
@@ -27,7 +26,30 @@ const VIEW_TIME: Duration = Duration::from_secs(60);
 /// Interval at which views that are too old are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Reads a page.
+/// Keys of a value, as of one slot.
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    pub(crate) keys: Vec<Key>,
+    /// The newest slot that is completely in the data read.
+    pub(crate) slot: Option<u64>,
+    /// Where to go on, if there are more.
+    pub(crate) cursor: Option<Cursor>,
+}
+
+/// Bytes by which a client goes on after an answer: the derived store, and the last key's place in it.
+pub(crate) type Cursor = [u8; 24];
+
+/// A page that is asked for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) value: Value,
+    pub(super) cursor: Option<Cursor>,
+    pub(super) limit: usize,
+    /// Whether the next page is asked for as well, if there is one.
+    pub(super) goes_on: bool,
+}
+
+/// The way to read a page of an open view.
 pub(super) type Read = dyn Fn(&mut dyn Reader, &Asked) -> Result<Keys, DerivedError> + Send + Sync;
 
 type Reply = oneshot::Sender<Result<Keys, DerivedError>>;
@@ -45,7 +67,7 @@ enum Job {
     },
 }
 
-/// Handle to the threads.
+/// Handle to the threads `keys-of-N`.
 pub(super) struct Views {
     /// The jobs of each thread; none once stopped. `ask::places` bounds their number.
     queues: Mutex<Vec<Sender<Job>>>,
@@ -88,7 +110,7 @@ impl Views {
         answer.await.unwrap_or(Err(DerivedError::Stopped))
     }
 
-    /// Gives up a view.
+    /// Gives up the view of a call that has ended.
     pub(super) fn close(&self, id: u64) {
         self.send(id, Job::Close { id });
     }

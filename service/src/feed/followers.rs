@@ -32,7 +32,7 @@ impl Followers {
         Place { seq }
     }
 
-    /// Returns the seq of the follower that is furthest behind; the largest number without one.
+    /// Returns the seq of the slowest follower; the largest number without one.
     pub(super) fn slowest(&self) -> u64 {
         let places = lock(&self.places);
         let held = places.iter().filter(|place| Arc::strong_count(place) > 1);

@@ -257,7 +257,7 @@ impl MapWriter {
         Ok(false)
     }
 
-    /// Waits until the derived stores have most of what was committed, because the differences may be more than the feed keeps.
+    /// Waits until the derived stores have most of the committed changes, because these may be more than the feed keeps.
     /// One that does not go on is not waited for.
     fn wait_for_followers(&self) {
         let Some(feed) = &self.feed else { return };

@@ -53,7 +53,7 @@ labels! {
         BatchKeys = "batches",
         /// Dumps for subscribers of the feed.
         Dumps = "dumps",
-        /// Requests to derived stores.
+        /// Requests to derived stores under way.
         Derived = "derived",
         /// Views of a derived store, for answers of several messages.
         Views = "views",
