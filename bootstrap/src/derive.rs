@@ -71,9 +71,9 @@ fn build_at_rest(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
         return Ok(code);
     }
     let (place, partial) = (derived::dir(&args.dir, values::NAME), partial(&args.dir));
-    if place.exists() {
-        fs::remove_dir_all(&place).with_context(|| format!("cannot remove dir={}", place.display()))?;
-    }
+    // A service that was started since may have the old one open.
+    let _held = engines::hold(&args.dir)?;
+    remove_unless_held(&place)?;
     let renamed = fs::rename(&partial, &place).and_then(|()| File::open(args.dir.join(DERIVED))?.sync_all());
     renamed.with_context(|| {
         format!("cannot give the store its name: from={} to={}", partial.display(), place.display())
@@ -97,8 +97,7 @@ fn build_beside_service(args: &DeriveArgs, stop: &Stop) -> Result<u8> {
         }
         _ => Ok(()),
     };
-    remove_partial(&partial(&args.dir))?;
-    remove_copy()?;
+    remove_rest(&args.dir)?;
     fs::create_dir_all(args.dir.join(DERIVED))
         .with_context(|| format!("cannot create dir={}", args.dir.join(DERIVED).display()))?;
     tell!("the running service copies its map: dir={}", copy.display());
@@ -171,12 +170,20 @@ fn remove_unless_held(dir: &Path) -> Result<()> {
     }
     // A process that makes it now holds the lock of the store, or of the spill.
     let held = engines::holder(dir)?;
-    ensure!(held.is_none(), "a derived store is being made: dir={}: wait for its end", dir.display());
+    ensure!(held.is_none(), "a process has the directory open: dir={}: wait for its end", dir.display());
     fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))
+}
+
+/// Removes all that an earlier run has left which was cut short.
+fn remove_rest(map: &Path) -> Result<()> {
+    remove_partial(&partial(map))?;
+    remove_unless_held(&copy(map))?;
+    remove_unless_held(&beside(&copy(map), PARTIAL))
 }
 
 fn drop_of_service(map: &Path) -> Result<u8> {
     let place = derived::dir(map, values::NAME);
+    remove_rest(map)?;
     if !place.exists() {
         return Err(missing(map, &place));
     }
@@ -205,13 +212,11 @@ fn drop_past(map: &Path) -> Result<u8> {
 
 fn drop_all(map: &Path) -> Result<u8> {
     let place = derived::dir(map, values::NAME);
-    remove_partial(&partial(map))?;
+    remove_rest(map)?;
     if !place.exists() {
         return Err(missing(map, &place));
     }
-    let held = engines::holder(&place)?;
-    ensure!(held.is_none(), "a process has the derived store open: dir={}: stop it first", place.display());
-    fs::remove_dir_all(&place).with_context(|| format!("cannot remove dir={}", place.display()))?;
+    remove_unless_held(&place)?;
     say!("removed: dir={}", place.display());
     Ok(0)
 }

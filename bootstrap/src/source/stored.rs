@@ -70,10 +70,13 @@ impl Stored {
     /// follows that feed, of which this store is a state.
     ///
     /// # Errors
-    /// Errors of the engine; a checkpoint that no map has.
+    /// Errors of the engine; a checkpoint that no map has; a map that is between two slots.
     pub(crate) fn with_values_of(self, feed_id: Option<u64>) -> Result<Self> {
         let Some(inner) = Arc::into_inner(self.0) else { bail!("the store is read already: this is a bug") };
-        let slot = ChainCheckpoint::read(&inner.checkpoint)?.slot;
+        let at = ChainCheckpoint::read(&inner.checkpoint)?;
+        // In the middle of a heal the map has a part of a slot.
+        at.refuse_unless_whole()?;
+        let slot = at.slot;
         let seq = inner.checkpoint.seq;
         let mut position = Position::new(inner.checkpoint, slot)?;
         position.origin = feed_id.map_or(position.origin, Origin::Feed);

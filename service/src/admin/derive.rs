@@ -18,7 +18,7 @@ use crate::derive;
 
 /// Copies the map to the directory in which `bootstrap derive` expects it, and answers with the feed's id.
 async fn copy(State((admin, dir)): State<(Admin, PathBuf)>) -> Response {
-    let feed_id = match admin.inner.derived.feed_id() {
+    let feed_id = match admin.inner.derived.build() {
         Ok(id) => id,
         Err(error) => return refusal(error.to_string()),
     };

@@ -14,7 +14,7 @@ use futures::future::{Either, select};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{State, broken};
+use super::{State, broken, is_for_good};
 use crate::feed::{Change, Cursor, Feed, FeedError, Frame, Head, Place, SlotEnd};
 
 /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
@@ -69,8 +69,8 @@ pub(super) struct Follower<T> {
 enum Ended {
     /// The service stops; the next start goes on.
     Closed,
-    /// The store has to be built again.
-    Broken(String),
+    /// The store cannot go on, for this reason, and whether it has to be made anew.
+    Broken(String, bool),
 }
 
 impl Part<'_> {
@@ -108,8 +108,8 @@ impl<T: Target> Follower<T> {
             match self.step(&mut cursor) {
                 Ok(()) => {}
                 Err(Ended::Closed) => return,
-                Err(Ended::Broken(reason)) => {
-                    self.state.send_replace(broken(T::NAME, reason));
+                Err(Ended::Broken(reason, is_for_good)) => {
+                    self.state.send_replace(broken(T::NAME, &reason, is_for_good));
                     return;
                 }
             }
@@ -175,7 +175,7 @@ impl<T: Target> Follower<T> {
         let part = Part { waiting: &self.waiting, after_seq: self.seq, seq };
         while let Err(failed) = self.target.commit(&part, to) {
             if !may_pass(&failed) {
-                return Err(Ended::Broken(failed.to_string()));
+                return Err(Ended::Broken(failed.to_string(), is_for_good(&failed)));
             }
             warn!(error = %failed, derived = T::NAME, "the derived store has to wait: the map goes on");
             self.state.send_replace(State::Follows { seq: self.seq, waits: Some(failed.to_string()) });
@@ -199,8 +199,10 @@ fn may_pass(failed: &Error) -> bool {
 }
 
 fn lost(error: FeedError) -> Ended {
-    Ended::Broken(match error {
-        FeedError::Gone { oldest_seq } => format!("the feed no longer has its next change: oldest_seq={oldest_seq}"),
-        FeedError::Log(error) => error.to_string(),
-    })
+    match error {
+        FeedError::Gone { oldest_seq } => {
+            Ended::Broken(format!("the feed no longer has its next change: oldest_seq={oldest_seq}"), true)
+        }
+        FeedError::Log(error) => Ended::Broken(error.to_string(), is_for_good(&error)),
+    }
 }

@@ -29,7 +29,7 @@ use tracing::error;
 
 use crate::base::published::Published;
 use crate::base::{lock, stop};
-use crate::feed::Feed;
+use crate::feed::{Feed, Place};
 pub(crate) use history::{Cursor as HistoryCursor, HISTORY_MAX, History, Past, Pasts};
 pub(crate) use settings::{DerivedGiven, DerivedSettings};
 pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
@@ -130,8 +130,8 @@ pub(crate) struct Derived {
 struct Added {
     context: Context,
     memory_bytes: u64,
-    /// Held while a store is added or removed.
-    change: Mutex<()>,
+    /// Held while a store is added or removed. Keeps the changes in the feed that a store lacks which is being built.
+    change: Mutex<Option<Place>>,
 }
 
 impl std::fmt::Debug for Derived {
@@ -166,14 +166,6 @@ impl Derived {
         self.history.as_ref()
     }
 
-    /// Returns the id of the feed that derived stores follow.
-    ///
-    /// # Errors
-    /// `FixInput` without a feed.
-    pub(crate) fn feed_id(&self) -> engine_api::Result<u64> {
-        Ok(self.added()?.context.feed.id())
-    }
-
     /// Puts the derived store in `made` in the place of `values`, and follows it; or removes `values`, without another. Requests
     /// that read the store before end. Waits for files.
     ///
@@ -181,9 +173,12 @@ impl Derived {
     /// Without a feed; threads that do not end; I/O errors. The new store cannot be used: `Ok` with its state.
     pub(crate) fn replace(&self, made: Option<&Path>) -> engine_api::Result<Option<State>> {
         let added = self.added()?;
-        let _change = lock(&added.change);
+        let mut change = lock(&added.change);
         let Added { context, memory_bytes, .. } = &**added;
         let place = derived::dir(&context.dir, derived::values::NAME);
+        if let Some(made) = made {
+            values::check(context, made)?;
+        }
         // Not kept locked: requests ask for it meanwhile.
         let old = lock(&self.values).take();
         if let Some(old) = old {
@@ -207,7 +202,18 @@ impl Derived {
         let values = Values::start(context, *memory_bytes).map_err(io)?;
         let state = values.as_ref().map(Values::state);
         *lock(&self.values) = values;
+        *change = None;
         Ok(state)
+    }
+
+    /// Keeps the changes from now on in the feed, for a store that is built of a copy of the map. Returns the id of the feed.
+    ///
+    /// # Errors
+    /// `FixInput` without a feed.
+    pub(crate) fn build(&self) -> engine_api::Result<u64> {
+        let added = self.added()?;
+        *lock(&added.change) = Some(added.context.feed.follow(added.context.published.checkpoint().seq));
+        Ok(added.context.feed.id())
     }
 
     fn added(&self) -> engine_api::Result<&Arc<Added>> {
@@ -255,7 +261,10 @@ impl Followed {
     ) -> io::Result<Self> {
         let (ends, ending) = watch::channel(false);
         let (state, thread) = match opened {
-            Err(reason) => (Arc::new(watch::Sender::new(broken(T::NAME, reason.to_string()))), None),
+            Err(reason) => {
+                let state = broken(T::NAME, &reason.to_string(), is_for_good(&reason));
+                (Arc::new(watch::Sender::new(state)), None)
+            }
             Ok((target, position, seq)) => {
                 tracing::info!(derived = T::NAME, seq, slot = position.slot, "the derived store is open");
                 let state = Arc::new(watch::Sender::new(State::Follows { seq, waits: None }));
@@ -349,9 +358,16 @@ fn check_follows(seq: u64, position: &Position, map: &Checkpoint, feed: &Feed) -
     }
 }
 
+/// Whether a store has to be made anew after this error: opening it again would not help.
+fn is_for_good(error: &engine_api::Error) -> bool {
+    use engine_api::ErrorKind::{DataDamaged, FixInput};
+    matches!(error.kind(), FixInput | DataDamaged)
+}
+
 /// Returns the state of a store that cannot be used, and logs the reason.
-fn broken(name: &str, reason: String) -> State {
+fn broken(name: &str, reason: &str, is_for_good: bool) -> State {
     let way_out = match name == derived::values::NAME {
+        _ if !is_for_good => "restart the service, which goes on where the store is, while the feed has its changes",
         true => "build it again with bootstrap derive --dir DIR, or remove it with --drop",
         false => {
             "stop the service and remove it with bootstrap derive --dir DIR --history --drop: it begins anew at the next start"

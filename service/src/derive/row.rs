@@ -26,7 +26,7 @@ const PERIODS: u64 = 7;
 /// Interval at which the limits are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Endings of directories that are no period yet, and no period any more.
+/// Name of the directory that is no period yet, and ending of one that is no period any more.
 const PARTIAL: &str = "partial";
 const GONE: &str = "gone";
 
@@ -91,6 +91,12 @@ impl Recorder {
         for (first_slot, place) in history::periods(map)? {
             let engine = engines::open_on(&place, &recorder.options, OpenMode::Existing, &derived::terms(NAME))?;
             let (period, position, seq) = Period::new(first_slot, engine)?;
+            if newest.as_ref().is_some_and(|(_, before)| seq < *before) {
+                // It was begun, and could not be opened: the changes went on into the one before.
+                period.close()?;
+                remove_named(&place)?;
+                continue;
+            }
             lock(&recorder.row.periods).push(Arc::new(period));
             newest = Some((position, seq));
         }
@@ -113,14 +119,18 @@ impl Recorder {
     fn begin(&mut self, at: &Position, seq: u64) -> Result<()> {
         let first_slot = at.slot.ok_or_else(|| Error::new(ErrorKind::FixInput, "the map has no slot yet"))?;
         let (place, terms) = (history::period_dir(&self.map, first_slot), derived::terms(NAME));
-        let partial = place.with_extension(PARTIAL);
+        // One name, so that one that fails again and again leaves one directory.
+        let partial = derived::dir(&self.map, NAME).join(PARTIAL);
         remove(&partial)?;
         let engine = engines::open_on(&partial, &self.options, OpenMode::Create, &terms)?;
         engine.begin()?.commit(&at.write(seq), Durability::Synced)?;
         engine.close()?;
         rename(&partial, &place)?;
-        let engine = engines::open_on(&place, &self.options, OpenMode::Existing, &terms)?;
-        let (period, ..) = Period::new(first_slot, engine)?;
+        let opened = engines::open_on(&place, &self.options, OpenMode::Existing, &terms);
+        let (period, ..) = opened.and_then(|engine| Period::new(first_slot, engine)).inspect_err(|_| {
+            // Else changes that go on into the period before would be looked for in this one, if it is not empty then.
+            rename(&place, &partial).ok();
+        })?;
         lock(&self.row.periods).push(Arc::new(period));
         info!(derived = NAME, first_slot, "a period of the past begins");
         Ok(())
@@ -159,16 +169,10 @@ impl Recorder {
 
     /// Removes the periods that are no longer listed, and that nobody reads.
     fn remove_unread(&mut self) -> Result<()> {
-        let (mut unread, read): (Vec<_>, Vec<_>) =
-            self.removed.drain(..).partition(|period| Arc::strong_count(period) == 1);
-        self.removed = read;
-        for period in unread.drain(..) {
-            let first_slot = period.first_slot;
-            let place = history::period_dir(&self.map, first_slot);
-            let gone = place.with_extension(GONE);
-            drop(period);
-            rename(&place, &gone)?;
-            remove(&gone)?;
+        // In the order of their slots: one that stays alone, because it is read, would leave a hole after it at the next start.
+        while self.removed.first().is_some_and(|period| Arc::strong_count(period) == 1) {
+            let first_slot = self.removed.remove(0).first_slot;
+            remove_named(&history::period_dir(&self.map, first_slot))?;
             info!(derived = NAME, first_slot, "the oldest period of the past is removed");
         }
         Ok(())
@@ -201,7 +205,9 @@ impl Target for Recorder {
 /// # Errors
 /// The map is within a slot, or has none.
 pub(super) fn beginning(map: &Checkpoint, slot: Option<u64>, feed_id: u64) -> Result<(Position, u64)> {
-    let no_slot = || Error::new(ErrorKind::FixInput, "the map has no slot yet: it begins at a start with one");
+    let no_slot = || {
+        Error::new(ErrorKind::Retry, "the map is at no slot yet, or between two: the past begins at a start with one")
+    };
     let slot = slot.ok_or_else(no_slot)?;
     let position = Position { origin: Origin::Feed(feed_id), ..Position::new(map.clone(), Some(slot))? };
     Ok((position, map.seq))
@@ -212,11 +218,18 @@ fn clean(row: &Path) -> Result<()> {
     let entries = fs::read_dir(row).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     for entry in entries.map_err(|source| failed("list", row, source))? {
         let path = entry.path();
-        if path.extension().is_some_and(|ending| ending == PARTIAL || ending == GONE) {
+        if path.extension().is_some_and(|ending| ending == GONE) || path.ends_with(PARTIAL) {
             remove(&path)?;
         }
     }
     Ok(())
+}
+
+/// Removes a period: it loses its name first.
+fn remove_named(place: &Path) -> Result<()> {
+    let gone = place.with_extension(GONE);
+    rename(place, &gone)?;
+    remove(&gone)
 }
 
 fn remove(dir: &Path) -> Result<()> {

@@ -447,7 +447,7 @@ fn a_derived_store_is_added_replaced_and_removed_while_the_map_goes_on() {
         store.close().unwrap();
         place
     };
-    let feed = derived::Origin::Feed(world.derived.feed_id().unwrap());
+    let feed = derived::Origin::Feed(world.derived.build().unwrap());
     let (first, second, wrong) =
         (made("first", feed.clone()), made("second", feed), made("wrong", derived::Origin::Feed(7)));
     world.commit(&[(key(3), None), (key(4), Some(key(5)))], true);
@@ -460,13 +460,14 @@ fn a_derived_store_is_added_replaced_and_removed_while_the_map_goes_on() {
         world.assert_whole();
     }
     assert!(matches!(run(walk.next()), Err(DerivedError::Stopped)), "its store is gone");
-    let state = world.derived.replace(Some(&wrong)).unwrap().unwrap();
-    assert!(matches!(state, State::Broken(reason) if reason.contains("another feed")));
+    let nothing = world.derived.replace(Some(Path::new("/nowhere"))).unwrap_err();
+    assert!(nothing.to_string().contains("/nowhere"), "{nothing}");
+    world.assert_whole();
+    let refused = world.derived.replace(Some(&wrong)).unwrap_err();
+    assert!(refused.to_string().contains("another feed"), "{refused}");
+    world.assert_whole();
     assert_eq!(world.derived.replace(None).unwrap(), None);
     assert!(world.derived.values().is_none() && !Values::is_there(world.home.path()));
     world.commit(&[(key(3), Some(key(9)))], true);
-    assert!(
-        matches!(world.derived.replace(Some(&wrong)), Err(error) if error.kind() == engine_api::ErrorKind::FixInput || error.to_string().contains("cannot replace"))
-    );
     world.stop();
 }

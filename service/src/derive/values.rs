@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use derived::values::{self, NAME, Place};
 use derived::{Origin, Position};
-use engine_api::{Engine, Key, Reader, Value};
+use engine_api::{Engine, Reader, Value};
 use engines::{EngineArgs, OpenMode};
 
 use super::follower::{Part, Target};
@@ -199,6 +199,17 @@ fn page(reader: &mut dyn Reader, asked: &Asked, published: &Published) -> Result
     let slot = if now.seq == at.seq { now.slot } else { position.slot };
     let cursor = page.more.map(|place| self::cursor(position.index, &place));
     Ok(Keys { keys: page.keys, slot, cursor })
+}
+
+/// Checks that the feed leads on from a store that was just built.
+///
+/// # Errors
+/// It does not, or there is no store; errors of the engine.
+pub(super) fn check(context: &Context, made: &Path) -> engine_api::Result<()> {
+    let engine = engines::open_read_only(made, Some(ByteSize::b(engines::MEMORY_MIN)))?;
+    let at = engine.checkpoint()?;
+    check_follows(at.seq, &Position::read(&at)?, &context.checkpoint()?, &context.feed)?;
+    engine.close()
 }
 
 /// Opens the derived store and checks that the feed leads on from it. Returns it with its position and its seq.

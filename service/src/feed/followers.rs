@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use crate::base::lock;
 
 /// Bytes of the log that are kept beyond the retention for a derived store: two million changes, which one takes in seconds.
-pub(super) const FOLLOWERS_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const FOLLOWERS_BYTES_MAX: u64 = 256 << 20;
 
 /// The places of all followers.
 #[derive(Debug, Default)]

@@ -39,7 +39,7 @@ use tokio::sync::watch;
 
 pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub(crate) use filter::Filter;
-pub(crate) use followers::Place;
+pub(crate) use followers::{FOLLOWERS_BYTES_MAX, Place};
 pub(crate) use history::History;
 pub(crate) use lost::refuse_lost;
 pub(crate) use pool::Pool;
@@ -54,7 +54,7 @@ pub use workers::Workers;
 pub use writer::FeedWriter;
 
 use crate::base::lock;
-use followers::{FOLLOWERS_BYTES_MAX, Followers};
+use followers::Followers;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
@@ -181,6 +181,11 @@ impl Feed {
     /// Registers a derived store that has the changes up to `seq`.
     pub(crate) fn follow(&self, seq: u64) -> Place {
         self.followers.add(seq)
+    }
+
+    /// Whether a derived store follows.
+    pub(crate) fn has_followers(&self) -> bool {
+        self.followers.slowest() < u64::MAX
     }
 
     /// Returns the number of published changes that a derived store lacks; 0 without one.

@@ -250,6 +250,11 @@ impl FeedWriter {
         self.feed.expire(self.retention_bytes);
     }
 
+    /// Whether a derived store follows.
+    pub(crate) fn has_followers(&self) -> bool {
+        self.feed.has_followers()
+    }
+
     /// Returns the number of published changes that a derived store lacks.
     pub(crate) fn lag_of_followers(&self) -> u64 {
         self.feed.lag_of_followers()

@@ -8,8 +8,11 @@ use bytesize::ByteSize;
 use tracing::info;
 
 use crate::config::Config;
-use crate::feed::RECORD_BYTES;
+use crate::feed::{FOLLOWERS_BYTES_MAX, RECORD_BYTES};
 use crate::ingest::healing::Differences;
+
+/// Upper bound of the disk that a difference takes in derived stores: two entries of `values`, and one of `history`.
+const DERIVED_CHANGE_BYTES: u64 = 200;
 
 /// Consequences of the number of differences, known before the first one is applied.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +39,13 @@ impl NeededSpace {
         let fits_feed = log_bytes <= retention_bytes || config.has_derived();
         let page_bytes = config.engine.engine.descriptor().page_bytes.max(change_bytes);
         let view_bytes = count.saturating_mul(page_bytes).min(probe::disk_bytes(dir));
-        let needed_bytes = view_bytes + if config.feed.feed && fits_feed { log_bytes.min(retention_bytes) } else { 0 };
+        let derived_bytes = if config.has_derived() {
+            count.saturating_mul(DERIVED_CHANGE_BYTES).saturating_add(FOLLOWERS_BYTES_MAX)
+        } else {
+            0
+        };
+        let needed_bytes =
+            view_bytes + derived_bytes + if config.feed.feed && fits_feed { log_bytes.min(retention_bytes) } else { 0 };
         let free_bytes = probe::space(dir)?.free_bytes;
         info!(differences = count, needed_bytes, free_bytes, "disk for the differences (an estimate)");
         ensure!(

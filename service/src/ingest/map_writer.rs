@@ -7,6 +7,7 @@
 mod commit;
 
 use std::hash::{BuildHasher, RandomState};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use super::settings::CommitSettings;
 use crate::base::chain::{Base, Gap, WholeSlot};
 use crate::base::figure::count;
 use crate::base::pulse::Pulse;
-use crate::feed::{FeedWriter, SlotEnd};
+use crate::feed::{Change, FeedWriter, SlotEnd};
 
 /// Value of [`MapConfig::full_retry`] outside of a simulation.
 const FULL_RETRY: Duration = Duration::from_secs(2);
@@ -228,8 +229,12 @@ impl MapWriter {
         }
         self.state.published.heal();
         self.state.overlay.begin(to);
+        let mut waits = true;
         while !*self.stop.borrow() {
-            let changes = differences.next(to.slot, self.config.batch.due)?;
+            let mut changes = differences.next(to.slot, self.config.batch.due)?;
+            if changes.is_empty() {
+                changes.extend(self.change_of_nothing(to.slot)?);
+            }
             let count = changes.len();
             let is_last = differences.left() == 0;
             let next = match changes.last() {
@@ -247,7 +252,7 @@ impl MapWriter {
             let end = SlotEnd { seq: 0, slot: to.slot, blockhash: to.blockhash, parent_slot, is_healed: true };
             self.batch.heal(changes, is_last.then_some(end));
             self.commit_and_publish(next)?;
-            self.wait_for_followers();
+            waits = waits && self.wait_for_followers();
             self.state.healing.applied(count);
             if is_last {
                 self.complete = Some(to);
@@ -257,21 +262,36 @@ impl MapWriter {
         Ok(false)
     }
 
+    /// Returns a change that changes nothing, for a heal that finds no difference: without a change the feed has no end of the
+    /// heal's slot, and the past would not know that it lacks the slots before. `None` if no derived store follows, or the map
+    /// is empty.
+    fn change_of_nothing(&self, slot: u64) -> Result<Option<Change>> {
+        let mut found = None;
+        if self.feed.as_ref().is_some_and(FeedWriter::has_followers) {
+            self.engine.reader()?.scan(&mut |key, value| {
+                found = Some(Change { slot, key: *key, old: Some(*value), new: Some(*value) });
+                ControlFlow::Break(())
+            })?;
+        }
+        Ok(found)
+    }
+
     /// Waits until the derived stores have most of the committed changes, because these may be more than the feed keeps.
-    /// One that does not go on is not waited for.
-    fn wait_for_followers(&self) {
-        let Some(feed) = &self.feed else { return };
+    /// Returns whether to wait after the next commit as well: not for one that does not go on.
+    fn wait_for_followers(&self) -> bool {
+        let Some(feed) = &self.feed else { return false };
         let (mut lag, mut since) = (u64::MAX, Instant::now());
         while !*self.stop.borrow() && since.elapsed() < FOLLOWER_STALL {
             self.pulse.beat();
             let now = feed.lag_of_followers();
             if now <= FOLLOWER_LAG_MAX {
-                return;
+                return true;
             }
             if now < lag {
                 (lag, since) = (now, Instant::now());
             }
             std::thread::sleep(FOLLOWER_LOOK);
         }
+        false
     }
 }
