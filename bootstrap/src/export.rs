@@ -52,8 +52,8 @@ pub(crate) enum Form {
 /// Writes pairs of a store to a file
 ///
 /// `load` reads csv and raw again. Without a choice all pairs are written, in the order of their keys. The last lines say how many
-/// there are, their digest, and the checkpoint of the store. Of a running service, export a snapshot: `service snapshot` makes
-/// one within seconds.
+/// there are, their digest, and the checkpoint of the store. Of a running service, export a snapshot, which `service snapshot`
+/// makes.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ExportArgs {
     /// Directory of the store or of a snapshot; nothing in it is changed
@@ -84,17 +84,12 @@ pub(crate) struct ExportArgs {
 pub(crate) struct Prefix(Vec<u8>);
 
 fn prefix(text: &str) -> Result<Prefix, String> {
-    let digits = text.as_bytes().chunks(2);
-    let byte = |pair: &[u8]| {
-        std::str::from_utf8(pair)
-            .ok()
-            .filter(|_| pair.len() == 2 && pair != b"+0")
-            .and_then(|pair| u8::from_str_radix(pair, 16).ok())
-    };
-    match digits.map(byte).collect::<Option<Vec<u8>>>() {
-        Some(bytes) if bytes.len() <= 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) => Ok(Prefix(bytes)),
-        _ => Err("give an even number of hex digits, at most 64".to_owned()),
+    let is_whole = text.len().is_multiple_of(2) && text.len() <= 2 * size_of::<Key>();
+    if !is_whole || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err("give an even number of hex digits, at most 64".to_owned());
     }
+    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).map_err(|error| error.to_string());
+    (0..text.len()).step_by(2).map(byte).collect::<Result<_, _>>().map(Prefix)
 }
 
 /// Writes the file. The exit code is 0 when it is complete, and 128 + signal when it was asked to stop.
@@ -118,6 +113,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
         if digest.is_some() && is_file {
             File::open(&partial)?.sync_all()?;
             fs::rename(&partial, &args.to)?;
+            let parent = args.to.parent().filter(|parent| *parent != Path::new(""));
+            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
         }
         Ok(digest)
     });
@@ -146,7 +143,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
 
 /// Writes the pairs that are asked for. Returns their digest; `None` when asked to stop.
 fn write(args: &ExportArgs, engine: &dyn Engine, file: Box<dyn Write + Send>, stop: &Stop) -> Result<Option<Digest>> {
-    let mut out = Out::new(args.form, file)?;
+    let (mut out, mut digest) = (pairs(args.form, file)?, Digest::default());
+    let mut put = |key: &Key, value: &Value| {
+        digest.add(key, value);
+        out.pair(key, value)
+    };
     let total = args.value.is_none().then(|| engine.stats()).transpose()?.map(|stats| stats.pairs_estimate);
     let mut progress = Progress::new(total.filter(|_| args.prefix.is_none()), "export");
     let (mut read, mut failed) = (0, None);
@@ -161,7 +162,7 @@ fn write(args: &ExportArgs, engine: &dyn Engine, file: Box<dyn Write + Send>, st
                 sample.take(key, value);
                 None
             }
-            None => out.pair(key, value).err(),
+            None => put(key, value).err(),
         };
         let ends = failed.is_some() || read % LOOK_EVERY_PAIRS == 0 && stop.asked().is_some();
         if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -183,9 +184,11 @@ fn write(args: &ExportArgs, engine: &dyn Engine, file: Box<dyn Write + Send>, st
         return Ok(None);
     }
     for (key, value) in sample.map_or_else(Vec::new, Sample::sorted) {
-        out.pair(&key, &value)?;
+        put(&key, &value)?;
     }
-    out.finish(&solana::shown_of_copy(&engine.checkpoint()?).to_string()).map(Some)
+    let checkpoint = solana::shown_of_copy(&engine.checkpoint()?).to_string();
+    out.finish(&[("checkpoint", &checkpoint), ("digest", &digest.to_string())])?;
+    Ok(Some(digest))
 }
 
 /// Passes the keys of a value, in the order of the derived store.
@@ -237,52 +240,56 @@ impl Sample {
     }
 }
 
-/// The file that is written, and its digest.
-struct Out {
-    digest: Digest,
-    to: To,
+/// A file of pairs in one form.
+trait Pairs {
+    fn pair(&mut self, key: &Key, value: &Value) -> Result<()>;
+
+    /// Writes the rest, and the named facts about the store if the form has a place for them.
+    fn finish(self: Box<Self>, facts: &[(&str, &str)]) -> Result<()>;
 }
 
-enum To {
-    Csv(BufWriter<Box<dyn Write + Send>>),
-    Raw(BufWriter<Box<dyn Write + Send>>),
-    #[cfg(feature = "parquet")]
-    Parquet(Box<crate::table::Table>),
-}
+type Buffered = BufWriter<Box<dyn Write + Send>>;
 
-impl Out {
-    fn new(form: Form, file: Box<dyn Write + Send>) -> Result<Self> {
-        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-        let to = match form {
-            Form::Csv => To::Csv(file),
-            Form::Raw => To::Raw(file),
-            #[cfg(feature = "parquet")]
-            Form::Parquet => To::Parquet(Box::new(crate::table::Table::new(file)?)),
-        };
-        Ok(Self { digest: Digest::default(), to })
-    }
+struct Csv(Buffered);
+struct Raw(Buffered);
 
+impl Pairs for Csv {
     fn pair(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.digest.add(key, value);
-        match &mut self.to {
-            To::Csv(file) => writeln!(file, "{},{}", base58(key), base58(value))?,
-            To::Raw(file) => file.write_all(key).and_then(|()| file.write_all(value))?,
-            #[cfg(feature = "parquet")]
-            To::Parquet(table) => table.pair(key, value)?,
-        }
-        Ok(())
+        Ok(writeln!(self.0, "{},{}", base58(key), base58(value))?)
     }
 
-    /// Writes the rest, and the state of the store where the form has a place for it. Returns the digest of the pairs.
-    fn finish(self, checkpoint: &str) -> Result<Digest> {
-        let Self { digest, to } = self;
-        match to {
-            To::Csv(mut file) | To::Raw(mut file) => file.flush()?,
-            #[cfg(feature = "parquet")]
-            To::Parquet(table) => table.finish(&[("checkpoint", checkpoint), ("digest", &digest.to_string())])?,
-        }
-        // Only a table has a place for it.
-        let _ = checkpoint;
-        Ok(digest)
+    fn finish(mut self: Box<Self>, _: &[(&str, &str)]) -> Result<()> {
+        Ok(self.0.flush()?)
     }
+}
+
+impl Pairs for Raw {
+    fn pair(&mut self, key: &Key, value: &Value) -> Result<()> {
+        Ok(self.0.write_all(&[*key, *value].concat())?)
+    }
+
+    fn finish(mut self: Box<Self>, _: &[(&str, &str)]) -> Result<()> {
+        Ok(self.0.flush()?)
+    }
+}
+
+#[cfg(feature = "parquet")]
+impl Pairs for crate::table::Table {
+    fn pair(&mut self, key: &Key, value: &Value) -> Result<()> {
+        Self::pair(self, key, value)
+    }
+
+    fn finish(self: Box<Self>, facts: &[(&str, &str)]) -> Result<()> {
+        Self::finish(*self, facts)
+    }
+}
+
+fn pairs(form: Form, file: Box<dyn Write + Send>) -> Result<Box<dyn Pairs>> {
+    let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+    Ok(match form {
+        Form::Csv => Box::new(Csv(file)),
+        Form::Raw => Box::new(Raw(file)),
+        #[cfg(feature = "parquet")]
+        Form::Parquet => Box::new(crate::table::Table::new(file)?),
+    })
 }

@@ -60,7 +60,7 @@ def ingest(args, engine, share, stores, store):
         try:
             command = [os.path.join(args.bin, "loadgen"), "stream", "--listen", f"127.0.0.1:{port}"]
             command += ["--pairs", str(args.pairs), "--seed", "1"]
-            command += ["--events", str(args.events), "--events-per-slot", str(EVENTS_PER_SLOT), "--change-share", str(share),
+            command += ["--events", str(args.events), "--events-per-slot", str(EVENTS_PER_SLOT), "--change-share", str(share), "--close-share", "0",
                         "--linger", "1h", "--extract", "account-owner"]
             children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log))
             more = ["--history-slots", "1000000"] if "history" in stores else []

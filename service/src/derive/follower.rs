@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{State, broken, is_for_good};
-use crate::feed::{Change, Cursor, Feed, FeedError, Frame, Head, Place, SlotEnd};
+use crate::feed::{Change, Cursor, Feed, FeedError, Frame, Head, Hold, SlotEnd};
 
 /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ pub(super) struct Follower<T> {
     changes_max: usize,
     feed: Arc<Feed>,
     /// Keeps changes in the feed's log that the store lacks.
-    place: Place,
+    hold: Hold,
     head: watch::Receiver<Head>,
     state: Arc<watch::Sender<State>>,
     /// True to end before the feed does.
@@ -97,8 +97,8 @@ impl<T: Target> Follower<T> {
         state: Arc<watch::Sender<State>>,
         ending: watch::Receiver<bool>,
     ) -> Self {
-        let (head, place) = (feed.head(), feed.follow(seq));
-        Self { target, position, seq, changes_max, feed, place, head, state, ending, waiting: Vec::new(), end_at: None }
+        let (head, hold) = (feed.head(), feed.follow(seq));
+        Self { target, position, seq, changes_max, feed, hold, head, state, ending, waiting: Vec::new(), end_at: None }
     }
 
     /// Follows the feed until the service stops, and then takes the rest of it.
@@ -163,7 +163,7 @@ impl<T: Target> Follower<T> {
             };
             self.commit_part(seq, &to)?;
             (self.position, self.seq) = (to, seq);
-            self.place.reach(seq);
+            self.hold.reach(seq);
             self.state.send_replace(State::Follows { seq, waits: None });
         }
         self.waiting.clear();

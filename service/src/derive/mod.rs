@@ -29,7 +29,7 @@ use tracing::error;
 
 use crate::base::published::Published;
 use crate::base::{lock, stop};
-use crate::feed::{Feed, Place};
+use crate::feed::{Feed, Hold};
 pub(crate) use history::{Cursor as HistoryCursor, HISTORY_MAX, History, Past, Pasts};
 pub(crate) use settings::{DerivedGiven, DerivedSettings};
 pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
@@ -131,7 +131,7 @@ struct Added {
     context: Context,
     memory_bytes: u64,
     /// Held while a store is added or removed. Keeps the changes in the feed that a store lacks which is being built.
-    change: Mutex<Option<Place>>,
+    change: Mutex<Option<Hold>>,
 }
 
 impl std::fmt::Debug for Derived {
@@ -174,6 +174,8 @@ impl Derived {
     pub(crate) fn replace(&self, made: Option<&Path>) -> engine_api::Result<Option<State>> {
         let added = self.added()?;
         let mut change = lock(&added.change);
+        // Kept until the new store follows; a store that cannot be used needs the changes no more.
+        let _kept = change.take();
         let Added { context, memory_bytes, .. } = &**added;
         let place = derived::dir(&context.dir, derived::values::NAME);
         if let Some(made) = made {
@@ -187,22 +189,16 @@ impl Derived {
                 |stuck: stop::Stuck| engine_api::Error::new(engine_api::ErrorKind::Internal, stuck.to_string());
             old.stop(Instant::now() + stop::SHUTDOWN_TIMEOUT).map_err(internal)?;
         }
-        let io = |source| engine_api::Error::io(format!("cannot replace a directory: dir={}", place.display()), source);
-        match std::fs::remove_dir_all(&place) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
-            _ => {}
-        }
+        row::remove(&place)?;
         let Some(made) = made else {
             tracing::info!(dir = %place.display(), "the derived store is removed");
             return Ok(None);
         };
-        std::fs::rename(made, &place)
-            .and_then(|()| std::fs::File::open(place.parent().unwrap_or(&place))?.sync_all())
-            .map_err(io)?;
-        let values = Values::start(context, *memory_bytes).map_err(io)?;
+        row::rename(made, &place)?;
+        let failed = |source| engine_api::Error::io("cannot start a thread of the derived store", source);
+        let values = Values::start(context, *memory_bytes).map_err(failed)?;
         let state = values.as_ref().map(Values::state);
         *lock(&self.values) = values;
-        *change = None;
         Ok(state)
     }
 

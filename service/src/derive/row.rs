@@ -147,7 +147,7 @@ impl Recorder {
         let (Some(newest_slot), Some(newest_bytes)) = (first_slots.last(), sizes.last()) else { return Ok(()) };
         let Limits { slots, bytes } = self.limits;
         let has_slots = slots > 0 && slot.saturating_sub(*newest_slot) >= slots.div_ceil(PERIODS);
-        let has_bytes = bytes > 0 && *newest_bytes >= bytes / PERIODS;
+        let has_bytes = bytes > 0 && *newest_bytes > bytes / PERIODS;
         if (has_slots || has_bytes) && slot > *newest_slot {
             self.begin(at, seq)?;
             first_slots.push(slot);
@@ -190,6 +190,8 @@ impl Target for Recorder {
         let unresolved: Vec<_> =
             jumped.map(|end| Unresolved { from_slot: end.parent_slot, to_slot: end.slot }).collect();
         newest.record(&mut records, &unresolved, part.seq, to)?;
+        // Else it counts as read, should it be the one to remove.
+        drop(newest);
         if to.is_whole
             && self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY)
             && let Err(failed) = self.look(to, part.seq)
@@ -232,14 +234,16 @@ fn remove_named(place: &Path) -> Result<()> {
     remove(&gone)
 }
 
-fn remove(dir: &Path) -> Result<()> {
+/// Removes a directory with all in it, if it is there.
+pub(super) fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", dir, error)),
         _ => Ok(()),
     }
 }
 
-fn rename(from: &Path, to: &Path) -> Result<()> {
+/// Gives a directory another name, durably.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     let renamed = fs::rename(from, to).and_then(|()| File::open(to.parent().unwrap_or(to))?.sync_all());
     renamed.map_err(|source| failed("rename", from, source))
 }

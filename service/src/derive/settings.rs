@@ -20,7 +20,7 @@ settings! {
         /// 216000 are a day; 0 for no limit but history_bytes, or for no past at all [default: 0]
         #[arg(value_name = "SLOTS")]
         history_slots: u64 = 0, within 0..=HISTORY_SLOTS_MAX;
-        /// Disk space for past values, 70 bytes a change; for an operator whose disk is the limit. The oldest slots go first; 0 for
+        /// Disk space for past values, about 90 bytes a change; for an operator whose disk is the limit. The oldest slots go first; 0 for
         /// no limit but history_slots [default: 0]
         #[arg(value_name = "BYTES", value_parser = engines::size)]
         #[serde(deserialize_with = "crate::base::setting::size")]

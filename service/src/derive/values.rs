@@ -102,7 +102,7 @@ impl Values {
     }
 
     /// Returns the keys of a value, up to `limit` and those after a cursor, once the store has all that the map has now. Waits for
-    /// that as long as `wait`. With `goes_on` the pages are taken from one view.
+    /// that as long as `wait`. All pages are of one view.
     ///
     /// # Errors
     /// The store has not caught up with its map, or cannot be used.

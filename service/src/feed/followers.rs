@@ -11,37 +11,37 @@ use crate::base::lock;
 /// Bytes of the log that are kept beyond the retention for a derived store: two million changes, which one takes in seconds.
 pub(crate) const FOLLOWERS_BYTES_MAX: u64 = 256 << 20;
 
-/// The places of all followers.
+/// The holds of all followers: how far each is.
 #[derive(Debug, Default)]
 pub(super) struct Followers {
-    places: Mutex<Vec<Arc<AtomicU64>>>,
+    holds: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
-/// The place of one follower, until this is dropped.
+/// Holds the changes in the log that one follower lacks, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Hold {
     seq: Arc<AtomicU64>,
 }
 
 impl Followers {
-    pub(super) fn add(&self, seq: u64) -> Place {
+    pub(super) fn add(&self, seq: u64) -> Hold {
         let seq = Arc::new(AtomicU64::new(seq));
-        let mut places = lock(&self.places);
-        places.retain(|place| Arc::strong_count(place) > 1);
-        places.push(Arc::clone(&seq));
-        Place { seq }
+        let mut holds = lock(&self.holds);
+        holds.retain(|hold| Arc::strong_count(hold) > 1);
+        holds.push(Arc::clone(&seq));
+        Hold { seq }
     }
 
     /// Returns the seq of the slowest follower; the largest number without one.
     pub(super) fn slowest(&self) -> u64 {
-        let places = lock(&self.places);
-        let held = places.iter().filter(|place| Arc::strong_count(place) > 1);
+        let holds = lock(&self.holds);
+        let held = holds.iter().filter(|hold| Arc::strong_count(hold) > 1);
         // ORDERING: Relaxed: a bound for what is kept; the log itself has a lock.
-        held.map(|place| place.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
+        held.map(|hold| hold.load(Ordering::Relaxed)).min().unwrap_or(u64::MAX)
     }
 }
 
-impl Place {
+impl Hold {
     /// Says that the follower has the changes up to `seq`.
     pub(crate) fn reach(&self, seq: u64) {
         // ORDERING: Relaxed: see `Followers::slowest`.

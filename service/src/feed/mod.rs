@@ -39,7 +39,7 @@ use tokio::sync::watch;
 
 pub(crate) use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub(crate) use filter::Filter;
-pub(crate) use followers::{FOLLOWERS_BYTES_MAX, Place};
+pub(crate) use followers::{FOLLOWERS_BYTES_MAX, Hold};
 pub(crate) use history::History;
 pub(crate) use lost::refuse_lost;
 pub(crate) use pool::Pool;
@@ -179,7 +179,7 @@ impl Feed {
     }
 
     /// Registers a derived store that has the changes up to `seq`.
-    pub(crate) fn follow(&self, seq: u64) -> Place {
+    pub(crate) fn follow(&self, seq: u64) -> Hold {
         self.followers.add(seq)
     }
 

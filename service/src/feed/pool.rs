@@ -1,4 +1,4 @@
-//! A few named threads that work off one queue of jobs, for the work that subscribers and requests for keys of a value cause.
+//! A few named threads that work off one queue of jobs, for the work that subscribers and requests for the past cause.
 //!
 //! Owns: the queue and the threads. Must not: know the content of a job, or bound the queue: a subscriber, a dump and a request
 //! have one job each, and `ask::places` bounds their number. Threads: jobs are handed over on the network

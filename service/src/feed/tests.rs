@@ -449,13 +449,13 @@ fn changes_that_a_derived_store_lacks_stay_beyond_the_retention_but_not_for_ever
     let temp = tempfile::tempdir().unwrap();
     let mut rig = Rig::open(temp.path(), 0, Durability::Buffered, 0);
     rig.commit(10);
-    let place = rig.feed.follow(10);
+    let hold = rig.feed.follow(10);
     (0..10).for_each(|_| rig.commit(20_000));
     rig.writer.expire();
     assert_eq!((rig.feed.oldest_seq(), rig.feed.lag_of_followers()), (11, 200_000));
     // What it has may go, and what another one lacks stays.
     let other = rig.feed.follow(100_010);
-    place.reach(150_010);
+    hold.reach(150_010);
     rig.writer.expire();
     let oldest = rig.feed.oldest_seq();
     assert!((80_000..=100_011).contains(&oldest), "oldest={oldest}");
@@ -468,7 +468,7 @@ fn changes_that_a_derived_store_lacks_stay_beyond_the_retention_but_not_for_ever
     }
     assert!(rig.feed.log_bytes() > FOLLOWERS_BYTES_MAX - (8 << 20), "it was given up too early");
     // One that ends holds nothing.
-    drop((place, other));
+    drop((hold, other));
     rig.writer.expire();
     assert!(rig.feed.log_bytes() < 16 << 20 && rig.feed.lag_of_followers() == 0);
 }

@@ -232,10 +232,10 @@ impl MapWriter {
         let mut waits = true;
         while !*self.stop.borrow() {
             let mut changes = differences.next(to.slot, self.config.batch.due)?;
+            let count = changes.len();
             if changes.is_empty() {
                 changes.extend(self.change_of_nothing(to.slot)?);
             }
-            let count = changes.len();
             let is_last = differences.left() == 0;
             let next = match changes.last() {
                 Some(last) if !is_last => {

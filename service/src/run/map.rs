@@ -105,7 +105,7 @@ impl Store {
             "the memory limit, and the engine's part of it"
         );
         for part in memory.parts() {
-            info!("the engine's memory, without that of the derived store {part}");
+            info!(part, "a derived store's part of the engine's memory");
         }
         for note in engines::notes(&config.store.dir, &options)? {
             if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
