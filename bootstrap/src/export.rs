@@ -201,7 +201,7 @@ fn keys_of(
     let (store, position) = open_values(&args.dir, map)?;
     let (mut reader, mut after) = (store.reader()?, None);
     loop {
-        let page = values::page(&mut *reader, &position.secret, value, after.as_ref(), PAGE_KEYS)?;
+        let page = values::page(&mut *reader, &position.secret, value, after.as_ref(), PAGE_KEYS, None)?;
         let goes_on = page.keys.iter().all(|key| take(key, value).is_continue());
         after = page.more;
         if !goes_on || after.is_none() {

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &KeysOfArgs) -> Result<u8> {
     let (mut left, mut after, mut count) = (args.limit, None, 0u64);
     while left > 0 {
         let limit = left.min(PAGE_KEYS as u64) as usize;
-        let page = values::page(&mut *reader, &position.secret, &args.value, after.as_ref(), limit)?;
+        let page = values::page(&mut *reader, &position.secret, &args.value, after.as_ref(), limit, None)?;
         page.keys.iter().for_each(|key| say!("{}", base58(key)));
         (left, count) = (left - page.keys.len() as u64, count + page.keys.len() as u64);
         after = page.more;

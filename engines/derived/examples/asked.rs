@@ -91,7 +91,7 @@ fn main() -> Result<()> {
         let store = open(&dir(&args.dir, values::NAME))?;
         let mut entries = store.reader()?;
         let secret = Position::read(&entries.checkpoint()?)?.secret;
-        let mut ask = |_: &Key, value: &Value| values::page(&mut *entries, &secret, value, None, KEYS).map(drop);
+        let mut ask = |_: &Key, value: &Value| values::page(&mut *entries, &secret, value, None, KEYS, None).map(drop);
         told.push(time("keys_of", &drawn, &mut ask)?);
     }
     if dir(&args.dir, history::NAME).exists() {

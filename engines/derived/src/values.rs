@@ -26,6 +26,14 @@ pub struct Page {
     pub more: Option<Place>,
 }
 
+/// How a map differs from the one that a store has the entries of.
+pub struct Differences<'a> {
+    /// Whether the value of a key differs.
+    pub is_changed: &'a dyn Fn(&Key) -> bool,
+    /// All keys of those that have the value which is asked for.
+    pub keys: &'a mut dyn Iterator<Item = Key>,
+}
+
 /// Returns the entry of a pair.
 pub fn entry(secret: &Secret, key: &Key, value: &Value) -> (Key, Value) {
     (joined(&secret.hash(value), &secret.hash(key)), *key)
@@ -53,7 +61,7 @@ pub fn apply(engine: &dyn Engine, changes: &mut dyn Iterator<Item = Change>, seq
     txn.commit(&to.write(seq), Durability::Synced)
 }
 
-/// Reads at most `limit` keys of a value, those after `after`.
+/// Reads at most `limit` keys of a value, those after `after`, in the store's map or in one that differs from it.
 ///
 /// # Errors
 /// Those of the engine.
@@ -63,22 +71,42 @@ pub fn page(
     value: &Value,
     after: Option<&Place>,
     limit: usize,
+    differences: Option<Differences<'_>>,
 ) -> Result<Page> {
+    let (is_changed, mut more): (&dyn Fn(&Key) -> bool, Vec<(Place, Key)>) = match differences {
+        Some(Differences { is_changed, keys }) => (is_changed, keys.map(|key| (secret.hash(&key), key)).collect()),
+        None => (&|_| false, Vec::new()),
+    };
+    more.retain(|(place, _)| after.is_none_or(|after| place > after));
+    more.sort_unstable();
+    let mut more = more.into_iter().peekable();
+
     let first = joined(&secret.hash(value), after.unwrap_or(&[0; PREFIX_BYTES]));
     let (mut page, mut last) = (Page::default(), [0; PREFIX_BYTES]);
-    reader.scan_prefix(&first, PREFIX_BYTES, &mut |at, key| {
-        let place: Place = std::array::from_fn(|n| at[PREFIX_BYTES + n]);
-        if after == Some(&place) {
-            return ControlFlow::Continue(());
-        }
+    let mut push = |place: Place, key: Key| {
         if page.keys.len() == limit {
             page.more = Some(last);
             return ControlFlow::Break(());
         }
-        page.keys.push(*key);
+        page.keys.push(key);
         last = place;
         ControlFlow::Continue(())
+    };
+    let mut is_full = false;
+    reader.scan_prefix(&first, PREFIX_BYTES, &mut |at, key| {
+        let place: Place = std::array::from_fn(|n| at[PREFIX_BYTES + n]);
+        if after == Some(&place) || is_changed(key) {
+            return ControlFlow::Continue(());
+        }
+        let before = std::iter::from_fn(|| more.next_if(|(of, _)| *of < place));
+        let flow = before.chain([(place, *key)]).try_for_each(|(place, key)| push(place, key));
+        is_full = flow.is_break();
+        flow
     })?;
+    if !is_full {
+        // Whether the page is full by then, is in it.
+        let _flow = more.try_for_each(|(place, key)| push(place, key));
+    }
     Ok(page)
 }
 

@@ -139,9 +139,9 @@ impl Client {
     /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the service keeps no past;
     /// [`crate::ErrorKind::BadInput`] for a slot that is not kept.
     #[cfg(feature = "grpc")]
-    pub fn get_at(&mut self, key: &Key, slot: u64) -> Result<Answer<crate::Past>> {
+    pub fn get_at(&mut self, key: &Key, slot: u64, options: ReadOptions) -> Result<Answer<crate::Past>> {
         let (runtime, client) = self.derived()?;
-        runtime.block_on(client.get_at(key, slot))
+        runtime.block_on(client.get_at(key, slot, options))
     }
 
     /// Returns changes of a key, newest first, as the async client's `changes` does.

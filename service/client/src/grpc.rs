@@ -177,7 +177,12 @@ impl Grpc {
     }
 
     pub(crate) async fn get_at(&self, key: &Key, slot: u64, read: Read) -> Result<Answer<Past>> {
-        let request = GetAtRequest { key: Bytes::copy_from_slice(key), slot, map: String::new() };
+        let request = GetAtRequest {
+            key: Bytes::copy_from_slice(key),
+            slot,
+            commitment: read.commitment as i32,
+            map: String::new(),
+        };
         let send = |mut client: KvClient<Channel>, request| async move { client.get_at(request).await };
         let reply = self.call(request, read.deadline, send).await?;
         let past = Past { value: optional(reply.value.as_ref())?, until_slot: reply.until_slot };
@@ -195,6 +200,7 @@ impl Grpc {
             key: Bytes::copy_from_slice(key),
             limit,
             cursor: cursor.map_or_else(Bytes::new, Bytes::copy_from_slice),
+            commitment: read.commitment as i32,
             min_context_slot: read.min_context_slot,
             map: String::new(),
         };

@@ -124,20 +124,21 @@ impl Client {
         self.derived()?.count_of(value, limit, options.begin(self.deadline)).await
     }
 
-    /// Returns the value that a key had at the end of a slot. Waits for a slot that the map has not reached.
+    /// Returns the value that a key had at the end of a slot. Waits for a slot that the map has not reached at the commitment of
+    /// `options`; a `min_context_slot` there says nothing more.
     ///
     /// # Errors
     /// As [`Client::get`]; [`crate::ErrorKind::Refused`] over shared memory, and where the service keeps no past;
     /// [`crate::ErrorKind::BadInput`] for a slot that is not kept.
-    pub async fn get_at(&self, key: &Key, slot: u64) -> Result<Answer<Past>> {
-        self.derived()?.get_at(key, slot, ReadOptions::default().begin(self.deadline)).await
+    pub async fn get_at(&self, key: &Key, slot: u64, options: ReadOptions) -> Result<Answer<Past>> {
+        self.derived()?.get_at(key, slot, options.begin(self.deadline)).await
     }
 
     /// Returns up to `limit` changes of a key, newest first, 4,000 with 0: those before `cursor`, which is that of an earlier answer,
     /// or the newest ones.
     ///
     /// # Errors
-    /// As [`Client::get_at`].
+    /// As [`Client::get_at`]; [`crate::ErrorKind::Refused`] at processed.
     pub async fn changes(
         &self,
         key: &Key,

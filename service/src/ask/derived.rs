@@ -50,8 +50,7 @@ impl Ask {
     /// derived store all that the map has. All are of one state.
     ///
     /// # Errors
-    /// There is no derived store, or it cannot answer; another commitment than confirmed; [`Cause::NotReached`] where the slot
-    /// does not come in time; [`Cause::Full`].
+    /// There is no derived store, or it cannot answer; [`Cause::NotReached`] where the slot does not come in time; [`Cause::Full`].
     pub(crate) async fn keys_of(
         &self,
         value: Value,
@@ -63,25 +62,27 @@ impl Ask {
         let values = self.derived.values().ok_or(DerivedError::NotThere(NO_VALUES))?;
         let place = self.begin(wanted, peer).await?;
         let view = (limit > KEYS_MAX as u64).then(|| Taking::new(peer, Place::Views, 1, VIEWS_MAX)).transpose()?;
-        let walk = values.keys_of(value, cursor, limit, wanted.time()).await?;
+        let walk = values.keys_of(value, cursor, limit, wanted.commitment, wanted.time()).await?;
         Ok(KeysAnswer { walk, wanted: *wanted, _places: (place, view) })
     }
 
     /// Returns the value that a key had at the slot that the request names, once the map has reached it.
     ///
     /// # Errors
-    /// The service keeps no past, or it cannot answer; another commitment than confirmed; [`Cause::OutOfRange`] for a slot that is
-    /// not kept; [`Cause::NotReached`]; [`Cause::Full`].
+    /// The service keeps no past, or it cannot answer; [`Cause::OutOfRange`] for a slot that is not kept; [`Cause::NotReached`];
+    /// [`Cause::Full`].
     pub(crate) async fn get_at(&self, key: Key, slot: u64, wanted: &Wanted, peer: &Arc<Peer>) -> Result<Past, Refusal> {
         let history = self.history()?;
         let _place = self.begin(wanted, peer).await?;
-        Ok(history.at(key, slot, wanted.time()).await?)
+        let past = history.at(key, slot, wanted.commitment, wanted.time()).await?;
+        wanted.check(past.slot)?;
+        Ok(past)
     }
 
     /// Returns up to `limit` changes of a key, newest first, those before a cursor.
     ///
     /// # Errors
-    /// As [`Ask::get_at`]; [`Cause::OutOfRange`] for a cursor whose change is no longer kept.
+    /// As [`Ask::get_at`]; at processed; [`Cause::OutOfRange`] for a cursor whose change is no longer kept.
     pub(crate) async fn changes(
         &self,
         key: Key,
@@ -91,8 +92,12 @@ impl Ask {
         peer: &Arc<Peer>,
     ) -> Result<Pasts, Refusal> {
         let history = self.history()?;
+        if wanted.commitment == Commitment::Processed {
+            let text = "the changes of a key are told once they are confirmed: ask at confirmed or finalized";
+            return Err(Refusal::new(Cause::NotOffered, text));
+        }
         let _place = self.begin(wanted, peer).await?;
-        Ok(history.changes(key, cursor, limit, wanted.time()).await?)
+        Ok(history.changes(key, cursor, limit, wanted.commitment, wanted.time()).await?)
     }
 
     fn history(&self) -> Result<&History, Refusal> {
@@ -101,10 +106,6 @@ impl Ask {
 
     /// Takes a place, once the map holds the slot that the request names.
     async fn begin(&self, wanted: &Wanted, peer: &Arc<Peer>) -> Result<Taking, Refusal> {
-        if wanted.commitment != Commitment::Confirmed {
-            let text = "derived stores answer at confirmed alone: ask for that";
-            return Err(Refusal::new(Cause::NotOffered, text));
-        }
         if wanted.names_a_slot() {
             wait::until(&self.overlay, wanted, 1, peer).await?;
         }

@@ -118,6 +118,8 @@ impl From<DerivedError> for Refusal {
             }
             DerivedError::OutOfRange(reason) => (Cause::OutOfRange, reason.into()),
             DerivedError::Unavailable(reason) => (Cause::Unavailable, reason.into()),
+            DerivedError::Behind => (Cause::Unavailable, "the derived store is behind its map: try again later".into()),
+            DerivedError::Lookup(error) => return error.into(),
             DerivedError::Stopped => return Self::stopping("the service is shutting down"),
             DerivedError::Engine(error) => {
                 tracing::error!(%error, kind = ?error.kind(), "a derived store cannot be read");

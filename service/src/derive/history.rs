@@ -20,9 +20,12 @@ use solana::ChainCheckpoint;
 
 use super::row::{Limits, Recorder, Row, beginning};
 use super::{Context, DerivedError, DerivedSettings, Followed, MEMORY_MIN, State, check_follows};
+use crate::base::chain::{Base, Commitment};
 use crate::base::published::is_between_slots;
 use crate::base::stop;
 use crate::feed::Pool;
+use crate::overlay::{Overlay, Processed};
+use crate::reading::LookupError;
 
 /// Largest number of changes in one answer: 300 KB.
 pub(crate) const HISTORY_MAX: usize = 4_000;
@@ -77,6 +80,7 @@ struct Inner {
     row: Row,
     /// Only borrowed, because the service needs the engine alone to close it at its stop.
     map: Weak<Measured>,
+    overlay: Arc<Overlay>,
     pool: Pool,
 }
 
@@ -84,7 +88,12 @@ struct Inner {
 struct Present {
     value: Option<Value>,
     seq: u64,
+    /// The newest slot of the map in the view.
+    map_slot: Option<u64>,
+    /// The newest slot at the commitment.
     slot: Option<u64>,
+    /// The changes of the key in the banks on top of the view, ascending by slot.
+    banks: Vec<(u64, Option<Value>)>,
 }
 
 impl History {
@@ -103,7 +112,8 @@ impl History {
         let row = opened.as_ref().map_or_else(|_| Row::default(), |(recorder, ..)| recorder.row());
         let followed = Followed::start(opened, context)?;
         let pool = Pool::start("history", READ_THREADS)?;
-        Ok(Self { inner: Arc::new(Inner { followed, row, map: Weak::clone(&context.map), pool }) })
+        let (map, overlay) = (Weak::clone(&context.map), Arc::clone(&context.overlay));
+        Ok(Self { inner: Arc::new(Inner { followed, row, map, overlay, pool }) })
     }
 
     /// Returns the state at this moment.
@@ -121,14 +131,29 @@ impl History {
     ///
     /// # Errors
     /// The slot is not kept, or not resolved; the past cannot be read.
-    pub(crate) async fn at(&self, key: Key, slot: u64, wait: Duration) -> Result<Past, DerivedError> {
-        let present = self.present(key, wait).await?;
+    pub(crate) async fn at(
+        &self,
+        key: Key,
+        slot: u64,
+        commitment: Commitment,
+        wait: Duration,
+    ) -> Result<Past, DerivedError> {
+        let present = self.present(key, commitment, wait).await?;
+        if Some(slot) > present.map_slot {
+            return Ok(present.at(slot));
+        }
         let row = self.inner.row.clone();
         let found = self.read(move || history::at(&row.periods(), &key, slot)).await?;
-        let past = Past { value: present.value, until_slot: None, slot: present.slot };
         match found {
-            At::Unchanged => Ok(past),
-            At::Before(change) => Ok(Past { value: change.before, until_slot: Some(change.slot), ..past }),
+            At::Unchanged => Ok(present.at(slot)),
+            // The past may know later changes than the view of the map.
+            At::Before(change) if Some(change.slot) > present.map_slot => {
+                Ok(Past { value: change.before, ..present.at(slot) })
+            }
+            At::Before(change) => {
+                let until_slot = Some(change.slot).filter(|slot| Some(*slot) <= present.slot);
+                Ok(Past { value: change.before, until_slot, slot: present.slot })
+            }
             At::Gone { oldest_slot } => Err(DerivedError::OutOfRange(format!(
                 "the past does not go back that far: slot={slot} oldest_slot={oldest_slot}"
             ))),
@@ -149,9 +174,10 @@ impl History {
         key: Key,
         cursor: Option<Cursor>,
         limit: usize,
+        commitment: Commitment,
         wait: Duration,
     ) -> Result<Pasts, DerivedError> {
-        let present = self.present(key, wait).await?;
+        let present = self.present(key, commitment, wait).await?;
         let row = self.inner.row.clone();
         let read = move || {
             let periods = row.periods();
@@ -181,9 +207,9 @@ impl History {
     }
 
     /// Reads the map, and waits until the past has all changes of that view.
-    async fn present(&self, key: Key, wait: Duration) -> Result<Present, DerivedError> {
-        let map = self.inner.map.clone();
-        let present = self.inner.pool.run(move || present(&map, &key)).await;
+    async fn present(&self, key: Key, commitment: Commitment, wait: Duration) -> Result<Present, DerivedError> {
+        let (map, overlay) = (self.inner.map.clone(), Arc::clone(&self.inner.overlay));
+        let present = self.inner.pool.run(move || present(&map, &overlay, &key, commitment)).await;
         let present = present.unwrap_or(Err(DerivedError::Stopped))?;
         self.inner.followed.reach(present.seq, wait).await?;
         Ok(present)
@@ -234,12 +260,50 @@ fn open(
     Ok((recorder, position, seq))
 }
 
-/// Reads the map's newest commit.
-fn present(map: &Weak<Measured>, key: &Key) -> Result<Present, DerivedError> {
+impl Present {
+    /// Returns the value at a slot, if the key has not changed after it in the map.
+    fn at(&self, slot: u64) -> Past {
+        let (before, after) = self.banks.split_at(self.banks.partition_point(|(of, _)| *of <= slot));
+        let value = before.last().map_or(self.value, |(_, value)| *value);
+        Past { value, until_slot: after.first().map(|(slot, _)| *slot), slot: self.slot }
+    }
+}
+
+/// Reads the map's newest commit, and what the banks on top of it change.
+fn present(
+    map: &Weak<Measured>,
+    overlay: &Overlay,
+    key: &Key,
+    commitment: Commitment,
+) -> Result<Present, DerivedError> {
     let map = map.upgrade().ok_or(DerivedError::Stopped)?;
+    // In this order: see `reading`. A slot that is final is in any later view.
+    let processed = (commitment == Commitment::Processed).then(|| overlay.processed().ok_or(LookupError::NotFollowed));
+    let (processed, finalized) = (processed.transpose()?, overlay.slot(Commitment::Finalized));
+    let view = processed.map(Processed::view);
     let mut reader = map.reader_for("rpc")?;
     let at = ChainCheckpoint::read(&reader.checkpoint()?)?;
-    Ok(Present { value: reader.get(key)?, seq: at.seq, slot: at.slot })
+    let mut present =
+        Present { value: reader.get(key)?, seq: at.seq, map_slot: at.slot, slot: at.slot, banks: Vec::new() };
+    if commitment == Commitment::Finalized {
+        present.slot = Some(finalized.ok_or(LookupError::NotFinal)?);
+    }
+    let Some(view) = view.filter(|_| !is_between_slots(&at)) else { return Ok(present) };
+    if view.overflowed {
+        return Err(LookupError::Overflowed.into());
+    }
+    let base = at.slot.map(|slot| Base { slot, blockhash: at.blockhash });
+    let blocks = view.above(base, processed.and_then(Processed::root));
+    present.slot = blocks.first().map(|block| block.base.slot).or(at.slot);
+    let mut last = present.value;
+    for block in blocks.iter().rev() {
+        if let Some((value, _)) = block.writes.get(key)
+            && std::mem::replace(&mut last, *value) != *value
+        {
+            present.banks.push((block.base.slot, *value));
+        }
+    }
+    Ok(present)
 }
 
 fn cursor_of(slot: u64, seq: u64) -> Cursor {

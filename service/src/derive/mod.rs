@@ -30,6 +30,8 @@ use tracing::error;
 use crate::base::published::Published;
 use crate::base::{lock, stop};
 use crate::feed::{Feed, Hold};
+use crate::overlay::Overlay;
+use crate::reading::LookupError;
 pub(crate) use history::{Cursor as HistoryCursor, HISTORY_MAX, History, Past, Pasts};
 pub(crate) use settings::{DerivedGiven, DerivedSettings};
 pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
@@ -70,9 +72,19 @@ pub(crate) enum DerivedError {
     OutOfRange(String),
     /// The derived store cannot answer now, or not at all, in words.
     Unavailable(String),
+    /// The store lacks the slot that has just become final.
+    Behind,
     /// The service is shutting down.
     Stopped,
+    /// The commitment cannot be answered.
+    Lookup(LookupError),
     Engine(engine_api::Error),
+}
+
+impl From<LookupError> for DerivedError {
+    fn from(error: LookupError) -> Self {
+        Self::Lookup(error)
+    }
 }
 
 impl From<engine_api::Error> for DerivedError {
@@ -106,6 +118,7 @@ pub(crate) struct Context {
     pub(crate) changes_max: usize,
     pub(crate) feed: Arc<Feed>,
     pub(crate) published: Arc<Published>,
+    pub(crate) overlay: Arc<Overlay>,
 }
 
 impl Context {

@@ -11,23 +11,33 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use arc_swap::Guard;
 use bytesize::ByteSize;
-use derived::values::{self, NAME, Place};
+use derived::values::{self, Differences, NAME, Place};
 use derived::{Origin, Position};
 use engine_api::{Engine, Reader, Value};
 use engines::{EngineArgs, OpenMode};
+use solana::ChainCheckpoint;
 
 use super::follower::{Part, Target};
 use super::views::{Asked, Cursor, Keys, Read, Views};
 use super::{Context, DerivedError, Followed, State, check_follows};
+use crate::base::chain::{Base, Commitment};
 use crate::base::published::Published;
 use crate::base::{lock, stop};
+use crate::overlay::patch::{Patch, Patches};
+use crate::overlay::view::View;
+use crate::overlay::{Known, Overlay};
+use crate::reading::LookupError;
 
 /// Largest number of keys in one message: 320 KB.
 pub(crate) const KEYS_MAX: usize = 10_000;
 
 /// Maximum number of calls of several messages under way: each holds a view, which pins files of the store.
 pub(crate) const VIEWS_MAX: u64 = 16;
+
+/// Wait before a view is opened again that was older than the newest final slot.
+const REACH_AGAIN: Duration = Duration::from_millis(5);
 
 /// Handle to the derived store. Clones share it.
 #[derive(Clone)]
@@ -39,6 +49,7 @@ struct Inner {
     /// The store; `None` if it cannot be opened, and once stopped.
     engine: Mutex<Option<Arc<Box<dyn Engine>>>>,
     followed: Followed,
+    overlay: Arc<Overlay>,
     /// Readers; `None` if the store cannot be opened.
     views: Option<Views>,
 }
@@ -50,9 +61,27 @@ pub(crate) struct Walk {
     asked: Asked,
     /// Number of keys that are still wanted.
     left: u64,
-    /// The slot of the first page, which all have; `None` before it.
-    slot: Option<Option<u64>>,
+    /// Whether the first page was read.
+    is_open: bool,
+    /// When the wait for the store ends.
+    deadline: Instant,
     is_over: bool,
+}
+
+/// The state of the map that a request asks for: the store has to have the changes of `checkpoint`, or more.
+#[derive(Clone, Debug)]
+pub(super) struct Basis {
+    commitment: Commitment,
+    /// The processed fork; `None` at other commitments. Loaded before the checkpoint.
+    view: Option<Arc<View>>,
+    checkpoint: Arc<ChainCheckpoint>,
+}
+
+/// What the threads need to read a view.
+struct Reading {
+    published: Arc<Published>,
+    overlay: Arc<Overlay>,
+    patches: Patches,
 }
 
 /// The writer of the store.
@@ -80,10 +109,11 @@ impl Values {
         let opened = open(context, memory_bytes);
         let engine = opened.as_ref().ok().map(|(applier, ..)| Arc::clone(&applier.0));
         let followed = Followed::start(opened, context)?;
-        let published = Arc::clone(&context.published);
-        let read: Arc<Read> = Arc::new(move |reader, asked| page(reader, asked, &published));
-        let views = engine.as_ref().map(|engine| Views::start(engine, &read)).transpose()?;
-        Ok(Some(Self { inner: Arc::new(Inner { engine: Mutex::new(engine), followed, views }) }))
+        let (published, overlay) = (Arc::clone(&context.published), Arc::clone(&context.overlay));
+        let reading: Arc<dyn Read> = Arc::new(Reading { published, overlay, patches: Patches::default() });
+        let views = engine.as_ref().map(|engine| Views::start(engine, &reading)).transpose()?;
+        let overlay = Arc::clone(&context.overlay);
+        Ok(Some(Self { inner: Arc::new(Inner { engine: Mutex::new(engine), followed, overlay, views }) }))
     }
 
     /// Whether the map in `dir` has a derived store.
@@ -111,16 +141,14 @@ impl Values {
         value: Value,
         cursor: Option<Cursor>,
         limit: u64,
+        commitment: Commitment,
         wait: Duration,
     ) -> Result<Walk, DerivedError> {
-        let followed = &self.inner.followed;
-        // During a heal both stay at the slot before it.
-        if !followed.published.is_healing() {
-            followed.reach(followed.published.checkpoint().seq, wait).await?;
-        }
+        let deadline = Instant::now() + wait;
+        let basis = self.inner.reach(commitment, deadline).await?;
         let id = self.inner.views.as_ref().map_or(0, Views::next_id);
-        let asked = Asked { value, cursor, limit: 0, goes_on: false };
-        Ok(Walk { inner: Arc::clone(&self.inner), id, asked, left: limit, slot: None, is_over: false })
+        let asked = Asked { value, basis, cursor, limit: 0, goes_on: false };
+        Ok(Walk { inner: Arc::clone(&self.inner), id, asked, left: limit, is_open: false, deadline, is_over: false })
     }
 
     /// Tells the store to take no more changes.
@@ -145,6 +173,26 @@ impl Values {
     }
 }
 
+impl Inner {
+    /// Returns the newest state of the map, once the store has it.
+    async fn reach(&self, commitment: Commitment, deadline: Instant) -> Result<Basis, DerivedError> {
+        let view = match commitment {
+            Commitment::Processed => Some(self.overlay.processed().ok_or(LookupError::NotFollowed)?.view()),
+            Commitment::Confirmed | Commitment::Finalized => None,
+        };
+        if view.as_ref().is_some_and(|view| view.overflowed) {
+            return Err(LookupError::Overflowed.into());
+        }
+        let published = &self.followed.published;
+        let checkpoint = Guard::into_inner(published.checkpoint());
+        // During a heal both stay at the slot before it.
+        if !published.is_healing() {
+            self.followed.reach(checkpoint.seq, deadline.saturating_duration_since(Instant::now())).await?;
+        }
+        Ok(Basis { commitment, view, checkpoint })
+    }
+}
+
 impl std::fmt::Debug for Values {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.state().fmt(f)
@@ -165,13 +213,21 @@ impl Walk {
         let limit = self.left.min(KEYS_MAX as u64);
         self.asked.limit = limit as usize;
         self.asked.goes_on = self.left > limit;
-        let keys = views.read(self.id, self.slot.is_none(), self.asked.clone()).await?;
+        let keys = loop {
+            match views.read(self.id, !self.is_open, self.asked.clone()).await {
+                // The store had all that the map had; meanwhile a later slot has become final.
+                Err(DerivedError::Behind) if Instant::now() < self.deadline => {
+                    tokio::time::sleep(REACH_AGAIN).await;
+                    self.asked.basis = self.inner.reach(self.asked.basis.commitment, self.deadline).await?;
+                }
+                keys => break keys?,
+            }
+        };
         self.left -= limit;
+        self.is_open = true;
         self.is_over = keys.cursor.is_none() || self.left == 0;
         self.asked.cursor = keys.cursor;
-        // The map may be at a later slot by now that changes nothing: the answer names one.
-        let slot = *self.slot.get_or_insert(keys.slot);
-        Ok(Some(Keys { slot, ..keys }))
+        Ok(Some(keys))
     }
 }
 
@@ -183,22 +239,47 @@ impl Drop for Walk {
     }
 }
 
-/// Reads a page of a value's keys.
-fn page(reader: &mut dyn Reader, asked: &Asked, published: &Published) -> Result<Keys, DerivedError> {
-    let at = reader.checkpoint()?;
-    let position = Position::read(&at)?;
-    let place = |cursor| place(&cursor, position.index).ok_or(DerivedError::OtherCursor);
-    let after = asked.cursor.map(place).transpose()?;
-    if !position.is_whole {
-        let text = "the derived store is between two slots: try again later";
-        return Err(DerivedError::Unavailable(text.to_owned()));
+impl Read for Reading {
+    fn begin(&self, reader: &mut dyn Reader, asked: &Asked) -> Result<Arc<Patch>, DerivedError> {
+        let at = reader.checkpoint()?;
+        let position = Position::read(&at)?;
+        if !position.is_whole {
+            let text = "the derived store is between two slots: try again later";
+            return Err(DerivedError::Unavailable(text.to_owned()));
+        }
+        let Basis { commitment, view, checkpoint } = &asked.basis;
+        // A slot that changes nothing has no end in the feed. So with every change of the map the store is at its slot. Which
+        // block that is does not matter otherwise: the root is of the same chain.
+        let of_slot = position.slot.map(|slot| ChainCheckpoint { slot: Some(slot), ..ChainCheckpoint::default() });
+        let now = self.published.checkpoint();
+        let of_map = [&**now, checkpoint].into_iter().find(|map| map.seq == at.seq).copied();
+        let map = of_map.or(of_slot).unwrap_or_default();
+        match (commitment, view) {
+            (Commitment::Processed, Some(view)) => {
+                let base = map.slot.map(|slot| Base { slot, blockhash: map.blockhash });
+                Ok(self.patches.processed(&self.overlay, view, base))
+            }
+            (Commitment::Finalized, _) => {
+                let patch = self.patches.finalized(&self.overlay, &map).ok_or(LookupError::NotFinal)?;
+                if patch.slot > map.slot { Err(DerivedError::Behind) } else { Ok(patch) }
+            }
+            _ => Ok(Arc::new(Patch::none(map.slot))),
+        }
     }
-    let page = values::page(reader, &position.secret, &asked.value, after.as_ref(), asked.limit)?;
-    // A slot that changes nothing has no end in the feed. So with every change of the map the store is at its slot.
-    let now = published.checkpoint();
-    let slot = if now.seq == at.seq { now.slot } else { position.slot };
-    let cursor = page.more.map(|place| self::cursor(position.index, &place));
-    Ok(Keys { keys: page.keys, slot, cursor })
+
+    fn page(&self, reader: &mut dyn Reader, patch: &Patch, asked: &Asked) -> Result<Keys, DerivedError> {
+        let position = Position::read(&reader.checkpoint()?)?;
+        let place = |cursor| place(&cursor, position.index).ok_or(DerivedError::OtherCursor);
+        let after = asked.cursor.map(place).transpose()?;
+        let differences = Differences {
+            is_changed: &|key| patch.value(key) != Known::Nothing,
+            keys: &mut patch.keys_of(&asked.value).copied(),
+        };
+        let page =
+            values::page(reader, &position.secret, &asked.value, after.as_ref(), asked.limit, Some(differences))?;
+        let cursor = page.more.map(|place| self::cursor(position.index, &place));
+        Ok(Keys { keys: page.keys, slot: patch.slot, cursor })
+    }
 }
 
 /// Checks that the feed leads on from a store that was just built.

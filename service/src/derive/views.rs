@@ -15,13 +15,22 @@ use engine_api::{Engine, Key, Reader, Value};
 use tokio::sync::oneshot;
 
 use super::DerivedError;
+use super::values::Basis;
 use crate::base::{lock, stop};
+use crate::overlay::patch::Patch;
 
 /// Number of threads: one may wait for the disk while the other works.
 const THREADS: u64 = 2;
 
 /// Longest life of a view.
 const VIEW_TIME: Duration = Duration::from_secs(60);
+
+/// Maximum number of keys that differ from the map on disk, in a view that is kept: 5 MB each.
+const PATCH_KEYS_MAX: usize = 1 << 16;
+
+/// The way out with more.
+const TOO_UNSETTLED: &str = "too much differs from the map on disk for an answer of several messages: ask for at most 10,000 \
+                             keys a request, or at confirmed";
 
 /// Interval at which views that are too old are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -43,14 +52,28 @@ pub(crate) type Cursor = [u8; 24];
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) value: Value,
+    pub(super) basis: Basis,
     pub(super) cursor: Option<Cursor>,
     pub(super) limit: usize,
     /// Whether the next page is asked for as well, if there is one.
     pub(super) goes_on: bool,
 }
 
-/// The way to read a page of an open view.
-pub(super) type Read = dyn Fn(&mut dyn Reader, &Asked) -> Result<Keys, DerivedError> + Send + Sync;
+/// The way to read an open view.
+pub(super) trait Read: Send + Sync {
+    /// Returns the map at the commitment asked for, as of a view that was just opened.
+    fn begin(&self, reader: &mut dyn Reader, asked: &Asked) -> Result<Arc<Patch>, DerivedError>;
+
+    /// Returns a page of the view.
+    fn page(&self, reader: &mut dyn Reader, patch: &Patch, asked: &Asked) -> Result<Keys, DerivedError>;
+}
+
+/// An open view.
+struct View<'a> {
+    reader: Box<dyn Reader + 'a>,
+    patch: Arc<Patch>,
+    opened: Instant,
+}
 
 type Reply = oneshot::Sender<Result<Keys, DerivedError>>;
 
@@ -80,7 +103,7 @@ impl Views {
     ///
     /// # Errors
     /// I/O errors of starting a thread.
-    pub(super) fn start(engine: &Arc<Box<dyn Engine>>, read: &Arc<Read>) -> io::Result<Self> {
+    pub(super) fn start(engine: &Arc<Box<dyn Engine>>, read: &Arc<dyn Read>) -> io::Result<Self> {
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
         for n in 0..THREADS {
             let (sender, jobs) = unbounded();
@@ -130,18 +153,25 @@ impl Views {
 }
 
 /// The work of one thread.
-fn work(engine: &dyn Engine, jobs: &Receiver<Job>, read: &Read) {
-    let mut views: HashMap<u64, (Box<dyn Reader + '_>, Instant)> = HashMap::new();
+fn work(engine: &dyn Engine, jobs: &Receiver<Job>, read: &dyn Read) {
+    let mut views: HashMap<u64, View<'_>> = HashMap::new();
     loop {
         match jobs.recv_timeout(LOOK_EVERY) {
             Ok(Job::Read { id, opens, asked, reply }) => {
-                let open = || Ok((engine.reader()?, Instant::now()));
+                let open = || {
+                    let mut reader = engine.reader()?;
+                    let patch = read.begin(&mut *reader, &asked)?;
+                    Ok(View { reader, patch, opened: Instant::now() })
+                };
                 let view = if opens { open() } else { views.remove(&id).ok_or(DerivedError::ViewEnded) };
-                let keys = view.and_then(|(mut reader, opened)| {
-                    let keys = read(&mut *reader, &asked)?;
+                let keys = view.and_then(|mut view| {
+                    let keys = read.page(&mut *view.reader, &view.patch, &asked)?;
                     // A call of one message needs it no more.
                     if asked.goes_on && keys.cursor.is_some() {
-                        views.insert(id, (reader, opened));
+                        if view.patch.len() > PATCH_KEYS_MAX {
+                            return Err(DerivedError::Unavailable(TOO_UNSETTLED.to_owned()));
+                        }
+                        views.insert(id, view);
                     }
                     Ok(keys)
                 });
@@ -152,6 +182,6 @@ fn work(engine: &dyn Engine, jobs: &Receiver<Job>, read: &Read) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        views.retain(|_, (_, opened)| opened.elapsed() < VIEW_TIME);
+        views.retain(|_, view| view.opened.elapsed() < VIEW_TIME);
     }
 }

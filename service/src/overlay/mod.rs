@@ -18,6 +18,7 @@
 //! refused until all changes that were not final at the start are final. Confirmed ones never are.
 
 pub(crate) mod banks;
+pub(crate) mod patch;
 pub(crate) mod undo;
 pub(crate) mod view;
 

@@ -21,7 +21,7 @@
 //! the snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
@@ -29,8 +29,8 @@ use super::Known;
 use crate::base::chain::KeyMap;
 use crate::base::lock;
 
-/// Maximum number of changes kept. Each takes at most 256 bytes: its key twice, its old value, its slot and the tables.
-/// That is 64 MiB in all. Finality lags by 32 slots, so there is room
+/// Maximum number of changes kept. Each takes at most 288 bytes: its key and its old value twice, its slot and the tables.
+/// That is 72 MiB in all. Finality lags by 32 slots, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub(crate) const CHANGES_MAX: usize = 1 << 18;
 
@@ -43,6 +43,9 @@ const ROOM: usize = 4;
 
 /// A change: its slot, its key, and the value that the key had before.
 pub(crate) type Change = (u64, Key, Option<Value>);
+
+/// Old values that were recorded together, of one slot. They never change, so that a reader may keep them.
+pub(crate) type Recorded = Arc<[(Key, Option<Value>)]>;
 
 /// Old values of keys that changed after the finalized slot.
 #[derive(Debug)]
@@ -66,9 +69,11 @@ struct Inner {
     chain: BTreeSet<u64>,
     /// Old values of each key by slot, ascending; no list is empty.
     by_key: KeyMap<Vec<(u64, Option<Value>)>>,
-    /// Keys changed in each slot.
-    by_slot: BTreeMap<u64, Vec<Key>>,
+    /// The same by slot, in the order of their recording.
+    by_slot: BTreeMap<u64, Vec<Recorded>>,
     changes: usize,
+    /// Number of times that changes were recorded.
+    records: u64,
 }
 
 /// Difference between the finalized map and the engine's. It does not change while this guard is held.
@@ -112,7 +117,7 @@ impl Undo {
     pub fn record(&self, changes: impl Iterator<Item = Change>) {
         let mut changes = changes.peekable();
         if changes.peek().is_some() {
-            self.write(|inner| changes.for_each(|change| inner.record(change, self.changes_max)));
+            self.write(|inner| inner.record_all(changes, self.changes_max));
         }
     }
 
@@ -166,26 +171,44 @@ impl Reading<'_> {
         let first = self.0.by_key.get(key).and_then(|changes| changes.first());
         first.map_or(Known::Nothing, |(_, old)| Known::Value(*old))
     }
+
+    /// Returns all old values, the oldest first. With the same slot and the same number of records they are the same.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Recorded> {
+        self.0.by_slot.values().flatten()
+    }
+
+    /// Number of times that changes were recorded.
+    pub(crate) fn records(&self) -> u64 {
+        self.0.records
+    }
 }
 
 impl Inner {
-    fn record(&mut self, (slot, key, old): Change, changes_max: usize) {
-        if Some(slot) <= self.finalized.max(self.known_from) {
-            return;
+    fn record_all(&mut self, changes: impl Iterator<Item = Change>, changes_max: usize) {
+        let mut new: BTreeMap<u64, Vec<(Key, Option<Value>)>> = BTreeMap::new();
+        for (slot, key, old) in changes {
+            if Some(slot) <= self.finalized.max(self.known_from) {
+                continue;
+            }
+            if self.changes >= changes_max {
+                // Without this change, the other ones kept are useless for any finalized slot before it.
+                self.by_key = KeyMap::default();
+                self.by_slot.clear();
+                new.clear();
+                self.changes = 0;
+                self.known_from = Some(slot);
+                continue;
+            }
+            let values = self.by_key.entry(key).or_insert_with(|| Vec::with_capacity(1));
+            if values.last().is_none_or(|(last, _)| *last < slot) {
+                values.push((slot, old));
+                new.entry(slot).or_default().push((key, old));
+                self.changes += 1;
+            }
         }
-        if self.changes >= changes_max {
-            // Without this change, the other ones kept are useless for any finalized slot before it.
-            self.by_key = KeyMap::default();
-            self.by_slot.clear();
-            self.changes = 0;
-            self.known_from = Some(slot);
-            return;
-        }
-        let values = self.by_key.entry(key).or_insert_with(|| Vec::with_capacity(1));
-        if values.last().is_none_or(|(last, _)| *last < slot) {
-            values.push((slot, old));
-            self.by_slot.entry(slot).or_default().push(key);
-            self.changes += 1;
+        self.records += 1;
+        for (slot, changes) in new {
+            self.by_slot.entry(slot).or_default().push(changes.into());
         }
     }
 
@@ -196,14 +219,13 @@ impl Inner {
             if *first.key() > slot {
                 break;
             }
-            let keys = first.remove();
-            self.changes -= keys.len();
-            for key in keys {
-                if let Some(values) = self.by_key.get_mut(&key) {
+            for (key, _) in first.remove().iter().flat_map(|recorded| recorded.iter()) {
+                self.changes -= 1;
+                if let Some(values) = self.by_key.get_mut(key) {
                     // The list ascends and every earlier slot was forgotten before, so the first entry is of this slot.
                     values.remove(0);
                     if values.is_empty() {
-                        self.by_key.remove(&key);
+                        self.by_key.remove(key);
                     }
                 }
             }

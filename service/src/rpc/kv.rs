@@ -94,11 +94,11 @@ impl Kv for KvService {
     }
 
     async fn get_at(&self, request: Request<GetAtRequest>) -> Result<Response<GetAtResponse>, Status> {
-        let (metadata, extensions, GetAtRequest { key: bytes, slot, map }) = request.into_parts();
+        let (metadata, extensions, GetAtRequest { key: bytes, slot, commitment, map }) = request.into_parts();
         refuse_other_map(&map)?;
         let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
         // The map has to be there: a later change could be of the slot asked for.
-        let wanted = derived(&metadata, 0, Some(slot))?;
+        let wanted = derived(&metadata, commitment, Some(slot))?;
         let past = self.ask.get_at(key, slot, &wanted, peer(&extensions)?).await?;
         let value = past.value.map(wire);
         Ok(Response::new(GetAtResponse { value, until_slot: past.until_slot, slot: past.slot }))
@@ -106,7 +106,7 @@ impl Kv for KvService {
 
     async fn changes(&self, request: Request<ChangesRequest>) -> Result<Response<ChangesResponse>, Status> {
         let (metadata, extensions, message) = request.into_parts();
-        let ChangesRequest { key: bytes, limit, cursor, min_context_slot, map } = message;
+        let ChangesRequest { key: bytes, limit, cursor, commitment, min_context_slot, map } = message;
         refuse_other_map(&map)?;
         let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
         let (cursor, limit) = (self::cursor(&cursor)?, if limit == 0 { HISTORY_MAX } else { limit as usize });
@@ -114,7 +114,7 @@ impl Kv for KvService {
             let text = format!("too many changes, go on with the cursor: limit={limit} max={HISTORY_MAX}");
             return Err(Refusal::new(Cause::Invalid, text).into());
         }
-        let wanted = derived(&metadata, 0, min_context_slot)?;
+        let wanted = derived(&metadata, commitment, min_context_slot)?;
         let past = self.ask.changes(key, cursor, limit, &wanted, peer(&extensions)?).await?;
         let changes = past.changes.iter().map(|change| PastChange {
             slot: change.slot,

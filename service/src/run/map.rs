@@ -246,6 +246,7 @@ fn start_derived(config: &Config, engine: &Arc<Measured>, handles: &Handles) -> 
         changes_max: BatchLimits::within(probe::memory_limit().bytes, config.engine.engine, None).due / 2,
         feed: Arc::clone(feed),
         published: Arc::clone(&handles.status.ingest.published),
+        overlay: Arc::clone(&handles.lookups.overlay),
     };
     Derived::start(context, &config.derived, config.engine.options())
         .context("cannot start the threads of a derived store")

@@ -1,12 +1,13 @@
-//! Lookups at each commitment while the stream forks: every answer is the state of the slot that it names.
+//! Lookups and requests to derived stores at each commitment while the stream forks: every answer is the state of the slot that
+//! it names.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use futures::StreamExt;
 use loadgen::stream::Stream;
 use proto::v1::kv_client::KvClient;
-use proto::v1::{Commitment, GetManyRequest, GetRequest};
+use proto::v1::{Commitment, GetAtRequest, GetManyRequest, GetRequest, KeysOfRequest};
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 use workload::{Pairs, Rng};
@@ -16,6 +17,7 @@ use yellowstone_grpc_proto::geyser::{
     CommitmentLevel, SubscribeRequest, SubscribeRequestFilterAccounts, SubscribeRequestFilterBlocksMeta,
 };
 
+use crate::crash::derive;
 use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
 
 /// Some three seconds of slots, which are confirmed six slots after they are processed. The connection breaks now and
@@ -44,6 +46,22 @@ struct Sample {
     exact: bool,
 }
 
+/// An answer of a derived store.
+struct Derived {
+    commitment: Commitment,
+    /// The slot that it names.
+    slot: u64,
+    told: Told,
+}
+
+#[derive(Debug)]
+enum Told {
+    /// The keys of a value.
+    Keys { value: Vec<u8>, keys: Vec<Vec<u8>> },
+    /// The value of a key at a slot, and the slot of its first change after it.
+    Past { key: u64, at: u64, value: Option<Vec<u8>>, until_slot: Option<u64> },
+}
+
 #[derive(Clone)]
 struct Asker {
     client: KvClient<Channel>,
@@ -64,6 +82,25 @@ impl Asker {
         Ok(Sample { commitment, keys: keys.to_vec(), slot: reply.slot.unwrap_or(0), values, exact })
     }
 
+    /// Asks for the keys of a value.
+    async fn keys_of(&mut self, value: Vec<u8>, commitment: Commitment) -> Result<Derived, tonic::Status> {
+        let request =
+            KeysOfRequest { value: value.clone().into(), commitment: commitment as i32, ..Default::default() };
+        let page = self.client.keys_of(request).await?.into_inner().next().await.unwrap()?;
+        let keys = page.packed_keys.chunks(32).map(<[u8]>::to_vec).collect();
+        Ok(Derived { commitment, slot: page.slot.unwrap_or(0), told: Told::Keys { value, keys } })
+    }
+
+    /// Asks for the value that a key had at a slot.
+    async fn get_at(&mut self, key: u64, at: u64, commitment: Commitment) -> Result<Derived, tonic::Status> {
+        let bytes = self.pairs.key(key).to_vec().into();
+        let request = GetAtRequest { key: bytes, slot: at, commitment: commitment as i32, ..Default::default() };
+        let reply = self.client.get_at(request).await?.into_inner();
+        let value = reply.value.map(|value| value.to_vec());
+        let told = Told::Past { key, at, value, until_slot: reply.until_slot };
+        Ok(Derived { commitment, slot: reply.slot.unwrap_or(0), told })
+    }
+
     async fn get(&mut self, commitment: Commitment, min: u64, timeout: Duration) -> Result<Option<u64>, tonic::Status> {
         let key = self.pairs.key(0).to_vec().into();
         let get = GetRequest { key, commitment: commitment as i32, min_context_slot: Some(min), ..Default::default() };
@@ -80,8 +117,10 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
     let dir = temp.path().join("store");
     let (stream, workload) = stream(LINE);
     load(&dir, &options, &workload);
+    derive(&dir, &[]);
     let geyser = format!("http://{}", stream.address());
-    let mut service = Service::start(&dir, &options, &geyser, &["--processed", "--commit-every", "70"]);
+    let more = ["--processed", "--commit-every", "70", "--history-slots", "100000"];
+    let mut service = Service::start(&dir, &options, &geyser, &more);
     service.wait_for_slot(BASE_SLOT + 1);
     let mut asker = connect(&service, workload.seed).await;
 
@@ -100,7 +139,11 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
         sample(&mut second, &stream, workload.pairs, 8),
         sample(&mut third, &stream, workload.pairs, 9),
     );
-    let samples: Vec<Sample> = [a, b, c].into_iter().flatten().collect();
+    let (mut samples, mut derived) = (Vec::new(), Vec::new());
+    for (found, told) in [a, b, c] {
+        samples.extend(found);
+        derived.extend(told);
+    }
     let end = end(&stream);
     service.wait_for_slot(end.slot);
     let all: Vec<u64> = (0..workload.pairs).collect();
@@ -117,7 +160,9 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
         assert!(dropped > Some(0.0), "{reason}: {dropped:?}");
     }
     assert_eq!(service.metric("solkv_finalized_slot"), Some(end.slot as f64));
-    verify(&samples, &history(&stream, end.slot).await, &all, workload.seed);
+    let history = history(&stream, end.slot).await;
+    verify(&samples, &history, &all, workload.seed);
+    verify_derived(&derived, &history, &all, workload.seed);
 
     assert!(service.terminate().success());
     assert_eq!(digest(&dir, &options), end.digest);
@@ -138,8 +183,8 @@ async fn connect(service: &Service, seed: u64) -> Asker {
 }
 
 /// One below the maximum of an eventfd's counter. The next write fills it, and a further one blocks.
-async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Vec<Sample> {
-    let mut samples = Vec::new();
+async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> (Vec<Sample>, Vec<Derived>) {
+    let (mut samples, mut derived) = (Vec::new(), Vec::new());
     let mut rng = Rng::new(seed);
     while stream.outcome().unwrap().is_none() {
         let keys: Vec<u64> = (0..KEYS).map(|_| rng.below(pairs)).collect();
@@ -155,6 +200,17 @@ async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Ve
                     }
                     assert!(found.slot >= last, "{commitment:?} is behind: {} < {last}", found.slot);
                     last = found.slot;
+                    // Of the newest slots, because older ones are the same at all commitments.
+                    let (n, value) = (found.keys[0], found.values.iter().flatten().next().cloned().unwrap());
+                    let at = found.slot - rng.below(10).min(found.slot - BASE_SLOT);
+                    derived.push(asker.keys_of(value, commitment).await.unwrap());
+                    match asker.get_at(n, at, commitment).await {
+                        Ok(past) => derived.push(past),
+                        // A shorter fork has taken the place of the one that had the slot.
+                        Err(status) => {
+                            assert_eq!((commitment, status.code()), (Commitment::Processed, Code::FailedPrecondition));
+                        }
+                    }
                     samples.push(found);
                 }
                 Err(status) if commitment == Commitment::Finalized => assert_eq!(status.code(), Code::Unavailable),
@@ -163,7 +219,7 @@ async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Ve
         }
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
-    samples
+    (samples, derived)
 }
 
 /// Returns the writes of each slot of the chain, ascending, as the stream itself replays them.
@@ -216,5 +272,43 @@ fn verify(samples: &[Sample], history: &[(u64, Writes)], all: &[u64], seed: u64)
     assert!(behind.count() > 20, "finalized is behind");
     for commitment in [Commitment::Processed, Commitment::Finalized] {
         assert!(verified.get(&commitment) > Some(&20), "{verified:?}");
+    }
+}
+
+/// Checks each answer of a derived store against the states at the slots that it names.
+fn verify_derived(derived: &[Derived], history: &[(u64, Writes)], all: &[u64], seed: u64) {
+    let pairs = Pairs::new(seed);
+    let key = |index: u64| pairs.key(index).to_vec();
+    let mut state: Writes = all.iter().map(|index| (key(*index), Some(pairs.value(*index, 0).to_vec()))).collect();
+    let mut states = BTreeMap::from([(BASE_SLOT, state.clone())]);
+    for (slot, writes) in history {
+        state.extend(writes.iter().map(|(key, value)| (key.clone(), value.clone())));
+        states.insert(*slot, state.clone());
+    }
+    let mut verified: HashMap<(Commitment, bool), u64> = HashMap::new();
+    for Derived { commitment, slot, told } in derived {
+        // A bank of a fork is not among the slots of the chain.
+        let Some(state) = states.get(slot) else { continue };
+        match told {
+            Told::Keys { value, keys } => {
+                let has = state.iter().filter(|(_, of)| of.as_ref() == Some(value)).map(|(key, _)| key);
+                let (expected, found): (HashSet<_>, HashSet<_>) = (has.collect(), keys.iter().collect());
+                assert_eq!(found, expected, "{commitment:?} at slot={slot}");
+                assert_eq!(found.len(), keys.len(), "{commitment:?} at slot={slot}");
+            }
+            Told::Past { key: n, at, value, until_slot } => {
+                let of = |state: &Writes| state.get(&key(*n)).cloned().flatten();
+                let expected = of(states.range(..=at).next_back().unwrap().1);
+                let until =
+                    states.range(at + 1..).take_while(|(at, _)| *at <= slot).find(|(_, state)| of(state) != expected);
+                assert_eq!((value, until_slot), (&expected, &until.map(|(slot, _)| *slot)), "{commitment:?} {told:?}");
+            }
+        }
+        *verified.entry((*commitment, matches!(told, Told::Keys { .. }))).or_default() += 1;
+    }
+    for commitment in [Commitment::Processed, Commitment::Confirmed, Commitment::Finalized] {
+        for keys in [true, false] {
+            assert!(verified.get(&(commitment, keys)) > Some(&20), "{verified:?}");
+        }
     }
 }

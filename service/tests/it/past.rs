@@ -77,7 +77,8 @@ fn the_past_of_a_key_leads_from_its_value_now_to_the_first_one() {
                 for change in &page.value.changes {
                     changed += 1;
                     assert_eq!(change.after, newer, "{options:?} index={index} {change:?}");
-                    let (at, before) = (client.get_at(&key, change.slot), client.get_at(&key, change.slot - 1));
+                    let (at, before) =
+                        (client.get_at(&key, change.slot, all), client.get_at(&key, change.slot - 1, all));
                     let at = at.unwrap().value;
                     assert_eq!((at.value, at.until_slot), (change.after, last_slot), "{options:?} index={index}");
                     let before = before.unwrap().value;
@@ -94,7 +95,7 @@ fn the_past_of_a_key_leads_from_its_value_now_to_the_first_one() {
         assert!(changed > 200, "changed={changed}");
         let key = pairs.key(0);
         for (refused, kind, why) in [
-            (client.get_at(&key, BASE_SLOT - 1).unwrap_err(), ErrorKind::BadInput, "oldest_slot=999"),
+            (client.get_at(&key, BASE_SLOT - 1, all).unwrap_err(), ErrorKind::BadInput, "oldest_slot=999"),
             (client.changes(&key, None, 4001, all).unwrap_err(), ErrorKind::BadInput, "max=4000"),
             (client.changes(&key, Some(&[1; 16]), 1, all).unwrap_err(), ErrorKind::BadInput, "begin without one"),
             (client.changes(&key, Some(&[1; 15]), 1, all).unwrap_err(), ErrorKind::BadInput, "not a cursor: bytes=15"),
@@ -118,7 +119,7 @@ fn the_past_of_a_key_leads_from_its_value_now_to_the_first_one() {
         let service = Service::start(&dir, &options, &geyser, &[]);
         let address = format!("http://{}", service.listen);
         let mut client = wait_for("the service", || client::Builder::new(&address).unwrap().connect_blocking().ok());
-        let refused = client.get_at(&pairs.key(0), slot).unwrap_err();
+        let refused = client.get_at(&pairs.key(0), slot, all).unwrap_err();
         assert!(refused.kind() == ErrorKind::Refused && refused.to_string().contains("history_slots"), "{refused}");
         assert!(service.terminate().success());
         stream.stop().unwrap();

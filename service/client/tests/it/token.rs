@@ -94,7 +94,7 @@ async fn the_token_goes_with_every_call_and_follows_its_file() {
     assert_eq!(keys.unwrap_err().kind(), ErrorKind::BadInput);
     let counted = client.count_of(&[1; 32], 7, ReadOptions::default()).await.unwrap();
     assert_eq!((counted.value, counted.slot), ((7, true), Some(1)));
-    let past = client.get_at(&[1; 32], 8).await.unwrap();
+    let past = client.get_at(&[1; 32], 8, ReadOptions::default()).await.unwrap();
     assert_eq!((past.value.value, past.value.until_slot, past.slot), (None, Some(9), Some(9)));
     // A value of 31 bytes is no value.
     let changes = client.changes(&[1; 32], None, 0, ReadOptions::default()).await;

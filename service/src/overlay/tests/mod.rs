@@ -10,6 +10,7 @@ use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 
 use super::banks::Limits;
+use super::patch::Patch;
 use super::*;
 use crate::lookups::{Answer, LookupError, LookupState};
 use crate::reading::Reading;
@@ -85,6 +86,23 @@ impl World {
         }
     }
 
+    /// Checks that the values of a map that differ, and its keys of a value, lead from the map on disk to the answers at a
+    /// commitment.
+    fn check_patch(&self, patch: &Patch, keys: &[Key], answer: &Answer<Vec<Option<Value>>>) {
+        assert_eq!(patch.slot, answer.slot);
+        for (key, value) in keys.iter().zip(&answer.value) {
+            assert_eq!(patch.value(key).value_or(|| self.engine_map.get(key).copied()), *value);
+        }
+        for value in answer.value.iter().flatten() {
+            let mut found: Vec<Key> = patch.keys_of(value).copied().collect();
+            let kept = self.engine_map.iter().filter(|(key, of)| *of == value && patch.value(key) == Known::Nothing);
+            found.extend(kept.map(|(key, _)| *key));
+            found.sort_unstable();
+            let expected = keys.iter().zip(&answer.value).filter(|(_, of)| of.as_ref() == Some(value));
+            assert_eq!(found, expected.map(|(key, _)| *key).collect::<Vec<_>>());
+        }
+    }
+
     /// Looks up every key at every commitment, and compares the answers with the model.
     fn check(&mut self, state: &LookupState, reading: &mut Reading<'_>, strict: bool) {
         let keys: Vec<Key> = (0..KEYS).map(key).collect();
@@ -93,6 +111,9 @@ impl World {
         let confirmed = get_many(reading, &keys, Commitment::Confirmed).unwrap();
         assert_eq!(confirmed, Answer { value: values(&self.engine_map), slot: Some(committed) });
 
+        let base = self.truths[self.committed()].base;
+        let at = ChainCheckpoint { slot: Some(base.slot), blockhash: base.blockhash, ..ChainCheckpoint::default() };
+        let settled = self.patches.finalized(&state.overlay, &at);
         let first_applied = self.chain.get(1).map(|&at| self.truths[at].base.slot);
         let slot = self.final_named.range(..=committed).next_back().copied();
         match get_many(reading, &keys, Commitment::Finalized) {
@@ -100,10 +121,12 @@ impl World {
                 assert!(first_applied.is_some_and(|first| slot >= Some(first)));
                 let at = self.chain.iter().rev().find(|&&at| Some(self.truths[at].base.slot) <= slot).unwrap();
                 assert_eq!(found, Answer { value: values(&self.truths[*at].state), slot });
+                self.check_patch(&settled.unwrap(), &keys, &found);
                 self.seen.finalized += 1;
             }
             Err(LookupError::NotFinal) => {
                 assert!(slot.is_none() || first_applied.is_none_or(|first| slot < Some(first)));
+                assert!(settled.is_none());
                 self.seen.not_final += 1;
             }
             Err(error) => panic!("{error:?}"),
@@ -119,6 +142,8 @@ impl World {
         let n = self.rng.below(KEYS);
         let one = reading.get(&key(n), Commitment::Processed).unwrap();
         assert_eq!((one.value, one.slot), (found.value[n as usize], found.slot));
+        let view = state.overlay.processed().unwrap().view();
+        self.check_patch(&self.patches.processed(&state.overlay, &view, Some(base)), &keys, &found);
         let expected = self.expected(state);
         self.seen.ahead += u64::from(found.slot > Some(committed));
         if strict {

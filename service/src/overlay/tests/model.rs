@@ -13,6 +13,7 @@ use workload::Rng;
 use crate::base::chain::{Base, Event};
 use crate::lookups::LookupState;
 use crate::overlay::banks::{BankStatus, Banks, Limits, Seen};
+use crate::overlay::patch::Patches;
 
 pub(super) const KEYS: u64 = 24;
 pub(super) const BASE_SLOT: u64 = 100;
@@ -71,6 +72,7 @@ pub(super) struct World {
     /// Path from the processed tip, when the view was last published, down to the first block not applied then.
     pub(super) tip: Option<Vec<usize>>,
     pub(super) banks: Banks,
+    pub(super) patches: Patches,
     pub(super) seen: Tally,
 }
 
@@ -137,6 +139,7 @@ impl World {
             final_named: BTreeSet::new(),
             tip: None,
             banks: Banks::new(Some(base), limits),
+            patches: Patches::default(),
             seen: Tally::default(),
         }
     }
