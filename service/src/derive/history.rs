@@ -222,6 +222,12 @@ impl History {
         Ok(self.inner.pool.run(read).await.ok_or(DerivedError::Stopped)??)
     }
 
+    /// Tells the past to take no more changes.
+    #[cfg(test)]
+    pub(super) fn end(&self) {
+        self.inner.followed.end();
+    }
+
     /// Ends the threads and closes the stores. The feed must be closed before.
     ///
     /// # Errors

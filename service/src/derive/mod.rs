@@ -240,6 +240,14 @@ impl Derived {
         values.into_iter().chain(history).collect()
     }
 
+    /// Ends all at any moment, as a kill does between two commits of the stores.
+    #[cfg(test)]
+    pub(crate) fn kill(self) {
+        self.values().iter().for_each(Values::end);
+        self.history().into_iter().for_each(History::end);
+        self.stop(Instant::now() + stop::SHUTDOWN_TIMEOUT).expect("threads end");
+    }
+
     /// Ends the threads and closes the stores. The feed must be closed before.
     ///
     /// # Errors

@@ -111,7 +111,8 @@ impl Simulation {
             takes_incremental: self.rng.chance(0.5),
             figures: Arc::clone(&figures),
             written: Arc::clone(&written),
-            fits_feed: self.rng.chance(0.7),
+            // The service leaves nothing out while derived stores follow.
+            fits_feed: self.rng.chance(0.7) || self.followers.is_some(),
             archives,
         };
         Some(Start { begin, healer: Some(healer), spool: figures, written })
@@ -286,6 +287,7 @@ fn heal_a_gap(seed: u64) {
         let tip = simulation.chain.tip().slot;
         assert_eq!(simulation.oracle.slot(), tip, "{natures:?}: {verdict:?}");
         assert!(simulation.oracle.heals() > 0, "{natures:?}: nothing was healed");
+        simulation.check_followers();
     });
 }
 
@@ -321,6 +323,7 @@ fn heal_a_contradiction(seed: u64) {
         assert_eq!(simulation.oracle.slot(), tip, "{natures:?}: {verdict:?}");
         let must_heal = natures.len() == 1 && simulation.chain.wrong.is_some();
         assert!(!must_heal || simulation.oracle.heals() > 0, "{natures:?}: nobody else has the right block");
+        simulation.check_followers();
     });
 }
 

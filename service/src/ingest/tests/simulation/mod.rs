@@ -7,6 +7,7 @@
 //! thread of its own.
 
 mod chain;
+mod derived;
 mod fault;
 mod healing;
 mod messages;
@@ -33,6 +34,7 @@ use tracing::info;
 use workload::Rng;
 
 use self::chain::Chain;
+use self::derived::Followers;
 use self::fault::Nature;
 use self::healing::Heals;
 use self::oracle::Oracle;
@@ -164,6 +166,8 @@ struct Simulation {
     spool: Option<Spool>,
     /// The heals of a service with archives; `None` where a gap stays one.
     heals: Option<Heals>,
+    /// The derived stores of the map; `None` where it has none.
+    followers: Option<Followers>,
 }
 
 /// When a gap was first seen, and the followed server with its newest connection at that time; `None` without a gap.
@@ -261,10 +265,12 @@ impl Simulation {
             |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
         let servers = natures.iter().map(server).collect();
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
+        let followers = Followers::of(seed, store.options());
         Self {
             rng,
             chain,
             servers,
+            followers,
             store,
             oracle,
             receive,
@@ -295,6 +301,7 @@ impl Simulation {
         let (verdict, heard) = self.life(Until::AtTip(heals_at, deadline)).await;
         let at_tip = self.oracle.slot() == self.chain.tip().slot && heard;
         assert!(at_tip, "stuck at slot={} of {:?}: {verdict:?}", self.oracle.slot(), self.chain.tip());
+        self.check_followers();
     }
 
     /// Runs one life, from opening the store to the end of the process. Returns the last verdict, and whether any
@@ -311,6 +318,7 @@ impl Simulation {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let state = State::at(checkpoint).with_providers(self.names());
         self.servers.iter().for_each(Server::begin_life);
+        let derived = self.follow(&engine, &feed, &state, false);
         let Start { begin, healer, spool, written } = self.start(&checkpoint, &engine, &state).await;
         self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
@@ -362,6 +370,9 @@ impl Simulation {
             self.tear_spool(flushed_bytes);
         }
         self.end(apply, killed, &engine, &feed, &state);
+        if let Some(derived) = derived {
+            derived.kill();
+        }
         let verdict = state.verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)

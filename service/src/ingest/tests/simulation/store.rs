@@ -88,6 +88,11 @@ impl Store {
         &self.dir
     }
 
+    /// Options of the engine.
+    pub(super) fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
     /// Directory of the feed's log.
     pub(super) fn feed_dir(&self) -> PathBuf {
         self.dir.join("feed")
