@@ -17,6 +17,10 @@ use measured::{Facts, READS, Read};
 
 /// Bytes of the change feed's log by default, of strata's WAL, and of the reserve.
 const BESIDE_BYTES: u64 = 2_000_000_000;
+/// Part of the engine's memory that each derived store takes, as the service divides it.
+const DERIVED_SHARE: u64 = 4;
+/// Bytes that a change of the past takes on disk: the fewest and the most that were measured.
+const HISTORY_CHANGE_BYTES: [u64; 2] = [80, 104];
 /// Least memory of a service, in which all engines were seen to follow a stream.
 const SERVICE_BYTES_MIN: u64 = 192 << 20;
 
@@ -35,6 +39,9 @@ pub(crate) struct PlanArgs {
     /// Memory of the machine, or of the cgroup, for which to say whether it suffices
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     memory: Option<ByteSize>,
+    /// Add the needs of the derived store `values` (see `bootstrap derive`), and those of the past
+    #[arg(long)]
+    derived: bool,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<u8> {
@@ -42,6 +49,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<u8> {
         bail!("this engine was not measured: engine={}: measure it with loadgen on your machine", args.engine)
     };
     say!("{}", plan.text(args.memory));
+    if args.derived {
+        say!("{}", plan.derived_text());
+    }
     Ok(0)
 }
 
@@ -130,6 +140,21 @@ impl Plan {
         rows.extend(memory.map(|memory| (format!("with {memory}"), self.verdict(memory.as_u64()))));
         rows.extend(self.nearest(memory).map(|read| ("measured".to_owned(), read.text())));
         let head = format!("{pairs} pairs in {}: {known}from {measured} pairs ({source})", self.engine);
+        rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
+    }
+
+    /// Describes the needs of derived stores. The entries of `values` are of the same size and number as the pairs.
+    fn derived_text(&self) -> String {
+        let with_values = size(self.service_disk_bytes().saturating_mul(2).saturating_sub(BESIDE_BYTES));
+        let (share, [fewest, most]) = (DERIVED_SHARE, HISTORY_CHANGE_BYTES);
+        let rows = [
+            ("values", format!("as large as the store: {}", size(self.store_bytes()))),
+            ("disk while both follow a stream", with_values),
+            ("disk to build it", format!("{} in addition to the store", size(self.load_disk_bytes()))),
+            ("history", format!("{fewest} to {most} bytes a change that is kept")),
+            ("memory", format!("each of both takes 1/{share} of the engine's")),
+        ];
+        let head = "derived stores, computed from 20M pairs (loadgen/results/README.md#derived)".to_owned();
         rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
     }
 
@@ -285,6 +310,15 @@ mod tests {
         // The largest measured loads: 51.0 and 54.5 GB of disk at the peak.
         let peak = |engine| Plan::of(engine, 700_000_000).unwrap().load_disk_bytes() / 100_000_000;
         assert_eq!([peak(EngineKind::Strata), peak(EngineKind::Rocksdb)].map(|gb| gb.abs_diff(530) <= 35), [true; 2]);
+    }
+
+    #[test]
+    fn a_derived_store_needs_as_much_disk_as_the_map() {
+        let plan = Plan::of(EngineKind::Strata, 700_000_000).unwrap();
+        let (text, both) = (plan.derived_text(), size(2 * plan.service_disk_bytes() - BESIDE_BYTES));
+        for needed in [size(plan.store_bytes()), both, size(plan.load_disk_bytes())] {
+            assert!(text.contains(&needed), "{needed}: {text}");
+        }
     }
 
     #[test]

@@ -151,6 +151,12 @@ impl Values {
         Ok(Walk { inner: Arc::clone(&self.inner), id, asked, left: limit, is_open: false, deadline, is_over: false })
     }
 
+    /// Returns the open store.
+    #[cfg(test)]
+    pub(super) fn engine(&self) -> Arc<Box<dyn Engine>> {
+        Arc::clone(lock(&self.inner.engine).as_ref().expect("an open store"))
+    }
+
     /// Tells the store to take no more changes.
     pub(super) fn end(&self) {
         self.inner.followed.end();

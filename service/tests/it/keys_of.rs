@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use client::{Commitment, ErrorKind, ReadOptions};
+use engines::OpenMode;
 use workload::{Pairs, Rng};
 
 use crate::crash::derive;
@@ -54,11 +55,11 @@ fn the_keys_of_a_value_follow_the_stream() {
         assert!(changed > 50, "changed={changed}");
         let mut refused =
             |cursor: Option<&[u8]>, limit, options| client.keys_of(&[7; 32], cursor, limit, options).unwrap_err();
-        let finalized = ReadOptions { commitment: Commitment::Finalized, ..all };
+        let processed = ReadOptions { commitment: Commitment::Processed, ..all };
         for (refused, kind, why) in [
             (refused(Some(&[1; 3]), 1, all), ErrorKind::BadInput, "not a cursor: bytes=3"),
             (refused(Some(&[1; 24]), 1, all), ErrorKind::BadInput, "begin without one"),
-            (refused(None, 1, finalized), ErrorKind::Refused, "at confirmed alone"),
+            (refused(None, 1, processed), ErrorKind::Refused, "processed = true"),
         ] {
             assert!(refused.kind() == kind && refused.to_string().contains(why), "{refused}");
         }
@@ -70,6 +71,18 @@ fn the_keys_of_a_value_follow_the_stream() {
         assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0));
         assert!(service.terminate().success());
         derive(&dir, &["--check"]);
+
+        // A copy has no derived store. One that is built of it follows the copy's feed.
+        let copy = temp.path().join("copy");
+        let map = engines::open(&dir, &options, OpenMode::Existing).unwrap();
+        map.snapshot(&copy).unwrap();
+        map.close().unwrap();
+        assert!(!copy.join("derived").exists());
+        derive(&copy, &[]);
+        let mut restored = Service::start(&copy, &options, &geyser, &[]);
+        let found = connect(&restored).keys_of(&value, None, 0, all).unwrap();
+        assert_eq!((found.value.keys.len(), found.slot), (keys.len(), Some(slot)));
+        assert!(restored.terminate().success());
 
         // Without its feed it would never learn of a change.
         let mut service = Service::start(&dir, &options, &geyser, &["--feed", "false"]);

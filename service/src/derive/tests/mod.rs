@@ -78,6 +78,37 @@ fn a_part_of_a_slot_is_not_shown_and_a_slot_without_changes_is() {
 }
 
 #[test]
+fn a_store_that_is_held_back_refuses_and_never_answers_with_an_older_state() {
+    let mut world = World::new();
+    let engine = world.values().engine();
+    // The store has one writer at a time.
+    let held = engine.begin().unwrap();
+    world.commit(&[(key(3), Some(key(9)))], true);
+    let ask = |wait: u64| {
+        let asked = world.values();
+        run(async move {
+            let wait = Duration::from_millis(wait);
+            let mut walk = asked.keys_of(key(9), None, 10, Commitment::Confirmed, wait).await?;
+            walk.next().await
+        })
+    };
+    for _ in 0..20 {
+        let refused = ask(100).unwrap_err();
+        assert!(matches!(&refused, DerivedError::Unavailable(why) if why.contains("seq=2 map_seq=3")), "{refused:?}");
+    }
+    assert_eq!(world.derived.lags()[0], ("values", Some(1)));
+    let answer = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| ask(WAIT.as_millis() as u64));
+        drop(held);
+        asks.join().unwrap()
+    });
+    let answer = answer.unwrap().unwrap();
+    assert_eq!((answer.keys.len(), answer.slot), (3, Some(11)));
+    drop(engine);
+    world.assert_whole();
+}
+
+#[test]
 fn a_cursor_goes_on_and_is_refused_by_another_build() {
     let mut world = World::new();
     let all: Vec<_> = (10..60).map(|n| (key(n), Some(key(9)))).collect();
