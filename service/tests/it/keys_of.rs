@@ -79,7 +79,7 @@ fn the_keys_of_a_value_follow_the_stream() {
         map.close().unwrap();
         assert!(!copy.join("derived").exists());
         derive(&copy, &[]);
-        let mut restored = Service::start(&copy, &options, &geyser, &[]);
+        let restored = Service::start(&copy, &options, &geyser, &[]);
         let found = connect(&restored).keys_of(&value, None, 0, all).unwrap();
         assert_eq!((found.value.keys.len(), found.slot), (keys.len(), Some(slot)));
         assert!(restored.terminate().success());

@@ -84,11 +84,11 @@ fn a_store_that_is_held_back_refuses_and_never_answers_with_an_older_state() {
     // The store has one writer at a time.
     let held = engine.begin().unwrap();
     world.commit(&[(key(3), Some(key(9)))], true);
+    let values = world.values();
     let ask = |wait: u64| {
-        let asked = world.values();
-        run(async move {
+        run(async {
             let wait = Duration::from_millis(wait);
-            let mut walk = asked.keys_of(key(9), None, 10, Commitment::Confirmed, wait).await?;
+            let mut walk = values.keys_of(key(9), None, 10, Commitment::Confirmed, wait).await?;
             walk.next().await
         })
     };
@@ -104,7 +104,7 @@ fn a_store_that_is_held_back_refuses_and_never_answers_with_an_older_state() {
     });
     let answer = answer.unwrap().unwrap();
     assert_eq!((answer.keys.len(), answer.slot), (3, Some(11)));
-    drop(engine);
+    drop((engine, values));
     world.assert_whole();
 }
 
