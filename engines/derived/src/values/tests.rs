@@ -13,11 +13,16 @@ fn key(n: u8) -> Key {
     [n; 32]
 }
 
+/// The values of keys that differ from those of the store.
+type Differs = BTreeMap<Key, Option<Value>>;
+
 /// Reads all keys of a value, in pages of `limit`.
-fn keys_of(reader: &mut dyn Reader, secret: &Secret, value: &Value, limit: usize) -> Vec<Key> {
+fn keys_of(reader: &mut dyn Reader, secret: &Secret, value: &Value, limit: usize, differs: &Differs) -> Vec<Key> {
     let (mut keys, mut after) = (Vec::new(), None);
     loop {
-        let page = page(reader, secret, value, after.as_ref(), limit).unwrap();
+        let mut others = differs.iter().filter(|(_, of)| of.as_ref() == Some(value)).map(|(key, _)| *key);
+        let differences = Differences { is_changed: &|key| differs.contains_key(key), keys: &mut others };
+        let page = page(reader, secret, value, after.as_ref(), limit, Some(differences)).unwrap();
         assert!(page.keys.len() <= limit && (page.more.is_none() || page.keys.len() == limit));
         keys.extend(page.keys);
         after = page.more;
@@ -34,6 +39,7 @@ proptest! {
         batches in prop::collection::vec(
             (prop::collection::vec((0u8..40, prop::option::of(0u8..6)), 1..30), any::<bool>()), 1..12),
         limit in 1usize..9,
+        differs in prop::collection::btree_map((0u8..50).prop_map(key), prop::option::of((0u8..6).prop_map(key)), 0..30),
     ) {
         let home = tempfile::tempdir().unwrap();
         let options = EngineOptions::new(EngineKind::Strata);
@@ -60,8 +66,19 @@ proptest! {
         let mut reader = store.reader().unwrap();
         prop_assert_eq!(Position::read(&reader.checkpoint().unwrap()).unwrap(), position.clone());
         let mut entries = 0;
+        let mut other = map.clone();
+        for (key, value) in &differs {
+            match value {
+                Some(value) => other.insert(*key, *value),
+                None => other.remove(key),
+            };
+        }
         for value in (0..7).map(key) {
-            let keys = keys_of(&mut *reader, &position.secret, &value, limit);
+            let keys = keys_of(&mut *reader, &position.secret, &value, limit, &differs);
+            let expected: BTreeSet<Key> = other.iter().filter(|(_, of)| **of == value).map(|(key, _)| *key).collect();
+            prop_assert_eq!(keys.len(), expected.len());
+            prop_assert_eq!(keys.into_iter().collect::<BTreeSet<_>>(), expected);
+            let keys = keys_of(&mut *reader, &position.secret, &value, limit, &Differs::new());
             entries += keys.len();
             let expected: BTreeSet<Key> = map.iter().filter(|(_, of)| **of == value).map(|(key, _)| *key).collect();
             prop_assert_eq!(keys.len(), expected.len());
