@@ -42,7 +42,7 @@ pub(crate) struct DeriveArgs {
     #[arg(long)]
     pub(crate) drop: bool,
     /// Remove the past instead, which a service keeps with history_slots: it then begins anew
-    #[arg(long, requires = "drop")]
+    #[arg(long, requires = "drop", conflicts_with = "check")]
     pub(crate) history: bool,
     /// Start even if the disk looks too small
     #[arg(long)]
@@ -123,11 +123,7 @@ struct Copied {
 /// Builds the store of the map in `map`, whose changes have `feed_id`, without giving it its name.
 fn build(args: &DeriveArgs, map: &Path, feed_id: Option<u64>, stop: &Stop) -> Result<u8> {
     let stored = migrate::open(map, None, None)?;
-    ensure!(
-        stored.holds().derived.is_none(),
-        "the directory has a derived store: dir={}: name the map's directory",
-        map.display()
-    );
+    refuse_derived(map)?;
     let partial = partial(&args.dir);
     // It has the options of its map, such as RocksDB's profile.
     let engine = EngineArgs { memory: None, ..EngineArgs::from(&options_for(map, &EngineArgs::default())?) };
@@ -193,9 +189,38 @@ fn drop_of_service(map: &Path) -> Result<u8> {
 }
 
 fn missing(map: &Path, place: &Path) -> anyhow::Error {
-    let missing =
-        anyhow!("there is no derived store: dir={}: derive --dir {} builds it", place.display(), map.display());
+    let missing = anyhow!(
+        "there is no derived store: dir={}: `bootstrap derive --dir {}` builds one",
+        place.display(),
+        map.display()
+    );
     missing.context(Code::Derived)
+}
+
+/// Refuses the directory of a derived store where one of a map is asked for.
+pub(crate) fn refuse_derived(dir: &Path) -> Result<()> {
+    let holds = engines::inspect(dir)?.map(|known| known.holds).unwrap_or_default();
+    ensure!(
+        holds.derived.is_none(),
+        "the directory has a derived store: dir={}: name the map's directory",
+        dir.display()
+    );
+    Ok(())
+}
+
+/// Removes the store of a map that is not the same any more. Returns whether there was one.
+pub(crate) fn remove_values(map: &Path) -> Result<bool> {
+    let place = derived::dir(map, values::NAME);
+    let was_there = place.exists();
+    remove_unless_held(&place)?;
+    Ok(was_there)
+}
+
+/// Returns the way out for a derived store that is damaged.
+pub(crate) fn derived_way_out(name: &str) -> String {
+    let more = if name == values::NAME { "" } else { " --history --drop" };
+    let then = if name == values::NAME { "which builds it again" } else { "and the past begins anew" };
+    format!("run `{} derive --dir DIR{more}` with the map's directory, {then}", program::called("bootstrap"))
 }
 
 fn drop_past(map: &Path) -> Result<u8> {

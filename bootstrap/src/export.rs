@@ -15,7 +15,7 @@ use engine_api::{Engine, Key, Value};
 use engines::Digest;
 use workload::Rng;
 
-use crate::derive::open_values;
+use crate::derive::{open_values, refuse_derived};
 use crate::out::{say, tell};
 use crate::paths::beside;
 use crate::progress::Progress;
@@ -62,9 +62,9 @@ pub(crate) struct ExportArgs {
     /// File to write, which must not exist; - for standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) to: PathBuf,
-    /// Form of the pairs in the file
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Csv)]
-    pub(crate) form: Form,
+    /// Form of the pairs in the file [default: that of the file's ending, or csv]
+    #[arg(long, value_name = "FORM", value_enum)]
+    pub(crate) form: Option<Form>,
     /// Only pairs with this value, in base58 or as 64 hex digits; the store needs its derived store
     #[arg(long, value_name = "VALUE", value_parser = workload::pubkey, conflicts_with_all = ["prefix", "sample"])]
     pub(crate) value: Option<Value>,
@@ -77,6 +77,25 @@ pub(crate) struct ExportArgs {
     /// Seed of the draw: the same seed draws the same pairs of the same store
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+impl ExportArgs {
+    /// Returns the form that is asked for, or the one that the file's ending names.
+    fn form(&self) -> Result<Form> {
+        let ending = self.to.extension().and_then(|ending| ending.to_str());
+        Ok(match (self.form, ending) {
+            (Some(form), _) => form,
+            (None, Some("raw")) => Form::Raw,
+            #[cfg(feature = "parquet")]
+            (None, Some("parquet")) => Form::Parquet,
+            #[cfg(not(feature = "parquet"))]
+            (None, Some("parquet")) => anyhow::bail!(
+                "this program writes no Parquet: file={}: build it with --features parquet, or give --form csv",
+                self.to.display()
+            ),
+            (None, _) => Form::Csv,
+        })
+    }
 }
 
 /// The first bytes of keys.
@@ -98,6 +117,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
         return Err(served::refusal(&args.dir, "make a snapshot with `service snapshot`, and export that"));
     }
     let stop = Stop::install()?;
+    refuse_derived(&args.dir)?;
+    let form = args.form()?;
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;
     let is_file = args.to != Path::new("-");
@@ -109,7 +130,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
         ),
         false => Box::new(io::stdout()),
     };
-    let written = write(args, &*engine, file, &stop).and_then(|digest| {
+    let written = pairs(form, file).and_then(|out| write(args, &*engine, out, &stop)).and_then(|digest| {
         if digest.is_some() && is_file {
             File::open(&partial)?.sync_all()?;
             fs::rename(&partial, &args.to)?;
@@ -142,8 +163,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
 }
 
 /// Writes the pairs that are asked for. Returns their digest; `None` when asked to stop.
-fn write(args: &ExportArgs, engine: &dyn Engine, file: Box<dyn Write + Send>, stop: &Stop) -> Result<Option<Digest>> {
-    let (mut out, mut digest) = (pairs(args.form, file)?, Digest::default());
+fn write(args: &ExportArgs, engine: &dyn Engine, mut out: Box<dyn Pairs>, stop: &Stop) -> Result<Option<Digest>> {
+    let mut digest = Digest::default();
     let mut put = |key: &Key, value: &Value| {
         digest.add(key, value);
         out.pair(key, value)

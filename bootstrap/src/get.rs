@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use engine_api::Key;
 
+use crate::derive::refuse_derived;
 use crate::out::{say, tell};
 use crate::past::Past;
 use crate::running::warn_of_part;
@@ -40,6 +41,7 @@ pub(crate) fn run(args: &GetArgs) -> Result<u8> {
             "ask the service (GUIDE.md, Look up), or look into a snapshot of the store",
         ));
     }
+    refuse_derived(&args.dir)?;
     let engine = open_to_scan(&args.dir, None, None)?;
     warn_of_part(&args.dir)?;
     let past = args.at.map(|slot| Past::open(&args.dir, &*engine, slot)).transpose()?;

@@ -31,7 +31,7 @@ pub(crate) struct KeysOfArgs {
     #[arg(value_name = "VALUE", value_parser = workload::pubkey)]
     pub(crate) value: Value,
     /// Number of keys after which to stop
-    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) limit: u64,
 }
 

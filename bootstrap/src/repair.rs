@@ -5,8 +5,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use engine_api::Code;
 
+use crate::derive::{derived_way_out, remove_values};
 use crate::out::say;
 use crate::resume::refuse_part;
 
@@ -21,6 +23,9 @@ pub(crate) struct RepairArgs {
 /// Repairs the store. The exit code is 0 when nothing is lost, and 1 when something is, by this repair or an earlier
 /// one.
 pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
+    if let Some(name) = engines::inspect(&args.dir)?.and_then(|known| known.holds.derived) {
+        return Err(refusal(args, &name));
+    }
     let repaired = engines::repair(&args.dir)?;
     let lost = engines::lost(&args.dir)?;
     let (dir, whole) = (args.dir.display(), refuse_part(&args.dir, &repaired.checkpoint));
@@ -45,6 +50,16 @@ pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     if repaired.lost.is_empty() {
         say!("an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST lists it");
     }
+    if remove_values(&args.dir)? {
+        say!("removed the derived store values, because it is of the map before: `derive` builds it again");
+    }
     say!("before you serve it, compare it with its source or a copy; or restore a copy");
     Ok(1)
+}
+
+/// A derived store that lacks entries would give wrong answers, and the map has all that is in it.
+fn refusal(args: &RepairArgs, name: &str) -> anyhow::Error {
+    let way_out = derived_way_out(name);
+    let text = format!("a derived store is not repaired: derived={name} dir={}: {way_out}", args.dir.display());
+    anyhow!(text).context(Code::Derived)
 }

@@ -9,7 +9,8 @@ use bytesize::ByteSize;
 use engine_api::{Engine, ErrorKind};
 use engines::{Digest, Identity};
 
-use crate::out::say;
+use crate::derive::derived_way_out;
+use crate::out::{say, tell};
 use crate::resume::refuse_part;
 use crate::running::warn_of_part;
 use crate::scan::open_to_scan;
@@ -25,8 +26,20 @@ pub(crate) struct ScrubArgs {
     pub(crate) memory: Option<ByteSize>,
 }
 
-/// Checks the store. The exit code is 0 when nothing is wrong, 1 when something is.
+/// Checks the store and its derived stores. The exit code is 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
+    let values = derived::dir(&args.dir, derived::values::NAME);
+    let past = derived::dir(&args.dir, derived::history::NAME);
+    let periods = if past.exists() { derived::history::periods(&args.dir)? } else { Vec::new() };
+    let beside = values.exists().then_some(values).into_iter().chain(periods.into_iter().map(|(_, dir)| dir));
+    beside.map(|dir| ScrubArgs { dir, ..args.clone() }).try_fold(check(args)?, |code, args| {
+        tell!("checking a derived store: dir={}", args.dir.display());
+        Ok(code.max(check(&args)?))
+    })
+}
+
+/// Checks one store.
+fn check(args: &ScrubArgs) -> Result<u8> {
     let known = engines::inspect(&args.dir)?;
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
         warn_of_part(&args.dir)?;
@@ -49,6 +62,10 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
+                if let Some(name) = known.as_ref().and_then(|known| known.holds.derived.as_ref()) {
+                    say!("{}", derived_way_out(name));
+                    return Ok(1);
+                }
                 if failed.has_way_out() {
                     return Ok(1);
                 }

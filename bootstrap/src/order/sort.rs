@@ -4,11 +4,13 @@
 //!
 //! A record takes 72 bytes, and a sort would move each of them some twenty times. Here the sort moves numbers of eight
 //! bytes: the upper bits are those of the record's rank, the lower bits the record's place in the buffer. Records whose
-//! upper bits are equal are compared themselves; among uniform keys that is rare.
+//! upper bits are equal are compared themselves; among uniform keys that is rare. Where many are equal, as the entries of one value
+//! in a derived store are, they are sorted by the first eight bytes in which their keys differ.
 
 use std::hint::black_box;
 
 use anyhow::Result;
+use engine_api::Key;
 
 use crate::rank::Rank;
 use crate::source::Record;
@@ -16,6 +18,10 @@ use crate::source::Record;
 /// Number of records that are fetched into the processor's caches at a time: two lines of 64 bytes each fill a small
 /// part of its second cache.
 const FETCHED: usize = 512;
+
+/// Number of records with equal upper bits from which on their keys are not compared one with the other: each comparison waits
+/// for memory twice.
+const TIED_MANY: usize = 32;
 
 /// Records of a buffer in order.
 pub(super) struct Sorted {
@@ -35,7 +41,10 @@ impl Sorted {
         order.sort_unstable();
         let record = |entry: &u64| &records[(entry & places) as usize];
         for tied in order.chunk_by_mut(|a, b| (a ^ b) & !places == 0).filter(|tied| tied.len() > 1) {
-            tied.sort_unstable_by(|a, b| rank.compare(record(a), record(b)));
+            match rank {
+                Rank::Key if tied.len() >= TIED_MANY => sort_by_difference(tied, &record),
+                _ => tied.sort_unstable_by(|a, b| rank.compare(record(a), record(b))),
+            }
         }
         Self { records, order, places }
     }
@@ -66,6 +75,23 @@ impl Sorted {
     }
 }
 
+/// Sorts entries of `order` by their records' keys, and by their places in the source.
+fn sort_by_difference<'r>(tied: &mut [u64], record: &impl Fn(&u64) -> &'r Record) {
+    let first = &record(&tied[0]).1;
+    let shared_by = |key: &Key| key.iter().zip(first).take_while(|(a, b)| a == b).count();
+    let shared = tied.iter().map(|entry| shared_by(&record(entry).1)).min().unwrap_or(0);
+    let differs = |key: &Key| {
+        let bytes: [u8; 8] = std::array::from_fn(|n| key.get(shared + n).copied().unwrap_or(0));
+        u64::from_be_bytes(bytes)
+    };
+    let mut ranked: Vec<(u64, u64)> = tied.iter().map(|entry| (differs(&record(entry).1), *entry)).collect();
+    ranked.sort_unstable();
+    for equal in ranked.chunk_by_mut(|a, b| a.0 == b.0).filter(|equal| equal.len() > 1) {
+        equal.sort_unstable_by(|(_, a), (_, b)| Rank::Key.compare(record(a), record(b)));
+    }
+    tied.iter_mut().zip(ranked).for_each(|(entry, (_, sorted))| *entry = sorted);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -75,13 +101,15 @@ mod tests {
     proptest! {
         #[test]
         fn records_come_in_the_order_of_a_plain_sort(
-            keys in prop::collection::vec((any::<u64>(), 0u8..3), 0..300), shift in 0u32..64,
+            keys in prop::collection::vec((any::<u64>(), 0u8..3), 0..300), shift in 0u32..64, start in 0usize..25,
         ) {
             // Shifted to the right, the ranks are close together. Shifted to the left, only their upper bits differ.
             for (near, rank) in [(true, Rank::Key), (false, Rank::Key), (true, Rank::Hash(7))] {
                 let record = |(at, (word, last)): (usize, &(u64, u8))| {
                     let mut key = [*last; 32];
-                    key[..8].copy_from_slice(&if near { word >> shift } else { word << shift }.to_be_bytes());
+                    // Further to the right, all keys share the bytes before.
+                    key[..start].fill(7);
+                    key[start..start + 8].copy_from_slice(&if near { word >> shift } else { word << shift }.to_be_bytes());
                     (at as u64, key, [9; 32])
                 };
                 let records: Vec<Record> = keys.iter().enumerate().map(record).collect();

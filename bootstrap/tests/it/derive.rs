@@ -104,3 +104,62 @@ fn a_derived_store_is_no_map_and_its_entries_are_compared() {
     let missing = fails(1, &["derive", "--dir", str(&dir.path().join("nowhere"))]);
     assert!(missing.contains("there is no store"), "{missing}");
 }
+
+/// Changes a byte of a store's largest file.
+fn damage(store: &Path) {
+    let files = fs::read_dir(store.join("data")).unwrap().map(|entry| entry.unwrap().path());
+    let segment = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    bytes[4096 + 2000] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_derived_store_is_found_and_built_again_but_never_repaired() {
+    // Strata alone has checksums of pages that a test can damage, and a repair.
+    let Some(engine) = engines().find(|engine| *engine == "strata") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let input = raw_file(dir.path(), map());
+    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
+    ok(&["derive", "--dir", str(&store)]);
+    let said = ok(&["scrub", "--dir", str(&store)]);
+    assert_eq!(said.matches("sound: engine=strata pairs=3000").count(), 2, "{said}");
+    let derived = store.join("derived/values");
+    damage(&derived);
+    let said = fails(1, &["scrub", "--dir", str(&store)]);
+    assert!(said.contains("sound: ") && said.contains("damaged: ") && said.contains("builds it again"), "{said}");
+    // With the entries that are left it would answer, and leave keys out.
+    let said = fails(1, &["repair", "--dir", str(&derived)]);
+    assert!(said.contains("E-DERIVED: a derived store is not repaired") && said.contains("derive --dir DIR"), "{said}");
+    assert!(ok(&["repair", "--dir", str(&store)]).contains("in order"));
+    ok(&["derive", "--dir", str(&store)]);
+    ok(&["scrub", "--dir", str(&store)]);
+    // A map that has lost pairs takes its index with it.
+    damage(&store);
+    let said = fails(1, &["repair", "--dir", str(&store)]);
+    assert!(
+        said.contains("lost: ") && said.contains("removed the derived store values") && !derived.exists(),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_derived_store_is_not_taken_for_a_map_and_absurd_choices_are_refused() {
+    let Some(engine) = engines().next() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let input = raw_file(dir.path(), map());
+    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
+    ok(&["derive", "--dir", str(&store)]);
+    let (derived, to, key) = (store.join("derived/values"), dir.path().join("pairs.raw"), "ab".repeat(32));
+    for args in [&["get", &key][..], &["export", "--to", str(&to)]] {
+        let said = fails(1, &[args, &["--dir", str(&derived)]].concat());
+        assert!(said.contains("name the map's directory") && !to.exists(), "{said}");
+    }
+    fails(2, &["derive", "--dir", str(&store), "--check", "--history"]);
+    fails(2, &["keys-of", "--dir", str(&store), &key, "--limit", "0"]);
+    // The file's ending names its form.
+    ok(&["export", "--dir", str(&store), "--to", str(&to)]);
+    assert_eq!(fs::read(&to).unwrap().len(), 3000 * 64);
+}

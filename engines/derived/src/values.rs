@@ -39,6 +39,12 @@ pub fn entry(secret: &Secret, key: &Key, value: &Value) -> (Key, Value) {
     (joined(&secret.hash(value), &secret.hash(key)), *key)
 }
 
+/// Returns a number that tells the entries of a value from those of others, nearly always.
+pub fn tag(secret: &Secret, value: &Value) -> u64 {
+    let hash = secret.hash(value);
+    u64::from_le_bytes(std::array::from_fn(|n| hash[n]))
+}
+
 /// Commits the entries that follow from these changes, in their order, and the position after them. The changes of a feed may be
 /// applied again. Flushed, because the feed may drop changes that the store has.
 ///

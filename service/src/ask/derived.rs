@@ -19,7 +19,7 @@ use crate::net::figures::Place;
 
 /// The way to the store that finds the keys of a value.
 const NO_VALUES: &str =
-    "the map has no derived store `values`: build it with bootstrap derive, and start the service again";
+    "the map has no derived store `values`: build it with bootstrap derive --dir DIR, also while the service runs";
 
 /// The way to the past.
 const NO_HISTORY: &str = "this service keeps no past: start it with history_slots or history_bytes";

@@ -111,7 +111,7 @@ impl From<DerivedError> for Refusal {
             DerivedError::NotThere(way) => (Cause::NotOffered, way.into()),
             DerivedError::OtherCursor => (
                 Cause::OutOfRange,
-                "the cursor is of another derived store, or no longer kept: begin without one".into(),
+                "the cursor is of another request or derived store, or no longer kept: begin without one".into(),
             ),
             DerivedError::ViewEnded => {
                 (Cause::OutOfRange, "the answer took longer than 60 s: go on with the last cursor".into())

@@ -21,7 +21,17 @@ use crate::feed::{Change, Cursor, Feed, FeedError, Frame, Head, Hold, SlotEnd};
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 
 /// Time for the last changes once the service stops. The next start takes those that are left.
-const END_TIME: Duration = Duration::from_secs(1);
+const END_TIME: Duration = Duration::from_secs(3);
+
+/// Whether the thread has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Not,
+    /// With the rest of the feed: the service stops, and the map has had its last commit.
+    WithRest,
+    /// At once, because the store goes.
+    Now,
+}
 
 /// The store that a follower writes.
 pub(super) trait Target: Send {
@@ -57,8 +67,7 @@ pub(super) struct Follower<T> {
     hold: Hold,
     head: watch::Receiver<Head>,
     state: Arc<watch::Sender<State>>,
-    /// True to end before the feed does.
-    ending: watch::Receiver<bool>,
+    ending: watch::Receiver<End>,
     /// Frames whose changes are not committed yet.
     waiting: Vec<Arc<Frame>>,
     /// When the thread ends, once the service stops.
@@ -95,7 +104,7 @@ impl<T: Target> Follower<T> {
         changes_max: usize,
         feed: Arc<Feed>,
         state: Arc<watch::Sender<State>>,
-        ending: watch::Receiver<bool>,
+        ending: watch::Receiver<End>,
     ) -> Self {
         let (head, hold) = (feed.head(), feed.follow(seq));
         Self { target, position, seq, changes_max, feed, hold, head, state, ending, waiting: Vec::new(), end_at: None }
@@ -109,7 +118,7 @@ impl<T: Target> Follower<T> {
                 Ok(()) => {}
                 Err(Ended::Closed) => return,
                 Err(Ended::Broken(reason, is_for_good)) => {
-                    self.state.send_replace(broken(T::NAME, &reason, is_for_good));
+                    self.state.send_replace(State::Broken(broken(T::NAME, &reason, is_for_good)));
                     return;
                 }
             }
@@ -118,11 +127,12 @@ impl<T: Target> Follower<T> {
 
     /// Reads the next frames, and commits them if a slot ends there. Waits if there are none.
     fn step(&mut self, cursor: &mut Cursor) -> Result<(), Ended> {
-        let is_closed = self.head.borrow_and_update().closed;
-        if *self.ending.borrow_and_update() {
+        let end = *self.ending.borrow_and_update();
+        self.head.mark_unchanged();
+        if end == End::Now {
             return Err(Ended::Closed);
         }
-        if is_closed && *self.end_at.get_or_insert_with(|| Instant::now() + END_TIME) <= Instant::now() {
+        if end == End::WithRest && *self.end_at.get_or_insert_with(|| Instant::now() + END_TIME) <= Instant::now() {
             return Err(Ended::Closed);
         }
         let from = cursor.next_seq;
@@ -133,7 +143,7 @@ impl<T: Target> Follower<T> {
             }
             None => self.feed.read(cursor).map_err(lost)?.into_iter().map(Arc::new).collect(),
         };
-        if frames.is_empty() && is_closed {
+        if frames.is_empty() && end == End::WithRest {
             return Err(Ended::Closed);
         }
         if frames.is_empty() {
@@ -164,7 +174,7 @@ impl<T: Target> Follower<T> {
             self.commit_part(seq, &to)?;
             (self.position, self.seq) = (to, seq);
             self.hold.reach(seq);
-            self.state.send_replace(State::Follows { seq, waits: None });
+            self.show(None);
         }
         self.waiting.clear();
         Ok(())
@@ -178,13 +188,25 @@ impl<T: Target> Follower<T> {
                 return Err(Ended::Broken(failed.to_string(), is_for_good(&failed)));
             }
             warn!(error = %failed, derived = T::NAME, "the derived store has to wait: the map goes on");
-            self.state.send_replace(State::Follows { seq: self.seq, waits: Some(failed.to_string()) });
-            if self.head.borrow().closed || *self.ending.borrow() {
+            self.show(Some(failed.to_string()));
+            if *self.ending.borrow() != End::Not {
                 return Err(Ended::Closed);
             }
             std::thread::sleep(RETRY_EVERY);
         }
         Ok(())
+    }
+
+    /// Shows how far the store is, unless a reader has found it damaged.
+    fn show(&self, waits: Option<String>) {
+        let now = State::Follows { seq: self.seq, waits };
+        self.state.send_if_modified(|state| {
+            let follows = matches!(state, State::Follows { .. });
+            if follows {
+                *state = now;
+            }
+            follows
+        });
     }
 
     /// Returns the changes that wait, up to `seq`.

@@ -219,7 +219,8 @@ impl History {
         &self,
         read: impl FnOnce() -> engine_api::Result<T> + Send + 'static,
     ) -> Result<T, DerivedError> {
-        Ok(self.inner.pool.run(read).await.ok_or(DerivedError::Stopped)??)
+        let read = self.inner.pool.run(read).await.ok_or(DerivedError::Stopped)?;
+        read.map_err(|error| self.inner.followed.failed(history::NAME, error.into()))
     }
 
     /// Tells the past to take no more changes.
@@ -275,7 +276,7 @@ impl Present {
     }
 }
 
-/// Reads the map's newest commit, and what the banks on top of it change.
+/// Reads the map's newest commit, and the changes of the key in the banks on top of it.
 fn present(
     map: &Weak<Measured>,
     overlay: &Overlay,

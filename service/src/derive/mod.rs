@@ -37,7 +37,7 @@ pub(crate) use settings::{DerivedGiven, DerivedSettings};
 pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
 pub(crate) use views::{Cursor, Keys};
 
-use follower::{Follower, Target};
+use follower::{End, Follower, Target};
 
 /// Maximum number of requests to derived stores under way. Each may hold a message of [`KEYS_MAX`] keys or [`HISTORY_MAX`]
 /// changes, 100 MB together.
@@ -262,8 +262,7 @@ impl Derived {
 struct Followed {
     state: Arc<watch::Sender<State>>,
     published: Arc<Published>,
-    /// Set to end the thread before the feed ends.
-    ends: watch::Sender<bool>,
+    ends: watch::Sender<End>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -276,11 +275,11 @@ impl Followed {
         opened: Result<(T, Position, u64), engine_api::Error>,
         context: &Context,
     ) -> io::Result<Self> {
-        let (ends, ending) = watch::channel(false);
+        let (ends, ending) = watch::channel(End::Not);
         let (state, thread) = match opened {
             Err(reason) => {
-                let state = broken(T::NAME, &reason.to_string(), is_for_good(&reason));
-                (Arc::new(watch::Sender::new(state)), None)
+                let reason = broken(T::NAME, &reason.to_string(), is_for_good(&reason));
+                (Arc::new(watch::Sender::new(State::Broken(reason))), None)
             }
             Ok((target, position, seq)) => {
                 tracing::info!(derived = T::NAME, seq, slot = position.slot, "the derived store is open");
@@ -331,14 +330,33 @@ impl Followed {
 
     /// Tells the thread to end although the feed goes on.
     fn end(&self) {
-        self.ends.send_replace(true);
+        self.ends.send_replace(End::Now);
     }
 
-    /// Ends the thread, and waits for it until `deadline`. Once the feed is closed, the thread takes the rest of it first.
+    /// Whether the store goes, while the service goes on.
+    fn is_over(&self) -> bool {
+        *self.ends.borrow() == End::Now
+    }
+
+    /// Takes an error of reading the store. With damage the store is of no more use.
+    fn failed(&self, name: &str, error: DerivedError) -> DerivedError {
+        match error {
+            DerivedError::Engine(failed) if failed.kind() == engine_api::ErrorKind::DataDamaged => {
+                let reason = broken(name, &failed.to_string(), true);
+                self.end();
+                self.state.send_replace(State::Broken(reason.clone()));
+                DerivedError::Unavailable(reason)
+            }
+            error => error,
+        }
+    }
+
+    /// Ends the thread, and waits for it until `deadline`. It takes the rest of the feed first.
     ///
     /// # Errors
     /// The name of the thread that has not ended.
     fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
+        self.ends.send_if_modified(|end| *end == End::Not && std::mem::replace(end, End::WithRest) == End::Not);
         stop::join_all(lock(&self.thread).take(), deadline)
     }
 }
@@ -381,8 +399,8 @@ fn is_for_good(error: &engine_api::Error) -> bool {
     matches!(error.kind(), FixInput | DataDamaged)
 }
 
-/// Returns the state of a store that cannot be used, and logs the reason.
-fn broken(name: &str, reason: &str, is_for_good: bool) -> State {
+/// Returns the words for a store that cannot be used, and logs them.
+fn broken(name: &str, reason: &str, is_for_good: bool) -> String {
     let way_out = match name == derived::values::NAME {
         _ if !is_for_good => "restart the service, which goes on where the store is, while the feed has its changes",
         true => "build it again with bootstrap derive --dir DIR, or remove it with --drop",
@@ -391,5 +409,5 @@ fn broken(name: &str, reason: &str, is_for_good: bool) -> State {
         }
     };
     error!(derived = name, reason, "the derived store cannot be used: the map is not touched by that; {way_out}");
-    State::Broken(format!("the derived store {name} cannot be used: {reason}: {way_out}"))
+    format!("the derived store {name} cannot be used: {reason}: {way_out}")
 }

@@ -20,13 +20,12 @@ use engines::{EngineArgs, OpenMode};
 use solana::ChainCheckpoint;
 
 use super::follower::{Part, Target};
-use super::views::{Asked, Cursor, Keys, Read, Views};
+use super::views::{Asked, Basis, Cursor, Keys, Read, Views};
 use super::{Context, DerivedError, Followed, State, check_follows};
 use crate::base::chain::{Base, Commitment};
 use crate::base::published::Published;
 use crate::base::{lock, stop};
 use crate::overlay::patch::{Patch, Patches};
-use crate::overlay::view::View;
 use crate::overlay::{Known, Overlay};
 use crate::reading::LookupError;
 
@@ -68,16 +67,7 @@ pub(crate) struct Walk {
     is_over: bool,
 }
 
-/// The state of the map that a request asks for: the store has to have the changes of `checkpoint`, or more.
-#[derive(Clone, Debug)]
-pub(super) struct Basis {
-    commitment: Commitment,
-    /// The processed fork; `None` at other commitments. Loaded before the checkpoint.
-    view: Option<Arc<View>>,
-    checkpoint: Arc<ChainCheckpoint>,
-}
-
-/// What the threads need to read a view.
+/// The state of the service with which a view is read.
 struct Reading {
     published: Arc<Published>,
     overlay: Arc<Overlay>,
@@ -151,7 +141,7 @@ impl Values {
         Ok(Walk { inner: Arc::clone(&self.inner), id, asked, left: limit, is_open: false, deadline, is_over: false })
     }
 
-    /// Returns the open store.
+    /// Returns the store, for a test that holds it back.
     #[cfg(test)]
     pub(super) fn engine(&self) -> Arc<Box<dyn Engine>> {
         Arc::clone(lock(&self.inner.engine).as_ref().expect("an open store"))
@@ -226,7 +216,11 @@ impl Walk {
                     tokio::time::sleep(REACH_AGAIN).await;
                     self.asked.basis = self.inner.reach(self.asked.basis.commitment, self.deadline).await?;
                 }
-                keys => break keys?,
+                Err(DerivedError::Stopped) if self.inner.followed.is_over() => {
+                    let text = "the derived store was removed or built again meanwhile: begin without a cursor";
+                    return Err(DerivedError::OutOfRange(text.to_owned()));
+                }
+                keys => break keys.map_err(|error| self.inner.followed.failed(NAME, error))?,
             }
         };
         self.left -= limit;
@@ -275,7 +269,8 @@ impl Read for Reading {
 
     fn page(&self, reader: &mut dyn Reader, patch: &Patch, asked: &Asked) -> Result<Keys, DerivedError> {
         let position = Position::read(&reader.checkpoint()?)?;
-        let place = |cursor| place(&cursor, position.index).ok_or(DerivedError::OtherCursor);
+        let of = position.index.wrapping_add(values::tag(&position.secret, &asked.value));
+        let place = |cursor| place(&cursor, of).ok_or(DerivedError::OtherCursor);
         let after = asked.cursor.map(place).transpose()?;
         let differences = Differences {
             is_changed: &|key| patch.value(key) != Known::Nothing,
@@ -283,7 +278,7 @@ impl Read for Reading {
         };
         let page =
             values::page(reader, &position.secret, &asked.value, after.as_ref(), asked.limit, Some(differences))?;
-        let cursor = page.more.map(|place| self::cursor(position.index, &place));
+        let cursor = page.more.map(|place| self::cursor(of, &place));
         Ok(Keys { keys: page.keys, slot: patch.slot, cursor })
     }
 }
@@ -316,15 +311,16 @@ fn open(context: &Context, memory_bytes: u64) -> engine_api::Result<(Applier, Po
     Ok((Applier(Arc::new(engine)), position, at.seq))
 }
 
-fn cursor(index: u64, place: &Place) -> Cursor {
+/// Returns the cursor behind a place. `of` is a number of the store and the value.
+fn cursor(of: u64, place: &Place) -> Cursor {
     let mut cursor = [0; 24];
-    cursor[..8].copy_from_slice(&index.to_le_bytes());
+    cursor[..8].copy_from_slice(&of.to_le_bytes());
     cursor[8..].copy_from_slice(place);
     cursor
 }
 
-/// Returns the place that a cursor of the store `index` names; `None` for one of another store.
-fn place(cursor: &Cursor, index: u64) -> Option<Place> {
+/// Returns the place that a cursor names; `None` for one of another store or value.
+fn place(cursor: &Cursor, of: u64) -> Option<Place> {
     let (head, place) = cursor.split_first_chunk::<8>()?;
-    (u64::from_le_bytes(*head) == index).then(|| place.try_into().ok())?
+    (u64::from_le_bytes(*head) == of).then(|| place.try_into().ok())?
 }

@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine_api::{Engine, Key, Reader, Value};
+use solana::ChainCheckpoint;
 use tokio::sync::oneshot;
 
 use super::DerivedError;
-use super::values::Basis;
+use crate::base::chain::Commitment;
 use crate::base::{lock, stop};
 use crate::overlay::patch::Patch;
+use crate::overlay::view;
 
 /// Number of threads: one may wait for the disk while the other works.
 const THREADS: u64 = 2;
@@ -48,6 +50,15 @@ pub(crate) struct Keys {
 /// Bytes by which a client goes on after an answer: the derived store, and the last key's place in it.
 pub(crate) type Cursor = [u8; 24];
 
+/// The state of the map that a request asks for: the store has to have the changes of `checkpoint`, or more.
+#[derive(Clone, Debug)]
+pub(super) struct Basis {
+    pub(super) commitment: Commitment,
+    /// The processed fork; `None` at other commitments. Loaded before the checkpoint.
+    pub(super) view: Option<Arc<view::View>>,
+    pub(super) checkpoint: Arc<ChainCheckpoint>,
+}
+
 /// A page that is asked for.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
@@ -68,7 +79,7 @@ pub(super) trait Read: Send + Sync {
     fn page(&self, reader: &mut dyn Reader, patch: &Patch, asked: &Asked) -> Result<Keys, DerivedError>;
 }
 
-/// An open view.
+/// A view of the store, and of the map at the commitment of its call.
 struct View<'a> {
     reader: Box<dyn Reader + 'a>,
     patch: Arc<Patch>,

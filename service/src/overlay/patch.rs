@@ -26,7 +26,7 @@ pub(crate) struct Patch {
     by_value: Vec<u32>,
 }
 
-/// The newest patches.
+/// The newest patch of each commitment.
 #[derive(Debug, Default)]
 pub(crate) struct Patches {
     /// With the view, and the number of its banks in the patch.
@@ -86,7 +86,7 @@ impl Patches {
         patch
     }
 
-    /// Returns the old values of what has changed after the finalized slot; `None` while some are missing. The view of the map was
+    /// Returns the old values of all keys that have changed after the finalized slot; `None` while some are missing. The view of the map was
     /// taken before, and serves if it holds the slot of the patch. Needs no patch where the map holds only final slots.
     pub(crate) fn finalized(&self, overlay: &Overlay, at: &ChainCheckpoint) -> Option<Arc<Patch>> {
         let Some(undo) = overlay.undo() else { return Some(Arc::new(Patch::none(at.slot))) };

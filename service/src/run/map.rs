@@ -239,6 +239,14 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint, handles: &mut Handle
 /// Opens the derived stores that there are, and starts their threads.
 fn start_derived(config: &Config, engine: &Arc<Measured>, handles: &Handles) -> Result<Derived> {
     let Some(feed) = &handles.feed else { return Ok(Derived::default()) };
+    let past = derived::dir(&config.store.dir, derived::history::NAME);
+    if !config.derived.keeps_history() && past.exists() {
+        warn!(
+            dir = %past.display(),
+            "the past that is there is not kept any more: set history_slots or history_bytes, or remove it with bootstrap derive \
+             --history --drop while no service runs"
+        );
+    }
     let context = Deriving {
         dir: config.store.dir.clone(),
         map: Arc::downgrade(engine),

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use client::{Builder, ErrorKind};
+use client::{Builder, ErrorKind, ReadOptions};
 use engines::{EngineKind, EngineOptions};
 use futures::StreamExt as _;
 use workload::Pairs;
 
-use crate::support::{Service, client_runtime, columns, settled};
+use crate::crash::derive;
+use crate::support::{Service, client_runtime, columns, settled, wait_for};
 use crate::warmth::ended;
 
 const NO_STREAM: &str = "http://127.0.0.1:1";
@@ -29,16 +30,51 @@ fn strata() -> Option<EngineOptions> {
     columns().into_iter().find(|options| options.engine == EngineKind::Strata)
 }
 
-/// Writes a store and changes one byte of its largest file, which has pages of pairs.
+/// Writes a store and changes one byte of its largest file.
 fn damaged(temp: &Path, options: &EngineOptions) -> PathBuf {
     let dir = temp.join("store");
     settled(&dir, options, PAIRS);
+    damage(&dir);
+    dir
+}
+
+/// Changes one byte of the store's largest file, which has pages of pairs.
+fn damage(dir: &Path) {
     let files = std::fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
     let segment = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
     let mut bytes = std::fs::read(&segment).unwrap();
     bytes[DAMAGED_AT] ^= 1;
     std::fs::write(&segment, bytes).unwrap();
-    dir
+}
+
+#[test]
+fn damage_in_a_derived_store_is_told_until_it_is_built_again_and_the_map_goes_on() {
+    let Some(options) = strata() else { return };
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    settled(&dir, &options, PAIRS);
+    derive(&dir, &[]);
+    damage(&dir.join("derived/values"));
+    let mut service = Service::start(&dir, &options, NO_STREAM, &["--warm-up", "off"]);
+    let address = format!("http://{}", service.listen);
+    let mut client = wait_for("the service", || Builder::new(&address).unwrap().connect_blocking().ok());
+    let (pairs, all) = (Pairs::new(1), ReadOptions::default());
+    let failed = (0..PAIRS).find_map(|index| client.keys_of(&pairs.value(index, 0), None, 0, all).err()).unwrap();
+    let says_the_way_out = |refused: &client::Error| {
+        let text = refused.to_string();
+        assert!(text.contains("E-DERIVED") && text.contains("checksum") && text.contains("bootstrap derive"), "{text}");
+    };
+    says_the_way_out(&failed);
+    // From now on no page of it is believed.
+    says_the_way_out(&client.keys_of(&pairs.value(0, 0), None, 0, all).unwrap_err());
+    assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(1.0));
+    assert_eq!(client.get(&pairs.key(0)).unwrap().value, Some(pairs.value(0, 0)));
+    derive(&dir, &[]);
+    for index in (0..PAIRS).step_by(97) {
+        assert_eq!(client.keys_of(&pairs.value(index, 0), None, 0, all).unwrap().value.keys, [pairs.key(index)]);
+    }
+    assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0));
+    assert!(service.terminate().success());
 }
 
 #[test]

@@ -78,6 +78,24 @@ fn a_part_of_a_slot_is_not_shown_and_a_slot_without_changes_is() {
 }
 
 #[test]
+fn the_last_commit_of_a_service_that_stops_is_taken() {
+    for _ in 0..20 {
+        let mut world = World::new();
+        // Subscribers are told first that the service stops, and then the map has its last commit.
+        world.feed.close();
+        std::thread::sleep(Duration::from_millis(1));
+        world.commit(&[(key(3), Some(key(9)))], true);
+        let world = world.stop();
+        let places = history::periods(world.home.path()).unwrap().into_iter().map(|(_, dir)| dir);
+        for place in places.chain([derived::dir(world.home.path(), NAME)]) {
+            let store = engines::open_read_only(&place, None).unwrap();
+            assert_eq!(store.checkpoint().unwrap().seq, world.at.seq, "{}", place.display());
+            store.close().unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_store_that_is_held_back_refuses_and_never_answers_with_an_older_state() {
     let mut world = World::new();
     let engine = world.values().engine();
@@ -133,6 +151,12 @@ fn a_cursor_goes_on_and_is_refused_by_another_build() {
     }
     assert_eq!((found.len(), found.into_iter().collect::<BTreeSet<_>>().len()), (52, 52));
     assert!(matches!(page(Some([7; 24]), 7), Err(DerivedError::OtherCursor)));
+    let of_nine = page(None, 7).unwrap().cursor;
+    let of_eight = run(async {
+        let mut walk = world.values().keys_of(key(8), of_nine, 7, Commitment::Confirmed, WAIT).await?;
+        walk.next().await
+    });
+    assert!(matches!(of_eight, Err(DerivedError::OtherCursor)), "a cursor goes on with its own value alone");
 }
 
 #[test]
@@ -322,7 +346,8 @@ fn a_derived_store_is_added_replaced_and_removed_while_the_map_goes_on() {
         world.commit(&[(key(3), None)], true);
         world.assert_whole();
     }
-    assert!(matches!(run(walk.next()), Err(DerivedError::Stopped)), "its store is gone");
+    let gone = run(walk.next()).unwrap_err();
+    assert!(matches!(&gone, DerivedError::OutOfRange(why) if why.contains("begin without a cursor")), "{gone:?}");
     let nothing = world.derived.replace(Some(Path::new("/nowhere"))).unwrap_err();
     assert!(nothing.to_string().contains("/nowhere"), "{nothing}");
     world.assert_whole();

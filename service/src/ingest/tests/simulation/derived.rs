@@ -1,7 +1,7 @@
-//! Derived stores that follow the simulated map through its lives: they have what the map has, and had at each slot.
+//! Derived stores that follow the simulated map through its lives: they tell its values, and those that it had at each slot.
 //!
 //! Owns: the lives of these stores, which end at any moment, and their comparison with the model. Their threads run in real
-//! time, beside the virtual time of the ingest. Must not: use what a client cannot ask for.
+//! time, beside the virtual time of the ingest. Must not: ask in a way that no client can.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -88,7 +88,7 @@ impl Store {
         &self.dir
     }
 
-    /// Options of the engine.
+    /// Options with which the engine is opened.
     pub(super) fn options(&self) -> &EngineOptions {
         &self.options
     }
