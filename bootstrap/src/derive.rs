@@ -23,6 +23,9 @@ use crate::source::SourceArgs;
 use crate::wrong::options_for;
 use crate::{load, migrate, served};
 
+/// Ending of a directory that is about to be removed.
+const GONE: &str = "gone";
+
 /// Ending of the directory of a derived store that is not complete.
 const PARTIAL: &str = ".partial";
 
@@ -225,18 +228,27 @@ pub(crate) fn derived_way_out(name: &str) -> String {
 
 fn drop_past(map: &Path) -> Result<u8> {
     let row = derived::dir(map, history::NAME);
-    ensure!(row.exists(), "no past is kept: dir={}", row.display());
+    let gone = row.with_extension(GONE);
+    // A service that starts meanwhile would open it.
+    let _held = engines::hold(map)?;
+    ensure!(row.exists() || gone.exists(), "no past is kept: dir={}", row.display());
     for (_, period) in history::periods(map)? {
         let held = engines::holder(&period)?;
         ensure!(held.is_none(), "a process has the past open: dir={}: stop it first", period.display());
     }
-    fs::remove_dir_all(&row).with_context(|| format!("cannot remove dir={}", row.display()))?;
+    // All at once: without one period, the others would give the values before a later change.
+    if row.exists() {
+        let renamed = fs::rename(&row, &gone).and_then(|()| File::open(map.join(DERIVED))?.sync_all());
+        renamed.with_context(|| format!("cannot rename dir={}", row.display()))?;
+    }
+    fs::remove_dir_all(&gone).with_context(|| format!("cannot remove dir={}", gone.display()))?;
     say!("removed: dir={}", row.display());
     Ok(0)
 }
 
 fn drop_all(map: &Path) -> Result<u8> {
     let place = derived::dir(map, values::NAME);
+    let _held = engines::hold(map)?;
     remove_rest(map)?;
     if !place.exists() {
         return Err(missing(map, &place));

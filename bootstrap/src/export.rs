@@ -125,9 +125,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<u8> {
     let partial = beside(&args.to, ".partial");
     ensure!(!is_file || !args.to.exists(), "the file is there already: file={}: name another one", args.to.display());
     let file: Box<dyn Write + Send> = match is_file {
-        true => Box::new(
-            File::create(&partial).with_context(|| format!("cannot create the file: file={}", partial.display()))?,
-        ),
+        true => Box::new(File::create_new(&partial).with_context(|| {
+            format!("cannot create the file: file={}: if an export was killed there, remove it", partial.display())
+        })?),
         false => Box::new(io::stdout()),
     };
     let written = pairs(form, file).and_then(|out| write(args, &*engine, out, &stop)).and_then(|digest| {

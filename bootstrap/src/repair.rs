@@ -53,6 +53,9 @@ pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     if remove_values(&args.dir)? {
         say!("removed the derived store values, because it is of the map before: `derive` builds it again");
     }
+    if derived::dir(&args.dir, derived::history::NAME).exists() {
+        say!("the past knows nothing of that: it takes lost keys for absent ones");
+    }
     say!("before you serve it, compare it with its source or a copy; or restore a copy");
     Ok(1)
 }

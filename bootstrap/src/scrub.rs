@@ -38,7 +38,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     })
 }
 
-/// Checks one store.
+/// Checks the store in one directory.
 fn check(args: &ScrubArgs) -> Result<u8> {
     let known = engines::inspect(&args.dir)?;
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {

@@ -158,6 +158,12 @@ fn a_derived_store_is_not_taken_for_a_map_and_absurd_choices_are_refused() {
         assert!(said.contains("name the map's directory") && !to.exists(), "{said}");
     }
     fails(2, &["derive", "--dir", str(&store), "--check", "--history"]);
+    // The rest of a past whose removal was cut short is no past, and goes.
+    let gone = store.join("derived/history.gone");
+    fs::create_dir_all(gone.join("100")).unwrap();
+    assert!(ok(&["derive", "--dir", str(&store), "--history", "--drop"]).contains("removed") && !gone.exists());
+    let said = fails(1, &["derive", "--dir", str(&store), "--history", "--drop"]);
+    assert!(said.contains("no past is kept"), "{said}");
     fails(2, &["keys-of", "--dir", str(&store), &key, "--limit", "0"]);
     // The file's ending names its form.
     ok(&["export", "--dir", str(&store), "--to", str(&to)]);

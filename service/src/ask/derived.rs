@@ -12,9 +12,7 @@ use super::places::Taking;
 use super::refusal::{Cause, Refusal};
 use super::wait::{self, Wanted};
 use crate::base::chain::Commitment;
-use crate::derive::{
-    Cursor, DerivedError, History, HistoryCursor, KEYS_MAX, Keys, Past, Pasts, REQUESTS_MAX, VIEWS_MAX, Walk,
-};
+use crate::derive::{Cursor, DerivedError, History, HistoryCursor, Keys, Past, Pasts, REQUESTS_MAX, VIEWS_MAX, Walk};
 use crate::net::figures::Place;
 
 /// The way to the store that finds the keys of a value.
@@ -28,18 +26,25 @@ const NO_HISTORY: &str = "this service keeps no past: start it with history_slot
 pub(crate) struct KeysAnswer {
     walk: Walk,
     wanted: Wanted,
-    _places: (Taking, Option<Taking>),
+    peer: Arc<Peer>,
+    _place: Taking,
+    /// For the view, if there is more than one message.
+    view: Option<Taking>,
 }
 
 impl KeysAnswer {
     /// Returns the next message; `None` after the last one.
     ///
     /// # Errors
-    /// [`Cause::OutOfRange`] once the answer has taken too long, or with a cursor of another store; [`Cause::NotReached`].
+    /// [`Cause::OutOfRange`] once the answer has taken too long, or with a cursor of another store; [`Cause::NotReached`];
+    /// [`Cause::Full`] where too many answers have several messages.
     pub(crate) async fn next(&mut self) -> Result<Option<Keys>, Refusal> {
         let keys = self.walk.next().await?;
         if let Some(keys) = &keys {
             self.wanted.check(keys.slot)?;
+        }
+        if self.walk.goes_on() && self.view.is_none() {
+            self.view = Some(Taking::new(&self.peer, Place::Views, 1, VIEWS_MAX)?);
         }
         Ok(keys)
     }
@@ -59,11 +64,14 @@ impl Ask {
         wanted: &Wanted,
         peer: &Arc<Peer>,
     ) -> Result<KeysAnswer, Refusal> {
-        let values = self.derived.values().ok_or(DerivedError::NotThere(NO_VALUES))?;
+        let missing = || match self.derived.is_changing() {
+            true => DerivedError::Unavailable("the derived store is added or removed right now: try again".to_owned()),
+            false => DerivedError::NotThere(NO_VALUES),
+        };
+        let values = self.derived.values().ok_or_else(missing)?;
         let place = self.begin(wanted, peer).await?;
-        let view = (limit > KEYS_MAX as u64).then(|| Taking::new(peer, Place::Views, 1, VIEWS_MAX)).transpose()?;
         let walk = values.keys_of(value, cursor, limit, wanted.commitment, wanted.time()).await?;
-        Ok(KeysAnswer { walk, wanted: *wanted, _places: (place, view) })
+        Ok(KeysAnswer { walk, wanted: *wanted, peer: Arc::clone(peer), _place: place, view: None })
     }
 
     /// Returns the value that a key had at the slot that the request names, once the map has reached it.

@@ -15,7 +15,7 @@ mod views;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ use crate::overlay::Overlay;
 use crate::reading::LookupError;
 pub(crate) use history::{Cursor as HistoryCursor, HISTORY_MAX, History, Past, Pasts};
 pub(crate) use settings::{DerivedGiven, DerivedSettings};
-pub(crate) use values::{KEYS_MAX, VIEWS_MAX, Values, Walk};
+pub(crate) use values::{VIEWS_MAX, Values, Walk};
 pub(crate) use views::{Cursor, Keys};
 
 use follower::{End, Follower, Target};
@@ -159,6 +159,7 @@ impl Derived {
     /// # Errors
     /// I/O errors of starting a thread.
     pub(crate) fn start(context: Context, settings: &DerivedSettings, options: EngineOptions) -> io::Result<Self> {
+        clean(&context.dir)?;
         let (options, memory) = divide(options, &context.dir, settings.keeps_history());
         // One that is added later has no part of the memory before the next start.
         let values_bytes = memory.values_bytes.unwrap_or(engines::MEMORY_MIN).max(MEMORY_MIN);
@@ -202,8 +203,14 @@ impl Derived {
                 |stuck: stop::Stuck| engine_api::Error::new(engine_api::ErrorKind::Internal, stuck.to_string());
             old.stop(Instant::now() + stop::SHUTDOWN_TIMEOUT).map_err(internal)?;
         }
-        row::remove(&place)?;
+        // It loses its name first, so that a kill leaves no part of a store under it.
+        let gone = place.with_extension(row::GONE);
+        row::remove(&gone)?;
+        if place.exists() {
+            row::rename(&place, &gone)?;
+        }
         let Some(made) = made else {
+            row::remove(&gone)?;
             tracing::info!(dir = %place.display(), "the derived store is removed");
             return Ok(None);
         };
@@ -212,7 +219,13 @@ impl Derived {
         let values = Values::start(context, *memory_bytes).map_err(failed)?;
         let state = values.as_ref().map(Values::state);
         *lock(&self.values) = values;
+        row::remove(&gone)?;
         Ok(state)
+    }
+
+    /// Whether a store is put in the place of another one, or removed, at this moment.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.added.as_ref().is_some_and(|added| matches!(added.change.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
     /// Keeps the changes from now on in the feed, for a store that is built of a copy of the map. Returns the id of the feed.
@@ -359,6 +372,20 @@ impl Followed {
         self.ends.send_if_modified(|end| *end == End::Not && std::mem::replace(end, End::WithRest) == End::Not);
         stop::join_all(lock(&self.thread).take(), deadline)
     }
+}
+
+/// Removes directories that killed programs have left: of stores that are not complete, and of those that had to go. One that
+/// a process has open stays.
+fn clean(dir: &Path) -> io::Result<()> {
+    let values = derived::dir(dir, derived::values::NAME);
+    let rests = [values.with_extension(row::GONE), bootstrap::derived_partial(dir), bootstrap::derived_copy(dir)];
+    for rest in rests.into_iter().filter(|rest| rest.exists()) {
+        if engines::holder(&rest).is_ok_and(|holder| holder.is_none()) {
+            tracing::info!(dir = %rest.display(), "removing the rest of a derived store");
+            std::fs::remove_dir_all(&rest)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the options of the map's engine, and the memory of derived stores, which is a part of the memory that the map's

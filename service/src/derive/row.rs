@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Name of the directory that is no period yet, and ending of one that is no period any more.
 const PARTIAL: &str = "partial";
-const GONE: &str = "gone";
+pub(super) const GONE: &str = "gone";
 
 /// Limits of the past; 0 is none.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +83,8 @@ impl Recorder {
         begins: impl FnOnce() -> Result<(Position, u64)>,
     ) -> Result<(Self, Position, u64)> {
         let row_dir = derived::dir(map, NAME);
+        // Of a `bootstrap derive --history --drop` that was killed.
+        remove(&row_dir.with_extension(GONE))?;
         fs::create_dir_all(&row_dir).map_err(|source| failed("create", &row_dir, source))?;
         clean(&row_dir)?;
         let mut recorder =
@@ -185,7 +187,9 @@ impl Target for Recorder {
     fn commit(&mut self, part: &Part<'_>, to: &Position) -> Result<()> {
         let newest = lock(&self.row.periods).last().cloned();
         let newest = newest.ok_or_else(|| Error::new(ErrorKind::Internal, "there is no period of the past"))?;
-        let mut records = part.changes().map(|(seq, change)| (change.slot, seq, change.key, change.old));
+        // A heal without a difference ends with a change that changes nothing.
+        let changes = part.changes().filter(|(_, change)| change.old != change.new);
+        let mut records = changes.map(|(seq, change)| (change.slot, seq, change.key, change.old));
         let jumped = part.ends().filter(|end| end.is_healed && end.parent_slot + 1 < end.slot);
         let unresolved: Vec<_> =
             jumped.map(|end| Unresolved { from_slot: end.parent_slot, to_slot: end.slot }).collect();

@@ -28,7 +28,24 @@ settings! {
     }
 }
 
+/// Least disk space of a past: with less, each second would have a store of its own.
+const HISTORY_BYTES_MIN: ByteSize = ByteSize::mib(64);
+
 impl DerivedSettings {
+    /// Checks the disk space of the past.
+    ///
+    /// # Errors
+    /// It is too little.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let (bytes, min) = (self.history_bytes, HISTORY_BYTES_MIN);
+        let is_enough = bytes.as_u64() == 0 || bytes >= min;
+        anyhow::ensure!(
+            is_enough,
+            "too little for a past: history_bytes={bytes}: give {min} or more, or 0 for no limit"
+        );
+        Ok(())
+    }
+
     /// Whether the past is kept.
     pub(crate) fn keeps_history(&self) -> bool {
         self.history_slots > 0 || self.history_bytes.as_u64() > 0

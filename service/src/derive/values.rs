@@ -231,6 +231,13 @@ impl Walk {
     }
 }
 
+impl Walk {
+    /// Whether the view is kept for another page.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.is_open && !self.is_over
+    }
+}
+
 impl Drop for Walk {
     fn drop(&mut self) {
         if let Some(views) = self.inner.views.as_ref().filter(|_| self.asked.goes_on && !self.is_over) {
@@ -243,6 +250,9 @@ impl Read for Reading {
     fn begin(&self, reader: &mut dyn Reader, asked: &Asked) -> Result<Arc<Patch>, DerivedError> {
         let at = reader.checkpoint()?;
         let position = Position::read(&at)?;
+        if !position.is_whole && !self.published.is_healing() {
+            return Err(DerivedError::Behind);
+        }
         if !position.is_whole {
             let text = "the derived store is between two slots: try again later";
             return Err(DerivedError::Unavailable(text.to_owned()));
@@ -257,7 +267,7 @@ impl Read for Reading {
         match (commitment, view) {
             (Commitment::Processed, Some(view)) => {
                 let base = map.slot.map(|slot| Base { slot, blockhash: map.blockhash });
-                Ok(self.patches.processed(&self.overlay, view, base))
+                Ok(self.patches.processed(&self.overlay, view, base).ok_or(LookupError::Overflowed)?)
             }
             (Commitment::Finalized, _) => {
                 let patch = self.patches.finalized(&self.overlay, &map).ok_or(LookupError::NotFinal)?;
@@ -274,7 +284,7 @@ impl Read for Reading {
         let after = asked.cursor.map(place).transpose()?;
         let differences = Differences {
             is_changed: &|key| patch.value(key) != Known::Nothing,
-            keys: &mut patch.keys_of(&asked.value).copied(),
+            keys: &mut patch.keys_of(&asked.value).into_iter(),
         };
         let page =
             values::page(reader, &position.secret, &asked.value, after.as_ref(), asked.limit, Some(differences))?;
@@ -311,7 +321,7 @@ fn open(context: &Context, memory_bytes: u64) -> engine_api::Result<(Applier, Po
     Ok((Applier(Arc::new(engine)), position, at.seq))
 }
 
-/// Returns the cursor behind a place. `of` is a number of the store and the value.
+/// Returns the cursor of a place. `of` is a number of the store and the value.
 fn cursor(of: u64, place: &Place) -> Cursor {
     let mut cursor = [0; 24];
     cursor[..8].copy_from_slice(&of.to_le_bytes());

@@ -27,8 +27,8 @@ const THREADS: u64 = 2;
 /// Longest life of a view.
 const VIEW_TIME: Duration = Duration::from_secs(60);
 
-/// Maximum number of keys that differ from the map on disk, in a view that is kept: 5 MB each.
-const PATCH_KEYS_MAX: usize = 1 << 16;
+/// Maximum number of keys that differ from the map on disk, in a view that is kept: with their banks 5 MB each.
+const PATCH_KEYS_MAX: usize = 1 << 15;
 
 /// The way out with more.
 const TOO_UNSETTLED: &str = "too much differs from the map on disk for an answer of several messages: ask for at most 10,000 \

@@ -78,6 +78,7 @@ impl Checked {
         let providers = config.stream.providers();
         providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
         store::check(config.opening())?;
+        config.derived.check().map_err(Failed::wrong)?;
         if !config.feed.feed && config.has_derived() {
             return Err(Failed::wrong(anyhow!(
                 "a derived store follows the feed: dir={}: set feed = true, or remove the derived store with bootstrap derive --dir \

@@ -7,7 +7,7 @@ use engines::OpenMode;
 use workload::{Pairs, Rng};
 
 use crate::crash::derive;
-use crate::support::{Service, columns, end, load, stream, wait_for};
+use crate::support::{Service, client_runtime, columns, end, load, stream, wait_for};
 
 #[test]
 fn the_keys_of_a_value_follow_the_stream() {
@@ -67,6 +67,13 @@ fn the_keys_of_a_value_follow_the_stream() {
         let counted = client.count_of(&value, 0, all).unwrap();
         let keys = client.keys_of(&value, None, 0, all).unwrap().value.keys;
         assert_eq!((counted.value, counted.slot), ((keys.len() as u64, false), Some(slot)));
+        // Answers of one message take no place of those of several, even if all keys are asked for.
+        client_runtime().block_on(async {
+            let client = client::Builder::new(&format!("http://{}", service.listen)).unwrap().connect().await.unwrap();
+            let ask = || async { client.count_of(&value, 0, all).await.unwrap().value };
+            let counts = futures::future::join_all((0..48).map(|_| ask())).await;
+            assert!(counts.iter().all(|count| *count == counted.value), "{counts:?}");
+        });
         assert_eq!(service.metric("solkv_derived_lag{store=\"values\"}"), Some(0.0));
         assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0));
         assert!(service.terminate().success());

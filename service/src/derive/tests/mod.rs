@@ -19,6 +19,7 @@ use solana::{ChainCheckpoint, MapPhase};
 use super::*;
 use crate::base::chain::{Base, Commitment};
 use crate::base::published::Published;
+use crate::derive::values::KEYS_MAX;
 use crate::feed::{Change, Feed, FeedWriter, SlotEnd};
 use crate::overlay::Overlay;
 use crate::reading::LookupError;

@@ -94,7 +94,7 @@ impl World {
             assert_eq!(patch.value(key).value_or(|| self.engine_map.get(key).copied()), *value);
         }
         for value in answer.value.iter().flatten() {
-            let mut found: Vec<Key> = patch.keys_of(value).copied().collect();
+            let mut found: Vec<Key> = patch.keys_of(value);
             let kept = self.engine_map.iter().filter(|(key, of)| *of == value && patch.value(key) == Known::Nothing);
             found.extend(kept.map(|(key, _)| *key));
             found.sort_unstable();
@@ -143,7 +143,7 @@ impl World {
         let one = reading.get(&key(n), Commitment::Processed).unwrap();
         assert_eq!((one.value, one.slot), (found.value[n as usize], found.slot));
         let view = state.overlay.processed().unwrap().view();
-        self.check_patch(&self.patches.processed(&state.overlay, &view, Some(base)), &keys, &found);
+        self.check_patch(&self.patches.processed(&state.overlay, &view, Some(base)).unwrap(), &keys, &found);
         let expected = self.expected(state);
         self.seen.ahead += u64::from(found.slot > Some(committed));
         if strict {
