@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, advance, sleep};
 use workload::Rng;
 
-use super::chain::Chain;
+use super::chain::{Block, Chain};
 use super::fault::Nature;
 use super::seeds::try_seeds;
 use super::server::Server;
@@ -197,8 +197,11 @@ impl Healer {
         let slot = usable().find(|slot| *slot == begun).or_else(|| usable().max())?;
         let block = self.chain.blocks().find(|block| block.slot == slot).expect("an archive is of a block").base();
         let found = spooling.find(slot).expect("the spool is of the chain")?;
-        assert!([block.blockhash, [0; 32]].contains(&found.blockhash), "{found:?} is not {block:?}");
-        Some(block)
+        let is_same = [block.blockhash, [0; 32]].contains(&found.blockhash);
+        // The service refuses an archive of another block than the spool's, and waits for one of a later slot.
+        let wrong = self.chain.wrong.as_ref().map(Block::base);
+        assert!(is_same || wrong == Some(found), "{found:?} is not {block:?}");
+        is_same.then_some(block)
     }
 
     /// Whether the spool has stopped without the slot of an archive, so that no later one joins it.
