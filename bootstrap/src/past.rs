@@ -31,7 +31,7 @@ impl Past {
             "the map has not reached the slot: slot={slot} map_slot={}",
             at.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string())
         );
-        let places = if derived::dir(dir, history::NAME).exists() { history::periods(dir)? } else { Vec::new() };
+        let places = history::periods(dir)?;
         let (mut periods, mut newest) = (Vec::new(), None);
         for (first_slot, place) in places {
             let (period, position, seq) = Period::new(first_slot, open_to_scan(&place, None, None)?)?;

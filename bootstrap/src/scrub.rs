@@ -29,9 +29,8 @@ pub(crate) struct ScrubArgs {
 /// Checks the store and its derived stores. The exit code is 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     let values = derived::dir(&args.dir, derived::values::NAME);
-    let past = derived::dir(&args.dir, derived::history::NAME);
-    let periods = if past.exists() { derived::history::periods(&args.dir)? } else { Vec::new() };
-    let beside = values.exists().then_some(values).into_iter().chain(periods.into_iter().map(|(_, dir)| dir));
+    let periods = derived::history::periods(&args.dir)?.into_iter().map(|(_, dir)| dir);
+    let beside = values.exists().then_some(values).into_iter().chain(periods);
     beside.map(|dir| ScrubArgs { dir, ..args.clone() }).try_fold(check(args)?, |code, args| {
         tell!("checking a derived store: dir={}", args.dir.display());
         Ok(code.max(check(&args)?))

@@ -220,7 +220,7 @@ pub fn find(periods: &[Arc<Period>], key: &Key, (slot, seq): (u64, u64)) -> Resu
     Ok(period.first_from(key, slot, seq)?.filter(|change| (change.slot, change.seq) == (slot, seq)))
 }
 
-/// Returns the directories of the map's periods with their first slots, ascending.
+/// Returns the directories of the map's periods with their first slots, ascending; none if no past is kept.
 ///
 /// # Errors
 /// I/O errors.
@@ -228,6 +228,9 @@ pub fn periods(map: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let row = dir(map, NAME);
     let list = || -> std::io::Result<Vec<(u64, PathBuf)>> {
         let mut found = Vec::new();
+        if !row.exists() {
+            return Ok(found);
+        }
         for entry in std::fs::read_dir(&row)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()?.parse().ok());
