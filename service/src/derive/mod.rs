@@ -72,7 +72,7 @@ pub(crate) enum DerivedError {
     OutOfRange(String),
     /// The derived store cannot answer now, or not at all, in words.
     Unavailable(String),
-    /// The store lacks the slot that has just become final.
+    /// The store lacks the slot that has just become final, or the end of the one that it takes.
     Behind,
     /// The service is shutting down.
     Stopped,

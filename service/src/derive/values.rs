@@ -225,6 +225,8 @@ impl Walk {
         };
         self.left -= limit;
         self.is_open = true;
+        // The view that was opened has all that it needs of the banks.
+        self.asked.basis.view = None;
         self.is_over = keys.cursor.is_none() || self.left == 0;
         self.asked.cursor = keys.cursor;
         Ok(Some(keys))
