@@ -79,10 +79,12 @@ pub fn page(
     limit: usize,
     differences: Option<Differences<'_>>,
 ) -> Result<Page> {
-    let (is_changed, mut more): (&dyn Fn(&Key) -> bool, Vec<(Place, Key)>) = match differences {
-        Some(Differences { is_changed, keys }) => (is_changed, keys.map(|key| (secret.hash(&key), key)).collect()),
-        None => (&|_| false, Vec::new()),
-    };
+    let mut more: Vec<(Place, Key)> = Vec::new();
+    let mut is_changed: &dyn Fn(&Key) -> bool = &|_| false;
+    if let Some(differences) = differences {
+        more.extend(differences.keys.map(|key| (secret.hash(&key), key)));
+        is_changed = differences.is_changed;
+    }
     more.retain(|(place, _)| after.is_none_or(|after| place > after));
     more.sort_unstable();
     let mut more = more.into_iter().peekable();

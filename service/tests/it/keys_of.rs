@@ -1,9 +1,10 @@
 //! The keys of a value, asked over gRPC while the map follows a stream, on every engine.
 
+use std::path::Path;
 use std::time::Duration;
 
 use client::{Commitment, ErrorKind, ReadOptions};
-use engines::OpenMode;
+use engines::{EngineOptions, OpenMode};
 use workload::{Pairs, Rng};
 
 use crate::crash::derive;
@@ -67,29 +68,13 @@ fn the_keys_of_a_value_follow_the_stream() {
         let counted = client.count_of(&value, 0, all).unwrap();
         let keys = client.keys_of(&value, None, 0, all).unwrap().value.keys;
         assert_eq!((counted.value, counted.slot), ((keys.len() as u64, false), Some(slot)));
-        // Answers of one message take no place of those of several, even if all keys are asked for.
-        client_runtime().block_on(async {
-            let client = client::Builder::new(&format!("http://{}", service.listen)).unwrap().connect().await.unwrap();
-            let ask = || async { client.count_of(&value, 0, all).await.unwrap().value };
-            let counts = futures::future::join_all((0..48).map(|_| ask())).await;
-            assert!(counts.iter().all(|count| *count == counted.value), "{counts:?}");
-        });
+        many_at_once(&service, &value, counted.value);
         assert_eq!(service.metric("solkv_derived_lag{store=\"values\"}"), Some(0.0));
         assert_eq!(service.metric("solkv_derived_broken{store=\"values\"}"), Some(0.0));
         assert!(service.terminate().success());
         derive(&dir, &["--check"]);
 
-        // A copy has no derived store. One that is built of it follows the copy's feed.
-        let copy = temp.path().join("copy");
-        let map = engines::open(&dir, &options, OpenMode::Existing).unwrap();
-        map.snapshot(&copy).unwrap();
-        map.close().unwrap();
-        assert!(!copy.join("derived").exists());
-        derive(&copy, &[]);
-        let restored = Service::start(&copy, &options, &geyser, &[]);
-        let found = connect(&restored).keys_of(&value, None, 0, all).unwrap();
-        assert_eq!((found.value.keys.len(), found.slot), (keys.len(), Some(slot)));
-        assert!(restored.terminate().success());
+        assert_eq!(keys_in_a_copy(&dir, &options, &geyser, &value), (keys.len(), Some(slot)));
 
         // Without its feed it would never learn of a change.
         let mut service = Service::start(&dir, &options, &geyser, &["--feed", "false"]);
@@ -101,6 +86,31 @@ fn the_keys_of_a_value_follow_the_stream() {
         );
         stream.stop().unwrap();
     }
+}
+
+/// Answers of one message take no place of those of several, even if all keys are asked for.
+fn many_at_once(service: &Service, value: &[u8; 32], expected: (u64, bool)) {
+    client_runtime().block_on(async {
+        let client = client::Builder::new(&format!("http://{}", service.listen)).unwrap().connect().await.unwrap();
+        let ask = || async { client.count_of(value, 0, ReadOptions::default()).await.unwrap().value };
+        let counts = futures::future::join_all((0..48).map(|_| ask())).await;
+        assert!(counts.iter().all(|count| *count == expected), "{counts:?}");
+    });
+}
+
+/// Copies a store, and returns the number of keys of a value that a service on the copy finds, and its slot. A copy has no derived
+/// store, and one that is built of it follows the copy's feed.
+fn keys_in_a_copy(dir: &Path, options: &EngineOptions, geyser: &str, value: &[u8; 32]) -> (usize, Option<u64>) {
+    let copy = dir.with_extension("copy");
+    let map = engines::open(dir, options, OpenMode::Existing).unwrap();
+    map.snapshot(&copy).unwrap();
+    map.close().unwrap();
+    assert!(!copy.join("derived").exists());
+    derive(&copy, &[]);
+    let service = Service::start(&copy, options, geyser, &[]);
+    let found = connect(&service).keys_of(value, None, 0, ReadOptions::default()).unwrap();
+    assert!(service.terminate().success());
+    (found.value.keys.len(), found.slot)
 }
 
 #[test]
