@@ -71,7 +71,7 @@ enum Command {
     Verify(verify::VerifyArgs),
     /// Compare a store with another one, of any engine
     Compare(compare::CompareArgs),
-    /// Read the whole store and check it against the engine's own checksums (LMDB has none)
+    /// Read the whole store and its derived stores, and check them against the engine's own checksums (LMDB has none)
     Scrub(scrub::ScrubArgs),
     /// Repair a damaged store and list the losses (strata); unreadable files are set aside, not removed
     Repair(repair::RepairArgs),

@@ -140,7 +140,7 @@ impl Plan {
         rows.extend(memory.map(|memory| (format!("with {memory}"), self.verdict(memory.as_u64()))));
         rows.extend(self.nearest(memory).map(|read| ("measured".to_owned(), read.text())));
         let head = format!("{pairs} pairs in {}: {known}from {measured} pairs ({source})", self.engine);
-        rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
+        listed(head, rows)
     }
 
     /// Describes the needs of derived stores. The entries of `values` are of the same size and number as the pairs.
@@ -148,14 +148,14 @@ impl Plan {
         let with_values = size(self.service_disk_bytes().saturating_mul(2).saturating_sub(BESIDE_BYTES));
         let (share, [fewest, most]) = (DERIVED_SHARE, HISTORY_CHANGE_BYTES);
         let rows = [
-            ("values", format!("as large as the store: {}", size(self.store_bytes()))),
-            ("disk while both follow a stream", with_values),
-            ("disk to build it", format!("{} in addition to the store", size(self.load_disk_bytes()))),
-            ("history", format!("{fewest} to {most} bytes a change that is kept")),
-            ("memory", format!("each of both takes 1/{share} of the engine's")),
+            ("values".to_owned(), format!("as large as the store: {}", size(self.store_bytes()))),
+            ("disk while both follow a stream".to_owned(), with_values),
+            ("disk to build it".to_owned(), format!("{} in addition to the store", size(self.load_disk_bytes()))),
+            ("history".to_owned(), format!("{fewest} to {most} bytes a change that is kept")),
+            ("memory".to_owned(), format!("each of both takes 1/{share} of the engine's")),
         ];
         let head = "derived stores, computed from 20M pairs (loadgen/results/README.md#derived)".to_owned();
-        rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
+        listed(head, rows)
     }
 
     /// Describes a service with so much memory.
@@ -197,6 +197,11 @@ impl Plan {
             .filter(|read| read.engine == self.engine)
             .min_by(|one, other| distance(one).total_cmp(&distance(other)))
     }
+}
+
+/// Returns a line for each need, below a head.
+fn listed(head: String, rows: impl IntoIterator<Item = (String, String)>) -> String {
+    rows.into_iter().fold(head, |text, (name, value)| format!("{text}\n  {name:<31} {value}"))
 }
 
 /// Formats a number of pairs in the form in which it can be asked for.

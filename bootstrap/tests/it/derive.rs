@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine_api::Durability;
 use solana::ChainCheckpoint;
@@ -12,6 +12,14 @@ use crate::{Map, engines, fails, ok, raw_file, str, synthetic};
 /// A map of 3000 pairs with 30 values.
 fn map() -> Map {
     synthetic(3000, 5).into_keys().enumerate().map(|(n, key)| (key, [(n % 30) as u8; 32])).collect()
+}
+
+/// Loads the map, and builds its derived store. Returns the store and the file that was loaded.
+fn built(engine: &str, dir: &Path) -> (PathBuf, PathBuf) {
+    let (store, input) = (dir.join("store"), raw_file(dir, map()));
+    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
+    ok(&["derive", "--dir", str(&store)]);
+    (store, input)
 }
 
 /// Removes a key of the map as a stream would.
@@ -73,10 +81,7 @@ fn the_keys_of_a_value_are_all_found_until_the_map_changes() {
 fn a_derived_store_is_no_map_and_its_entries_are_compared() {
     let Some(engine) = engines().next() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("store");
-    let input = raw_file(dir.path(), map());
-    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
-    ok(&["derive", "--dir", str(&store)]);
+    let (store, input) = built(engine, dir.path());
     let derived = store.join("derived/values");
     let said = fails(1, &["derive", "--dir", str(&derived)]);
     assert!(said.contains("name the map's directory"), "{said}");
@@ -119,10 +124,7 @@ fn a_damaged_derived_store_is_found_and_built_again_but_never_repaired() {
     // Strata alone has checksums of pages that a test can damage, and a repair.
     let Some(engine) = engines().find(|engine| *engine == "strata") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("store");
-    let input = raw_file(dir.path(), map());
-    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
-    ok(&["derive", "--dir", str(&store)]);
+    let (store, _) = built(engine, dir.path());
     let said = ok(&["scrub", "--dir", str(&store)]);
     assert_eq!(said.matches("sound: engine=strata pairs=3000").count(), 2, "{said}");
     let derived = store.join("derived/values");
@@ -148,10 +150,7 @@ fn a_damaged_derived_store_is_found_and_built_again_but_never_repaired() {
 fn a_derived_store_is_not_taken_for_a_map_and_absurd_choices_are_refused() {
     let Some(engine) = engines().next() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let store = dir.path().join("store");
-    let input = raw_file(dir.path(), map());
-    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
-    ok(&["derive", "--dir", str(&store)]);
+    let (store, _) = built(engine, dir.path());
     let (derived, to, key) = (store.join("derived/values"), dir.path().join("pairs.raw"), "ab".repeat(32));
     for args in [&["get", &key][..], &["export", "--to", str(&to)]] {
         let said = fails(1, &[args, &["--dir", str(&derived)]].concat());

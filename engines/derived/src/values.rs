@@ -112,7 +112,7 @@ pub fn page(
         flow
     })?;
     if !is_full {
-        // Whether the page is full by then, is in it.
+        // The page itself says whether it is full by then.
         let _flow = more.try_for_each(|(place, key)| push(place, key));
     }
     Ok(page)

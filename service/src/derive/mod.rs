@@ -159,7 +159,7 @@ impl Derived {
     /// # Errors
     /// I/O errors of starting a thread.
     pub(crate) fn start(context: Context, settings: &DerivedSettings, options: EngineOptions) -> io::Result<Self> {
-        clean(&context.dir)?;
+        clean(&context.dir);
         let (options, memory) = divide(options, &context.dir, settings.keeps_history());
         // One that is added later has no part of the memory before the next start.
         let values_bytes = memory.values_bytes.unwrap_or(engines::MEMORY_MIN).max(MEMORY_MIN);
@@ -375,17 +375,18 @@ impl Followed {
 }
 
 /// Removes directories that killed programs have left: of stores that are not complete, and of those that had to go. One that
-/// a process has open stays.
-fn clean(dir: &Path) -> io::Result<()> {
+/// a process has open stays. One that cannot be removed is only disk space, and holds up nothing.
+fn clean(dir: &Path) {
     let values = derived::dir(dir, derived::values::NAME);
     let rests = [values.with_extension(row::GONE), bootstrap::derived_partial(dir), bootstrap::derived_copy(dir)];
     for rest in rests.into_iter().filter(|rest| rest.exists()) {
         if engines::holder(&rest).is_ok_and(|holder| holder.is_none()) {
-            tracing::info!(dir = %rest.display(), "removing the rest of a derived store");
-            std::fs::remove_dir_all(&rest)?;
+            match row::remove(&rest) {
+                Ok(()) => tracing::info!(dir = %rest.display(), "removed the rest of a derived store"),
+                Err(error) => tracing::warn!(%error, "the rest of a derived store takes space"),
+            }
         }
     }
-    Ok(())
 }
 
 /// Returns the options of the map's engine, and the memory of derived stores, which is a part of the memory that the map's

@@ -182,7 +182,7 @@ async fn connect(service: &Service, seed: u64) -> Asker {
     Asker { client, pairs: Pairs::new(seed) }
 }
 
-/// One below the maximum of an eventfd's counter. The next write fills it, and a further one blocks.
+/// Asks at each commitment for as long as the stream goes on.
 async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> (Vec<Sample>, Vec<Derived>) {
     let (mut samples, mut derived) = (Vec::new(), Vec::new());
     let mut rng = Rng::new(seed);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use derived::values::{self, NAME};
 use derived::{DERIVED, Position};
-use engine_api::{Durability, Engine as _, Key, Value};
+use engine_api::{Engine as _, Key, Value};
 use engine_latency::Measured;
 use engines::{EngineOptions, OpenMode};
 use solana::{ChainCheckpoint, MapPhase};
@@ -102,10 +102,6 @@ impl Followers {
         };
         engine.reader().expect("a reader").scan(&mut push).expect("a scan");
         values::apply(&*store, &mut pairs.into_iter(), checkpoint.seq, &position).expect("a commit");
-        store
-            .begin()
-            .and_then(|txn| txn.commit(&position.write(checkpoint.seq), Durability::Synced))
-            .expect("a commit");
         store.close().expect("closed");
     }
 
