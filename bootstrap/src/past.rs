@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
+use derived::Position;
 use derived::history::{self, At, Period};
 use engine_api::{Code, Engine, Key, Value};
 use solana::ChainCheckpoint;
@@ -23,7 +24,7 @@ impl Past {
     /// Opens the past of the map in `dir`, to look at `slot`.
     ///
     /// # Errors
-    /// There is none; it does not stand where the map does; the map has not reached the slot; errors of the engine.
+    /// There is none; a store of it is missing; it does not stand where the map does; the map has not reached the slot; errors of the engine.
     pub(crate) fn open(dir: &Path, map: &dyn Engine, slot: u64) -> Result<Self> {
         let at = ChainCheckpoint::read(&map.checkpoint()?)?;
         ensure!(
@@ -32,10 +33,13 @@ impl Past {
             at.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string())
         );
         let places = history::periods(dir)?;
-        let (mut periods, mut newest) = (Vec::new(), None);
+        let (mut periods, mut newest) = (Vec::new(), None::<(Position, u64)>);
         for (first_slot, place) in places {
             let (period, position, seq) = Period::new(first_slot, open_to_scan(&place, None, None)?)?;
             periods.push(Arc::new(period));
+            if let Some((before, _)) = &newest {
+                history::check_adjoins(before, first_slot)?;
+            }
             newest = Some((position, seq));
         }
         let wrong = match newest {

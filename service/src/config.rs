@@ -77,7 +77,8 @@ impl Config {
         let is_loopback = |host: &str| ["localhost", "127.0.0.1"].contains(&host);
         for geyser in &self.stream.geyser {
             let Some((host, port)) = provider::host_and_port(&geyser.url) else { continue };
-            for (key, own) in [("listen", &self.grpc.listen), ("metrics", &self.http.metrics)] {
+            let listeners = [("listen", &self.grpc.listen), ("metrics", &self.http.metrics)];
+            for (key, own) in listeners.into_iter().chain(self.redis.redis.as_ref().map(|own| ("redis", own))) {
                 let Some((own_host, own_port)) = own.rsplit_once(':') else { continue };
                 let own_host = own_host.trim_start_matches('[').trim_end_matches(']');
                 let is_any = own_host.parse().is_ok_and(|address: IpAddr| address.is_unspecified());
@@ -109,7 +110,7 @@ impl Config {
 
     /// Returns the settings of the listeners on TCP.
     pub fn net(&self) -> net::Settings<'_> {
-        net::Settings { grpc: &self.grpc, http: &self.http, access: &self.access }
+        net::Settings { grpc: &self.grpc, redis: &self.redis, http: &self.http, access: &self.access }
     }
 }
 

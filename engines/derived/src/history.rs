@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use engine_api::{Durability, Engine, Error, Key, Result, Value};
+use engine_api::{Code, Durability, Engine, Error, Key, Result, Value};
 
 use crate::{PREFIX_BYTES, Position, Secret, dir};
 
@@ -171,6 +171,20 @@ impl Period {
         let unresolved = self.unresolved.read().unwrap_or_else(PoisonError::into_inner);
         unresolved.iter().find(|mark| mark.from_slot < slot && slot < mark.to_slot).copied()
     }
+}
+
+/// Checks that a period begins at the slot at which the one before it ends.
+///
+/// # Errors
+/// A store between them is missing, or belongs to another row.
+pub fn check_adjoins(before: &Position, first_slot: u64) -> Result<()> {
+    if before.slot == Some(first_slot) {
+        return Ok(());
+    }
+    let ends_at = before.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
+    let why =
+        format!("a store of the past is missing: one ends at slot={ends_at}, and the next begins at slot={first_slot}");
+    Err(Error::wrong(Code::Derived, why))
 }
 
 /// Returns the value that a key had at `slot`. `periods` ascend, and have every change of the map up to the view of which the

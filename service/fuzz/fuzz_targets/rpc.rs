@@ -1,4 +1,5 @@
-//! Any bytes as a request of any method, through a socket and every layer before the handlers.
+//! Any bytes as a request of any method, or as bytes of the Redis protocol, through a socket and every layer before
+//! the handlers.
 //!
 //! Owns: a service without a stream. Must not: interpret requests. Every request gets an answer with a status that a
 //! client can use. Threads: this one, and one for lookups.
@@ -17,13 +18,15 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
 use service::ingest;
+use service::redis;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use service::{
     Access, Ask, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
-    ReadinessSettings, SocketAccess, SubscriberLimits, Workers,
+    ReadinessSettings, Room, SocketAccess, SubscriberLimits, Workers,
 };
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -49,6 +52,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_millis(5);
 struct World {
     runtime: Runtime,
     channel: Channel,
+    redis: PathBuf,
     _threads: LookupThreads,
     // Kept alive and never used: the writer belongs to one thread, which a static does not have.
     _writer: Mutex<FeedWriter>,
@@ -59,7 +63,8 @@ static WORLD: LazyLock<World> = LazyLock::new(|| world().expect("a service can b
 
 fuzz_target!(|bytes: &[u8]| {
     let [path, message @ ..] = bytes else { return };
-    let path = PathAndQuery::from_static(PATHS[usize::from(*path) % PATHS.len()]);
+    let Some(path) = PATHS.get(usize::from(*path) % (PATHS.len() + 1)) else { return of_redis(message) };
+    let path = PathAndQuery::from_static(path);
     let message = message.to_vec();
     WORLD.runtime.block_on(async {
         let mut grpc = Grpc::new(WORLD.channel.clone());
@@ -77,6 +82,27 @@ fuzz_target!(|bytes: &[u8]| {
         }
     });
 });
+
+/// Sends bytes, in two parts, to the listener of the Redis protocol. Each answer begins as answers do, and none tells of a fault of
+/// the service.
+fn of_redis(bytes: &[u8]) {
+    WORLD.runtime.block_on(async {
+        let mut client = UnixStream::connect(&WORLD.redis).await.expect("the service is there");
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        // The service may end the connection before all is sent.
+        let _sent = async {
+            client.write_all(first).await?;
+            tokio::task::yield_now().await;
+            client.write_all(second).await?;
+            client.shutdown().await
+        }
+        .await;
+        let mut answers = Vec::new();
+        let _read = timeout(Duration::from_secs(5), client.read_to_end(&mut answers)).await.expect("the connection ends");
+        assert!(answers.first().is_none_or(|kind| b"+-:$*%_".contains(kind)), "{answers:?}");
+        assert!(!answers.windows(6).any(|text| text == b" E-BUG"), "{answers:?}");
+    });
+}
 
 /// Fails on statuses that mean a fault of the service, as opposed to one of the request.
 fn check(status: &Status) {
@@ -102,29 +128,38 @@ fn world() -> anyhow::Result<World> {
     let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessSettings::default()));
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let socket = temp.path().join("kv.sock");
+    let (socket, redis) = (temp.path().join("kv.sock"), temp.path().join("redis.sock"));
     let limits = SubscriberLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
     let workers = Workers::start(engine, Arc::clone(&handles.views))?;
     let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
+        let Handles { status, net, .. } = handles;
+        let limits = ConnectionLimits {
+            max_connections: 8,
+            per_source: 8,
+            idle_timeout: Duration::ZERO,
+            request_timeout: REQUEST_TIMEOUT,
+        };
+        let room = Room::new(limits, &net);
         let door = Door {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
             uds: Some(UdsListener::bind(&socket, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
-            limits: ConnectionLimits {
-                max_connections: 8,
-                per_source: 8,
-                idle_timeout: Duration::ZERO,
-                request_timeout: REQUEST_TIMEOUT,
-            },
+            room: room.clone(),
         };
-        let Handles { status, net, .. } = handles;
-        let ask = Ask::new(lookups, handles.lookups.overlay, Arc::clone(&net));
-        let services = Services { ask, status, feed, net };
+        let redis_door = redis::Door {
+            tcp: None,
+            uds: Some(UdsListener::bind(&redis, &SocketAccess::OWNER)?),
+            access: Arc::new(Access::default()),
+            room,
+        };
+        let ask = Ask::new(lookups, handles.lookups.overlay, net);
+        tokio::spawn(redis::serve(redis_door, ask.clone(), status.clone(), std::future::pending()));
+        let services = Services { ask, status, feed };
         tokio::spawn(rpc::serve(door, services, std::future::pending()));
         connect(socket).await
     })?;
-    Ok(World { runtime, channel, _threads: threads, _writer: Mutex::new(writer), _temp: temp })
+    Ok(World { runtime, channel, redis, _threads: threads, _writer: Mutex::new(writer), _temp: temp })
 }
 
 async fn connect(socket: PathBuf) -> anyhow::Result<Channel> {

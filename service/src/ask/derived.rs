@@ -3,6 +3,7 @@
 //! Owns: their shares of places, and the wait for the slot that they name. Must not: read a store.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use engine_api::{Key, Value};
 
@@ -69,8 +70,8 @@ impl Ask {
             false => DerivedError::NotThere(NO_VALUES),
         };
         let values = self.derived.values().ok_or_else(missing)?;
-        let place = self.begin(wanted, peer).await?;
-        let walk = values.keys_of(value, cursor, limit, wanted.commitment, wanted.time()).await?;
+        let (place, time) = self.begin(wanted, peer).await?;
+        let walk = values.keys_of(value, cursor, limit, wanted.commitment, time).await?;
         Ok(KeysAnswer { walk, wanted: *wanted, peer: Arc::clone(peer), _place: place, view: None })
     }
 
@@ -81,8 +82,8 @@ impl Ask {
     /// [`Cause::Full`].
     pub(crate) async fn get_at(&self, key: Key, slot: u64, wanted: &Wanted, peer: &Arc<Peer>) -> Result<Past, Refusal> {
         let history = self.history()?;
-        let _place = self.begin(wanted, peer).await?;
-        let past = history.at(key, slot, wanted.commitment, wanted.time()).await?;
+        let (_place, time) = self.begin(wanted, peer).await?;
+        let past = history.at(key, slot, wanted.commitment, time).await?;
         wanted.check(past.slot)?;
         Ok(past)
     }
@@ -104,19 +105,21 @@ impl Ask {
             let text = "the changes of a key are told once they are confirmed: ask at confirmed or finalized";
             return Err(Refusal::new(Cause::NotOffered, text));
         }
-        let _place = self.begin(wanted, peer).await?;
-        Ok(history.changes(key, cursor, limit, wanted.commitment, wanted.time()).await?)
+        let (_place, time) = self.begin(wanted, peer).await?;
+        Ok(history.changes(key, cursor, limit, wanted.commitment, time).await?)
     }
 
     fn history(&self) -> Result<&History, Refusal> {
         Ok(self.derived.history().ok_or(DerivedError::NotThere(NO_HISTORY))?)
     }
 
-    /// Takes a place, once the map holds the slot that the request names.
-    async fn begin(&self, wanted: &Wanted, peer: &Arc<Peer>) -> Result<Taking, Refusal> {
+    /// Takes a place, once the map holds the slot that the request names. Returns it with the time that is left of the wait.
+    async fn begin(&self, wanted: &Wanted, peer: &Arc<Peer>) -> Result<(Taking, Duration), Refusal> {
+        let begun = Instant::now();
         if wanted.names_a_slot() {
             wait::until(&self.overlay, wanted, 1, peer).await?;
         }
-        Taking::new(peer, Place::Derived, 1, REQUESTS_MAX)
+        let place = Taking::new(peer, Place::Derived, 1, REQUESTS_MAX)?;
+        Ok((place, wanted.time().saturating_sub(begun.elapsed())))
     }
 }

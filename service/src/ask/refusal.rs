@@ -49,6 +49,11 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    /// Makes the refusal of a request that no repetition makes right.
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Cause::Invalid, message)
+    }
+
     /// Makes a refusal with the code that most refusals of this cause have.
     pub(crate) fn new(cause: Cause, message: impl Into<Cow<'static, str>>) -> Self {
         let code = match cause {

@@ -21,6 +21,10 @@ labels! {
         GrpcTcp = "grpc-tcp",
         /// gRPC over the Unix socket.
         GrpcUds = "grpc-uds",
+        /// The Redis protocol over TCP, with or without TLS.
+        RedisTcp = "redis-tcp",
+        /// The Redis protocol over its Unix socket.
+        RedisUds = "redis-uds",
         Shm = "shm",
     }
 }

@@ -147,6 +147,8 @@ mod tests {
             "heal_from",
             "uds",
             "uds_group",
+            "redis",
+            "redis_uds",
             "shm",
             "shm_group",
             "tls_cert",

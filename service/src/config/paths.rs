@@ -33,19 +33,19 @@ const STORE_NAMES: [&str; 7] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "dat
 
 impl Config {
     /// Refuses sockets that cannot be bound. Their path is too long, their directory is missing or not writable, or
-    /// another kind of file has that name. Also refuses the store's own names, and one path for both sockets.
+    /// another kind of file has that name. Also refuses the store's own names, and one path for two sockets.
     ///
     /// # Errors
     /// The first such socket; the error names the setting.
     pub fn check_sockets(&self, at: Moment) -> Result<()> {
-        let mut taken: Option<(&str, PathBuf)> = None;
-        for (key, path) in [("uds", &self.grpc.uds), ("shm", &self.shm.shm)] {
+        let mut taken: Vec<(&str, PathBuf)> = Vec::new();
+        for (key, path) in [("uds", &self.grpc.uds), ("redis_uds", &self.redis.redis_uds), ("shm", &self.shm.shm)] {
             let Some(path) = path else { continue };
             let place = self.place(key, path, at)?;
-            if let Some((other, _)) = taken.as_ref().filter(|(_, known)| *known == place) {
+            if let Some((other, _)) = taken.iter().find(|(_, known)| *known == place) {
                 bail!("{other} and {key} are the same path: {key}={}: give one of them another", path.display());
             }
-            taken = Some((key, place));
+            taken.push((key, place));
         }
         Ok(())
     }

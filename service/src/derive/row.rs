@@ -75,7 +75,7 @@ impl Recorder {
     /// Opens the row of the map in `map`, or begins one that stands at `begins`. Returns the newest store's position and its seq.
     ///
     /// # Errors
-    /// Errors of the engine; I/O errors; `begins` is not the end of a slot.
+    /// Errors of the engine; I/O errors; a store of the row is missing; `begins` is not the end of a slot.
     pub(super) fn open(
         map: &Path,
         options: EngineOptions,
@@ -89,15 +89,18 @@ impl Recorder {
         clean(&row_dir)?;
         let mut recorder =
             Self { row: Row::default(), map: map.to_owned(), options, limits, removed: Vec::new(), looked: None };
-        let mut newest = None;
+        let mut newest: Option<(Position, u64)> = None;
         for (first_slot, place) in history::periods(map)? {
             let engine = engines::open_on(&place, &recorder.options, OpenMode::Existing, &derived::terms(NAME))?;
             let (period, position, seq) = Period::new(first_slot, engine)?;
-            if newest.as_ref().is_some_and(|(_, before)| seq < *before) {
-                // It was begun, and could not be opened: the changes went on into the one before.
-                period.close()?;
-                remove_named(&place)?;
-                continue;
+            if let Some((before, before_seq)) = &newest {
+                if (seq, Some(first_slot)) < (*before_seq, before.slot) {
+                    // It was begun, and could not be opened: the changes went on into the one before.
+                    period.close()?;
+                    remove_named(&place)?;
+                    continue;
+                }
+                history::check_adjoins(before, first_slot)?;
             }
             lock(&recorder.row.periods).push(Arc::new(period));
             newest = Some((position, seq));

@@ -21,6 +21,8 @@ const BACKLOG: i32 = 1024;
 pub(crate) struct Addresses {
     /// Addresses of the gRPC listener.
     pub listen: Vec<SocketAddr>,
+    /// Addresses of the listener of the Redis protocol; none without the setting.
+    pub redis: Vec<SocketAddr>,
     /// Addresses of the HTTP listener.
     pub metrics: Vec<SocketAddr>,
 }
@@ -33,6 +35,7 @@ impl Addresses {
     pub(crate) fn of(settings: Settings<'_>, access: &Access) -> Result<Self, Failed> {
         let addresses = Self {
             listen: resolve("listen", &settings.grpc.listen)?,
+            redis: settings.redis.redis.as_ref().map_or(Ok(Vec::new()), |redis| resolve("redis", redis))?,
             metrics: resolve("metrics", &settings.http.metrics)?,
         };
         addresses.check(settings, access).map_err(Failed::wrong)?;
@@ -40,18 +43,32 @@ impl Addresses {
     }
 
     fn check(&self, settings: Settings<'_>, access: &Access) -> Result<()> {
-        let Self { listen, metrics } = self;
-        ensure!(
-            !collide(listen, metrics),
-            "gRPC and HTTP cannot share a port: listen={} metrics={}: give one of them another",
-            settings.grpc.listen,
-            settings.http.metrics
-        );
+        let Self { listen, redis, metrics } = self;
+        let redis_name = settings.redis.redis.as_deref().unwrap_or_default();
+        let named = [
+            ("listen", listen, settings.grpc.listen.as_str()),
+            ("metrics", metrics, settings.http.metrics.as_str()),
+            ("redis", redis, redis_name),
+        ];
+        for (n, (key, addresses, name)) in named.iter().enumerate() {
+            for (other, others, other_name) in &named[..n] {
+                ensure!(
+                    !collide(addresses, others),
+                    "two listeners cannot share a port: {other}={other_name} {key}={name}: give one of them another"
+                );
+            }
+        }
         ensure!(
             access.tls.is_some() || settings.access.insecure || loopback(listen),
             "other machines could reach gRPC without encryption: listen={} is not loopback; give --tls-cert and \
              --tls-key, or --insecure where the network is trusted",
             settings.grpc.listen
+        );
+        let is_guarded = access.tls.as_ref().is_some_and(|tls| access.tokens.is_some() || tls.mutual());
+        ensure!(
+            is_guarded || settings.access.insecure || loopback(redis),
+            "other machines could reach the Redis protocol without a token or without encryption: redis={redis_name} is not \
+             loopback; give --tls-cert, --tls-key and --bearer-token-file, or --insecure where the network is trusted"
         );
         ensure!(
             settings.access.insecure || loopback(metrics),
@@ -69,7 +86,8 @@ impl Addresses {
     /// An address cannot be bound; the error names the option.
     pub(crate) fn bind(&self) -> Result<Ports> {
         let bound = |option, address| bound(option, address).context(Code::Address);
-        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
+        let redis = (!self.redis.is_empty()).then(|| bound("redis", &self.redis)).transpose()?;
+        Ok(Ports { listen: bound("listen", &self.listen)?, redis, metrics: bound("metrics", &self.metrics)? })
     }
 
     /// Logs a warning for each listener that is open to other machines.
@@ -77,24 +95,37 @@ impl Addresses {
         if !loopback(&self.metrics) {
             tracing::warn!(metrics = settings.http.metrics, "HTTP is open to other machines, without encryption");
         }
-        if loopback(&self.listen) {
-            return;
-        }
-        if access.tls.is_none() {
-            tracing::warn!(listen = settings.grpc.listen, "gRPC is open to other machines, without encryption");
-        }
-        if access.tokens.is_none() && !access.tls.as_ref().is_some_and(super::Tls::mutual) {
-            let hint = "give tls_client_ca or bearer_token_file to restrict access";
-            tracing::warn!(listen = settings.grpc.listen, hint, "gRPC answers every client that can reach it");
+        let redis = settings.redis.redis.as_deref().unwrap_or_default();
+        for (name, addresses, address) in
+            [("gRPC", &self.listen, settings.grpc.listen.as_str()), ("the Redis protocol", &self.redis, redis)]
+        {
+            if loopback(addresses) {
+                continue;
+            }
+            if access.tls.is_none() {
+                tracing::warn!(address, "{name} is open to other machines, without encryption");
+            }
+            if access.tokens.is_none() && !access.tls.as_ref().is_some_and(super::Tls::mutual) {
+                let hint = "give tls_client_ca or bearer_token_file to restrict access";
+                tracing::warn!(address, hint, "{name} answers every client that can reach it");
+            }
         }
     }
 }
 
-/// The two ports, bound. No client can connect before they listen; that of HTTP may begin before that of gRPC.
+/// The ports, bound. No client can connect before they listen; that of HTTP may begin before the others.
 #[derive(Debug)]
 pub(crate) struct Ports {
     listen: Port,
+    redis: Option<Port>,
     metrics: Port,
+}
+
+/// The listeners on TCP, which accept connections.
+pub(crate) struct Listeners {
+    pub(crate) grpc: TcpListener,
+    pub(crate) redis: Option<TcpListener>,
+    pub(crate) http: TcpListener,
 }
 
 impl Ports {
@@ -107,12 +138,16 @@ impl Ports {
         listening("metrics", &self.metrics)
     }
 
-    /// Lets clients connect. Returns the listeners of gRPC and of HTTP. Needs a tokio runtime.
+    /// Lets clients connect. Needs a tokio runtime.
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
-    pub(crate) fn listen(self) -> Result<(TcpListener, TcpListener)> {
-        Ok((listening("listen", &self.listen)?, listening("metrics", &self.metrics)?))
+    pub(crate) fn listen(self) -> Result<Listeners> {
+        Ok(Listeners {
+            grpc: listening("listen", &self.listen)?,
+            redis: self.redis.map(|redis| listening("redis", &redis)).transpose()?,
+            http: listening("metrics", &self.metrics)?,
+        })
     }
 }
 
@@ -177,15 +212,20 @@ fn loopback(addresses: &[SocketAddr]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AccessGiven, GrpcGiven, HttpGiven};
+    use super::super::{AccessGiven, GrpcGiven, HttpGiven, RedisGiven};
     use super::*;
     use crate::base::setting::Given as _;
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
+        with_redis(listen, metrics, None, insecure)
+    }
+
+    fn with_redis(listen: &str, metrics: &str, redis: Option<&str>, insecure: bool) -> Result<Addresses, Failed> {
+        let redis = RedisGiven { redis: redis.map(str::to_owned), ..RedisGiven::default() }.in_effect().unwrap();
         let grpc = GrpcGiven { listen: Some(listen.into()), ..GrpcGiven::default() }.in_effect().unwrap();
         let http = HttpGiven { metrics: Some(metrics.into()) }.in_effect().unwrap();
         let access = AccessGiven { insecure: Some(insecure), ..AccessGiven::default() }.in_effect().unwrap();
-        let settings = Settings { grpc: &grpc, http: &http, access: &access };
+        let settings = Settings { grpc: &grpc, redis: &redis, http: &http, access: &access };
         Addresses::of(settings, &Access::open(&access).unwrap())
     }
 
@@ -206,6 +246,23 @@ mod tests {
             let metrics = other.replace("7400", "7401");
             assert_eq!(addresses(other, &metrics, true).unwrap().listen.len(), 1);
         }
+    }
+
+    #[test]
+    fn the_redis_protocol_has_the_same_rule_and_a_port_of_its_own() {
+        let redis = |redis: &str, insecure| with_redis("127.0.0.1:7400", "127.0.0.1:7401", Some(redis), insecure);
+        assert_eq!(redis("127.0.0.1:7402", false).unwrap().redis.len(), 1);
+        assert!(addresses("127.0.0.1:7400", "127.0.0.1:7401", false).unwrap().redis.is_empty());
+        for (address, says) in [
+            ("0.0.0.0:7402", "--bearer-token-file"),
+            ("127.0.0.1:7400", "listen=127.0.0.1:7400 redis=127.0.0.1:7400"),
+            ("127.0.0.1:7401", "metrics=127.0.0.1:7401 redis=127.0.0.1:7401"),
+            ("nowhere", "cannot use redis="),
+        ] {
+            let error = redis(address, false).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert_eq!(redis("0.0.0.0:7402", true).unwrap().redis.len(), 1);
     }
 
     #[test]

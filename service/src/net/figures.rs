@@ -16,6 +16,10 @@ labels! {
         GrpcTcp = "grpc-tcp",
         /// gRPC on the Unix socket.
         GrpcUds = "grpc-uds",
+        /// The Redis protocol on TCP, with or without TLS.
+        RedisTcp = "redis-tcp",
+        /// The Redis protocol on its Unix socket.
+        RedisUds = "redis-uds",
         /// HTTP, for metrics, probes and the dashboard.
         Http = "http",
     }

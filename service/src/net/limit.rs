@@ -25,18 +25,18 @@ use crate::base::figure::count;
 use crate::base::lock;
 use crate::base::setting::settings;
 
-/// One in this many gRPC connections is reserved for the Unix socket, and so is one in this many of whatever else clients
+/// One in this many connections is reserved for the Unix sockets, and so is one in this many of whatever else clients
 /// share. A peer that takes all it can over the network does not lock out the machine's own processes.
 pub(crate) const UDS_SHARE: u32 = 8;
 
-/// One source may have one in this many of the gRPC connections, so that it takes several sources to take
+/// One source may have one in this many of the connections, so that it takes several sources to take
 /// them all. A machine or proxy does not notice: it needs a handful, because each carries 256 requests at once.
 const SOURCE_SHARE: u32 = 4;
 
 /// Smallest share of a source, for a small `max_connections`: one machine may run several programs.
 const SOURCE_MIN: u32 = 8;
 
-/// Maximum number of gRPC connections: each can cost 4.5 MiB, so 288 GiB in all.
+/// Maximum number of the clients' connections: each can cost 4.5 MiB, so 288 GiB in all.
 const CONNECTIONS_MAX: u32 = 65_536;
 
 /// Maximum number of HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
@@ -58,21 +58,21 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 settings! {
-    /// The setting of the gRPC connections.
+    /// The setting of the clients' connections.
     #[derive(Copy)]
     pub struct ConnectionSettings from ConnectionGiven {
-        /// gRPC connections at once, on TCP and the Unix socket together; for many clients, or for little memory: each can
-        /// cost 4.5 MiB. One address may have a quarter of them, and one in 16 may follow the feed [default: 1024]
+        /// Connections for lookups at once, of gRPC and the Redis protocol together; for many clients, or for little memory:
+        /// each can cost 4.5 MiB. One address may have a quarter of them, and one in 16 may follow the feed [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
         max_connections: u32 = 1024, within 1..=CONNECTIONS_MAX;
     }
 }
 
-/// Limits on gRPC connections and their requests.
+/// Limits on the clients' connections and their requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Maximum number of connections, on TCP and the Unix socket together.
+    /// Maximum number of connections, on all listeners together.
     pub max_connections: u32,
     /// Maximum number of settled connections of one source.
     pub per_source: u32,
@@ -95,7 +95,30 @@ fn per_source(max_connections: u32) -> u32 {
     (max_connections / SOURCE_SHARE).max(SOURCE_MIN).min(max_connections)
 }
 
-/// Admits connections of one listener while there is room. Clones share the room, and so do the two listeners of gRPC.
+/// The room of all clients that make lookups, whichever protocol they speak. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Room {
+    limits: ConnectionLimits,
+    rooms: Arc<Rooms>,
+}
+
+impl Room {
+    pub fn new(limits: ConnectionLimits, figures: &Arc<Figures>) -> Self {
+        let max = limits.max_connections;
+        Self { limits, rooms: Rooms::new(max, max - max / UDS_SHARE, limits.per_source, figures) }
+    }
+
+    pub(crate) fn limits(&self) -> ConnectionLimits {
+        self.limits
+    }
+
+    /// Returns the limit of one listener.
+    pub(crate) fn at(&self, listener: Listener) -> Limit {
+        Limit { rooms: Arc::clone(&self.rooms), listener }
+    }
+}
+
+/// Admits connections of one listener while there is room. Clones share the room.
 #[derive(Clone, Debug)]
 pub(crate) struct Limit {
     rooms: Arc<Rooms>,
@@ -136,13 +159,6 @@ pub(crate) enum Refused {
 }
 
 impl Limit {
-    /// Returns the limits of gRPC on TCP and on the Unix socket.
-    pub(crate) fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
-        let max = limits.max_connections;
-        let rooms = Rooms::new(max, max - max / UDS_SHARE, limits.per_source, figures);
-        (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
-    }
-
     /// Returns the limit of HTTP connections.
     pub(crate) fn http(figures: &Arc<Figures>) -> Self {
         let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, figures);
@@ -383,6 +399,14 @@ pub(crate) fn open_files(max_connections: u32) -> Result<()> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    impl Limit {
+        /// Returns the limits of gRPC on TCP and on the Unix socket, which share a room.
+        pub(crate) fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
+            let room = Room::new(limits, figures);
+            (room.at(Listener::GrpcTcp), room.at(Listener::GrpcUds))
+        }
+    }
 
     /// Limits that never refuse a connection in a test.
     pub(crate) const ROOMY: ConnectionLimits = ConnectionLimits {

@@ -19,7 +19,7 @@ settings! {
         /// gRPC lookups on a Unix socket as well; for clients on this machine. Owner and group may use it
         #[arg(value_name = "PATH")]
         uds: PathBuf;
-        /// Group of the Unix socket, by name or number; for clients of another group [default: the service's own]
+        /// Group of uds and redis_uds, by name or number; for clients of another group [default: the service's own]
         #[arg(value_name = "GROUP")]
         uds_group: String;
     }
@@ -33,6 +33,18 @@ impl GrpcSettings {
     pub fn uds_access(&self) -> Result<SocketAccess> {
         let group = SocketGroup::resolve("uds_group", self.uds_group.clone())?;
         Ok(SocketAccess { mode: SocketAccess::OWNER_AND_GROUP, group })
+    }
+}
+
+settings! {
+    /// Where the Redis protocol is answered.
+    pub struct RedisSettings from RedisGiven {
+        /// Lookups over the Redis protocol on TCP as well, such as on 127.0.0.1:7402; for redis-cli, and for programs without gRPC
+        #[arg(value_name = "HOST:PORT")]
+        redis: String;
+        /// Lookups over the Redis protocol on a Unix socket as well; for clients on this machine. Owner and uds_group may use it
+        #[arg(value_name = "PATH")]
+        redis_uds: PathBuf;
     }
 }
 
@@ -77,7 +89,7 @@ settings! {
 settings! {
     /// Who may use the listeners on TCP.
     pub struct AccessSettings from AccessGiven {
-        /// TLS for gRPC on TCP: the certificate, PEM; for clients on other machines [default: the systemd
+        /// TLS for gRPC and the Redis protocol on TCP: the certificate, PEM; for clients on other machines [default: the systemd
         /// credential tls-cert, if there is one]
         #[arg(value_name = "FILE")]
         tls_cert: PathBuf;

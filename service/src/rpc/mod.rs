@@ -37,8 +37,8 @@ use crate::net::Access;
 use crate::net::accept::{Listening, Terms, connections};
 use crate::net::connection::Connection;
 use crate::net::discard::Discard;
-use crate::net::figures::Figures;
-use crate::net::limit::{ConnectionLimits, Limit};
+use crate::net::figures::Listener;
+use crate::net::limit::Room;
 use crate::status::Status;
 use guard::Guard;
 
@@ -96,8 +96,6 @@ pub struct Services {
     pub ask: Ask,
     pub status: Status,
     pub feed: FeedService,
-    /// Figures of the network edge.
-    pub net: Arc<Figures>,
 }
 
 /// The listeners, and the limits of their connections.
@@ -107,8 +105,8 @@ pub struct Door {
     /// Unix socket, guarded by the permissions of its file; `None` without the setting.
     pub uds: Option<UdsListener>,
     pub access: Arc<Access>,
-    /// Limits on connections, for both listeners together, and on their requests.
-    pub limits: ConnectionLimits,
+    /// Room for connections, and the limits of their requests.
+    pub room: Room,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns. Removes the file of the Unix
@@ -122,7 +120,7 @@ where
 {
     let (reporter, health_service) = tonic_health::server::health_reporter();
     health::begin(&reporter).await;
-    let Services { ask, status, feed, net } = services;
+    let Services { ask, status, feed } = services;
     let mut routes = Routes::builder();
     let feed = FeedServer::new(feed)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -152,18 +150,18 @@ where
     }
     .boxed()
     .shared();
-    let Door { tcp, uds, access, limits } = door;
-    let (tcp_limit, uds_limit) = Limit::grpc(limits, &net);
+    let Door { tcp, uds, access, room } = door;
+    let limits = room.limits();
     let guard = {
         let (access, request_timeout) = (Arc::clone(&access), limits.request_timeout);
         layer_fn(move |inner| Guard { inner, access: Arc::clone(&access), request_timeout })
     };
-    let terms = |limit, transport| {
+    let terms = |listener, transport| {
         let (ask, idle_timeout) = (ask.clone(), limits.idle_timeout);
         let attach = move |seat: &_, from| ask.peer(transport, from, seat);
-        Terms { limit, greeting_bytes: GREETING_BYTES, idle_timeout, attach }
+        Terms { limit: room.at(listener), greeting_bytes: GREETING_BYTES, idle_timeout, attach }
     };
-    let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit, Transport::GrpcTcp));
+    let incoming = connections(Listening::Tcp(tcp, access), terms(Listener::GrpcTcp, Transport::GrpcTcp));
     let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone()).err_into();
     let on_uds = async {
         let Some(uds) = uds else { return anyhow::Ok(()) };
@@ -171,7 +169,7 @@ where
         let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
         let discard = Discard::start().context("cannot start the thread that closes connections")?;
         let listening = Listening::Uds(ManuallyDrop::new(listener), discard);
-        let incoming = connections(listening, terms(uds_limit, Transport::GrpcUds));
+        let incoming = connections(listening, terms(Listener::GrpcUds, Transport::GrpcUds));
         Ok(router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await?)
     };
     let overdue = async {

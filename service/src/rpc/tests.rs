@@ -20,6 +20,7 @@ use crate::ingest::progress::Age;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
 use crate::net::figures::{Ending, Place};
+use crate::net::limit::ConnectionLimits;
 use crate::net::limit::tests::ROOMY;
 use crate::net::socket::SocketAccess;
 use crate::pages::handles::Handles;
@@ -59,11 +60,12 @@ async fn start_with(pool: Pool, limits: ConnectionLimits) -> Running {
     let uds = UdsListener::bind(&socket, &SocketAccess::OWNER).unwrap();
     let (stop, stopped) = oneshot::channel();
     let access = Arc::new(Access::default());
-    let door = Door { tcp, uds: Some(uds), access, limits };
+    let room = Room::new(limits, &pool.handles.net);
+    let door = Door { tcp, uds: Some(uds), access, room };
     let feed = FeedService::new(None, SubscriberLimits::of(1024));
     let Handles { status, lookups: LookupState { overlay, .. }, net, .. } = pool.handles.clone();
-    let ask = Ask::new(pool.lookups.clone(), overlay, Arc::clone(&net));
-    let services = Services { ask, status, feed, net };
+    let ask = Ask::new(pool.lookups.clone(), overlay, net);
+    let services = Services { ask, status, feed };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
     Running { pool, client, socket, stop, server }

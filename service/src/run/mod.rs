@@ -9,6 +9,7 @@ mod slots;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -33,11 +34,12 @@ use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{ReceiveConfig, queue_batches};
 use crate::ingest::settings::TAKEOVER_LAG_SLOTS;
 use crate::ingest::spooling::Spooling;
-use crate::net::limit::{self, ConnectionLimits};
-use crate::net::{Access, Addresses, Ports};
+use crate::net::limit::{self, ConnectionLimits, Room};
+use crate::net::{Access, Addresses, Listeners, Ports};
 use crate::pages::handles::Handles;
 use crate::pages::http;
 use crate::processed;
+use crate::redis;
 use crate::rpc::{self, Door, UdsListener};
 use crate::store;
 use crate::systemd::{self, Sleepers};
@@ -160,6 +162,7 @@ async fn prepare(
 struct Tasks {
     receiver: JoinHandle<()>,
     rpc: JoinHandle<Result<()>>,
+    redis: JoinHandle<Result<()>>,
     http: JoinHandle<()>,
     admin: JoinHandle<()>,
 }
@@ -179,28 +182,35 @@ async fn serve(
     healer: Option<Healer>,
 ) -> Result<()> {
     let Handles { status, feed: log, net, .. } = map.handles.clone();
-    let (tcp, http) = ports.listen()?;
-    let uds = config.grpc.uds.as_deref().map(|path| UdsListener::bind(path, &config.grpc.uds_access()?)).transpose()?;
+    let Listeners { grpc: tcp, redis, http } = ports.listen()?;
+    let uds_access = config.grpc.uds_access()?;
+    let bind = |path: &Option<PathBuf>| path.as_deref().map(|path| UdsListener::bind(path, &uds_access)).transpose();
+    let (uds, redis_uds) = (bind(&config.grpc.uds)?, bind(&config.redis.redis_uds)?);
     access.reload_at_hangup()?;
     let hangups = provider::hangups()?;
+    let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = config.grpc.uds.as_ref().map(|path| path.display().to_string()),
-        shm = config.shm.shm.as_ref().map(|path| path.display().to_string()), %access, "listening"
+        uds = shown(&config.grpc.uds),
+        redis = redis.as_ref().map(|redis| redis.local_addr().map(|at| at.to_string())).transpose()?,
+        redis_uds = shown(&config.redis.redis_uds),
+        shm = shown(&config.shm.shm), %access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
-    let door = Door { tcp, uds, access, limits: ConnectionLimits::of(config.connections.max_connections) };
+    let room = Room::new(ConnectionLimits::of(config.connections.max_connections), &net);
+    let redis_door = redis::Door { tcp: redis, uds: redis_uds, access: Arc::clone(&access), room: room.clone() };
+    let door = Door { tcp, uds, access, room };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
-    let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), Arc::clone(&net))
-        .with_derived(map.handles.derived.clone());
-    let services = rpc::Services { ask, status: status.clone(), feed: map.feed_service(config), net };
+    let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), net).with_derived(map.handles.derived.clone());
+    let services = rpc::Services { ask: ask.clone(), status: status.clone(), feed: map.feed_service(config) };
     let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
     // A store between two slots answers no lookup.
     let answers = !state.published.is_healing();
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
+        redis: tokio::spawn(redis::serve(redis_door, ask, status.clone(), until(stopped.clone()))),
         http: tokio::spawn(http::serve(http, map.pages.clone(), until(stopped.clone()))),
         admin: tokio::spawn(admin::serve(config.store.dir.clone(), map.admin.clone(), until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
@@ -247,6 +257,7 @@ impl Tasks {
             None => apply_ended.await,
         };
         self.rpc.await??;
+        self.redis.await??;
         self.http.await?;
         self.admin.await?;
         match outcome {

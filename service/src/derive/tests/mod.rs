@@ -212,8 +212,15 @@ fn the_past_is_kept_in_periods_and_the_oldest_go() {
             assert!(matches!(&gone, DerivedError::OutOfRange(why) if why.contains("oldest_slot=")), "{gone:?}");
         }
     }
-    let oldest = history::periods(world.home.path()).unwrap()[0].0;
-    assert!(oldest > 25, "nothing was removed: oldest={oldest}");
+    let periods = history::periods(world.home.path()).unwrap();
+    assert!(periods[0].0 > 25, "nothing was removed: oldest={}", periods[0].0);
+    // A store that is missing in the middle is not read over.
+    let World { home, model, at, settings, .. } = world.stop();
+    std::fs::remove_dir_all(&periods[1].1).unwrap();
+    let world = World::open(home, model, at, settings);
+    let refused = run(world.history().at(key(1), periods[0].0, Commitment::Confirmed, WAIT)).unwrap_err();
+    let expected = format!("ends at slot={}, and the next begins at slot={}", periods[1].0, periods[2].0);
+    assert!(matches!(&refused, DerivedError::Unavailable(why) if why.contains(&expected)), "{refused:?}");
 }
 
 #[test]
