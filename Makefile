@@ -273,10 +273,14 @@ ARCHIVE_GB ?= 10
 bench_archive = $(BUILT) cargo build --locked --release -p solkv-solana --example append_vec --example read && \
 	mkdir -p "$(RESULTS)/archive" && \
 	loadgen/scripts/bench-archive.py --bin "$(RELEASE)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive/archive"
-## bench transports: lookups over shared memory, Unix socket and TCP (a minute)
+## bench transports: lookups over shared memory, gRPC and the Redis protocol, beside a redis-server if there is one (a minute)
 bench_transports = $(BUILT) mkdir -p "$(RESULTS)/transports" && work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
 	"$(BIN)/bootstrap" --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 >/dev/null && \
-	"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
+	redis= && if command -v redis-server >/dev/null; then \
+		redis-server --port 0 --unixsocket "$$work/redis.sock" --save "" --appendonly no --daemonize yes \
+			--pidfile "$$work/redis.pid" >/dev/null && trap 'kill $$(cat "$$work/redis.pid"); rm -rf "$$work"' EXIT && \
+			redis="--redis-server redis+unix://$$work/redis.sock"; fi && \
+	"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 $$redis \
 		--out "$(RESULTS)/transports/transports.jsonl"
 ## bench instrument: loadgen's figures beside those of minimal programs, one for each engine
 bench_instrument = $(BUILT) $(CARGO) build --locked --release -p solkv-loadgen --features instrument --example instrument && \

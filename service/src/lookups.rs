@@ -1,9 +1,11 @@
-//! Lookups: a pool of `lookup-N` OS threads, fed by one bounded queue of gets and one of batches.
+//! Lookups: on the thread that asks where memory answers, else a pool of `lookup-N` OS threads, fed by one bounded queue of
+//! gets and one of batches.
 //!
 //! Owns: the queues and the threads. Must not: know gRPC, or block the caller. The order in which a thread answers
 //! belongs to `worker`, and reading the state to `reading`. Threads: [`Lookups`] is used on the network edge; each
 //! reader stays on its `lookup-N` thread.
 
+mod here;
 mod queue;
 mod worker;
 
@@ -25,6 +27,8 @@ use crate::base::setting::{HOUR, settings};
 use crate::base::slow::Transport;
 use crate::base::stop;
 pub(crate) use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
+pub(crate) use here::HERE_KEYS_MAX;
+use here::Here;
 use queue::{Batch, BatchQueue};
 use worker::{Get, Worker};
 
@@ -101,6 +105,7 @@ pub(crate) fn counted_keys(keys: usize) -> usize {
 pub struct Lookups {
     gets: Sender<Get>,
     batches: Arc<BatchQueue>,
+    here: Arc<Here>,
     figures: Arc<LookupFigures>,
     latency: Arc<Latency>,
 }
@@ -110,6 +115,7 @@ pub struct LookupThreads {
     /// Nothing is ever sent on this channel: dropping the sender tells the threads to end.
     signal: Option<Sender<Infallible>>,
     batches: Arc<BatchQueue>,
+    here: Arc<Here>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -117,6 +123,7 @@ impl Drop for LookupThreads {
     fn drop(&mut self) {
         self.signal = None;
         self.batches.close();
+        self.here.close();
     }
 }
 
@@ -134,7 +141,13 @@ impl Lookups {
         let (gets, taken) = bounded(LOOKUP_QUEUE);
         let (signal, stopped) = bounded(0);
         let batches = Arc::new(BatchQueue::new());
-        let mut pool = LookupThreads { signal: Some(signal), batches: Arc::clone(&batches), threads: Vec::new() };
+        let here = Arc::new(Here::new(&engine, state));
+        let mut pool = LookupThreads {
+            signal: Some(signal),
+            batches: Arc::clone(&batches),
+            here: Arc::clone(&here),
+            threads: Vec::new(),
+        };
         for n in 0..threads.max(1) {
             let (engine, state) = (Arc::clone(&engine), state.clone());
             let (taken, batches, stopped) = (taken.clone(), Arc::clone(&batches), stopped.clone());
@@ -144,7 +157,7 @@ impl Lookups {
             pool.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
         }
         let latency = Arc::clone(engine.latency());
-        Ok((Self { gets, batches, figures: Arc::clone(&state.figures), latency }, pool))
+        Ok((Self { gets, batches, here, figures: Arc::clone(&state.figures), latency }, pool))
     }
 
     /// Returns the current reading of the clock that `Origin::asked` uses.
@@ -162,6 +175,11 @@ impl Lookups {
     /// # Errors
     /// Any kind of `LookupError`.
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
+        let mut value = None;
+        let keys = std::slice::from_ref(&key);
+        if let Some(slot) = self.here.get_into(keys, std::slice::from_mut(&mut value), commitment, &origin) {
+            return Ok(Answer { value, slot });
+        }
         let (reply, answer) = oneshot::channel();
         let get = Get { key, commitment, origin, reply };
         self.counted(self.gets.try_send(get).map_err(|error| match error {
@@ -169,6 +187,18 @@ impl Lookups {
             TrySendError::Disconnected(_) => LookupError::Stopped,
         }))?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
+    }
+
+    /// Looks up the values of `keys` here and now, all from one state, in their order. `None` if that takes the pool.
+    pub(crate) fn get_many_here(
+        &self,
+        keys: &[Key],
+        commitment: Commitment,
+        origin: &Origin,
+    ) -> Option<Answer<Vec<Option<Value>>>> {
+        let mut value = vec![None; keys.len().min(HERE_KEYS_MAX)];
+        let slot = self.here.get_into(keys, &mut value, commitment, origin)?;
+        Some(Answer { value, slot })
     }
 
     /// Looks up the values of `keys`, all from one state, in their order. Dropping the future cancels the remaining
@@ -247,8 +277,17 @@ pub(crate) mod tests {
             Self::with_overlay(false, false)
         }
 
+        /// Starts a pool with lookups on the thread that asks, where memory answers.
+        fn from_memory() -> Self {
+            Self::with(false, false, true)
+        }
+
         /// Starts a pool of a service that follows processed slots, or whose engine takes in finalized slots only.
         pub(crate) fn with_overlay(processed: bool, engine_is_final: bool) -> Self {
+            Self::with(processed, engine_is_final, false)
+        }
+
+        fn with(processed: bool, engine_is_final: bool, answers_from_memory: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let kind = *engines::compiled().last().expect("a build has an engine");
             let options = EngineOptions { memory: Some(ByteSize::mib(64)), ..EngineOptions::new(kind) };
@@ -256,7 +295,8 @@ pub(crate) mod tests {
             let engine = Arc::new(Measured::new(engine, Latency::new(options.label()), "ingest"));
             let overlay = Overlay::new(&ChainCheckpoint::default(), processed, engine_is_final);
             let state = ingest::State::new(ChainCheckpoint::default(), overlay, ReadinessSettings::default());
-            let handles = Handles::new("redb", &state);
+            let mut handles = Handles::new("redb", &state);
+            handles.lookups.answers_from_memory = answers_from_memory;
             commit(&engine, &handles.lookups, [1; 32], 7);
             let (lookups, threads) =
                 Lookups::start(Arc::clone(&engine), 2, &handles.lookups, &Pulses::default()).unwrap();
@@ -280,52 +320,72 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn answers_follow_commits_and_carry_their_slot() {
-        let pool = Pool::start();
-        for slot in 8..40u8 {
-            let key = [slot; 32];
-            assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap().value, None);
-            commit(&pool.engine, &pool.handles.lookups, key, u64::from(slot));
-            let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
-            assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap(), expected);
+        for pool in [Pool::start(), Pool::from_memory()] {
+            for slot in 8..40u8 {
+                let key = [slot; 32];
+                assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap().value, None);
+                commit(&pool.engine, &pool.handles.lookups, key, u64::from(slot));
+                let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
+                assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap(), expected);
+            }
+            let many = pool
+                .lookups
+                .get_many(vec![[1; 32], [0; 32], [9; 32]], Commitment::Confirmed, Origin::default())
+                .await
+                .unwrap();
+            assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
         }
-        let many = pool
-            .lookups
-            .get_many(vec![[1; 32], [0; 32], [9; 32]], Commitment::Confirmed, Origin::default())
-            .await
-            .unwrap();
-        assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
     }
 
     #[tokio::test]
     async fn an_answer_between_a_commit_and_its_publication_names_the_commits_slot() {
-        let pool = Pool::start();
-        let many = || pool.lookups.get_many(vec![[1; 32], [2; 32]], Commitment::Confirmed, Origin::default());
-        for slot in 8..40u8 {
-            // Move both readers to the previous commit.
-            pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
-            many().await.unwrap();
-            let checkpoint =
-                ChainCheckpoint { seq: slot.into(), slot: Some(slot.into()), ..ChainCheckpoint::default() };
-            pool.handles.lookups.published.committing();
-            let mut txn = pool.engine.begin().unwrap();
-            txn.put(&[1; 32], &[slot; 32]).unwrap();
-            txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-            for published in [false, true] {
-                if published {
-                    pool.handles.lookups.published.publish(checkpoint);
+        for pool in [Pool::start(), Pool::from_memory()] {
+            let many = || pool.lookups.get_many(vec![[1; 32], [2; 32]], Commitment::Confirmed, Origin::default());
+            for slot in 8..40u8 {
+                // Move both readers to the previous commit.
+                pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+                many().await.unwrap();
+                let checkpoint =
+                    ChainCheckpoint { seq: slot.into(), slot: Some(slot.into()), ..ChainCheckpoint::default() };
+                pool.handles.lookups.published.committing();
+                let mut txn = pool.engine.begin().unwrap();
+                txn.put(&[1; 32], &[slot; 32]).unwrap();
+                txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
+                for published in [false, true] {
+                    if published {
+                        pool.handles.lookups.published.publish(checkpoint);
+                    }
+                    let one = pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+                    let expected = Answer { value: Some([slot; 32]), slot: Some(slot.into()) };
+                    assert_eq!(one, expected, "published={published}");
+                    let found = many().await.unwrap();
+                    assert_eq!((found.value[0], found.slot), (expected.value, expected.slot), "published={published}");
                 }
-                let one = pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
-                let expected = Answer { value: Some([slot; 32]), slot: Some(slot.into()) };
-                assert_eq!(one, expected, "published={published}");
-                let found = many().await.unwrap();
-                assert_eq!((found.value[0], found.slot), (expected.value, expected.slot), "published={published}");
             }
         }
     }
 
+    #[test]
+    fn a_lookup_that_memory_answers_is_answered_on_the_thread_that_asks() {
+        let pool = Pool::from_memory();
+        let (keys, origin) = ([[1; 32], [2; 32]], Origin::default());
+        let here = |commitment| pool.lookups.get_many_here(&keys, commitment, &origin);
+        let from_memory = pool.engine.label() == "strata";
+        let expected = Answer { value: vec![Some([7; 32]), None], slot: Some(7) };
+        assert_eq!(here(Commitment::Confirmed), from_memory.then_some(expected));
+        assert_eq!(here(Commitment::Finalized), None, "the ingest holds its lock");
+        assert_eq!(here(Commitment::Processed), None, "the pool refuses what is not followed");
+        let many = |keys| pool.lookups.get_many_here(&vec![[1; 32]; keys], Commitment::Confirmed, &origin);
+        assert_eq!(many(HERE_KEYS_MAX).is_some(), from_memory);
+        assert_eq!(many(HERE_KEYS_MAX + 1), None);
+        let lookups = pool.lookups.clone();
+        pool.threads.join(later()).unwrap();
+        assert_eq!(lookups.get_many_here(&keys, Commitment::Confirmed, &origin), None, "the pool has ended");
+    }
+
     #[tokio::test]
     async fn joining_frees_the_engine_while_handles_remain() {
-        let pool = Pool::start();
+        let pool = Pool::from_memory();
         pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         pool.threads.join(later()).unwrap();
         assert!(matches!(

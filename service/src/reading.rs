@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::Guard;
-use engine_api::{Error, ErrorKind, Key, Reader as _, Value};
+use engine_api::{Error, ErrorKind, Key, Reader as _, Resident, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
@@ -95,13 +95,16 @@ pub struct LookupState {
     pub slow: Arc<SlowLog>,
     /// Whether the engine's `get_many` keeps several reads of the device in flight.
     pub reads_together: bool,
+    /// Whether the engine answers from memory on a thread that may not wait.
+    pub answers_from_memory: bool,
 }
 
 impl LookupState {
     /// Returns the state at start: nothing counted, no request slow enough to be logged, and one read of the device
     /// after another.
     pub fn new(published: Arc<Published>, overlay: Arc<Overlay>) -> Self {
-        Self { published, overlay, figures: Arc::default(), slow: Arc::default(), reads_together: false }
+        let (figures, slow) = (Arc::default(), Arc::default());
+        Self { published, overlay, figures, slow, reads_together: false, answers_from_memory: false }
     }
 }
 
@@ -227,6 +230,32 @@ impl<'e> Reading<'e> {
         };
         self.spent.overlay_ns = clock.delta_as_nanos(start, clock.raw());
         Ok(slot)
+    }
+
+    /// Looks up the `keys` as [`Reading::get_into`] does, if that takes no read of the device. `None` otherwise, and where the
+    /// state refuses an answer.
+    pub(crate) fn get_resident(
+        &mut self,
+        keys: &[Key],
+        values: &mut [Option<Value>],
+        commitment: Commitment,
+    ) -> Option<Option<u64>> {
+        let mut known = Vec::new();
+        let slot = self.begin(keys, &mut known, commitment).ok()?;
+        let reader = &mut self.snapshot.as_mut()?.reader;
+        for (n, (key, value)) in keys.iter().zip(values).enumerate() {
+            *value = match known.get(n) {
+                Some(Known::Value(known)) => *known,
+                Some(Known::Nothing) | None => match reader.get_resident(key) {
+                    Resident::Found(value) => Some(value),
+                    Resident::Absent => None,
+                    Resident::WouldRead => return None,
+                },
+            };
+            self.spent.read_ns += reader.last_ns();
+        }
+        count(&self.figures.lookups, keys.len() as u64);
+        Some(slot)
     }
 
     /// Reads the values of `keys` from the state that [`Reading::begin`] has fixed: those that the overlay knows from it, the

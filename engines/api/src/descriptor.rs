@@ -162,6 +162,8 @@ pub struct Descriptor {
     pub warms_own_memory: bool,
     /// Whether `get_many` waits for one read of the device after another, so that several threads read faster.
     pub get_many_waits_in_turn: bool,
+    /// Whether opening a reader, its checkpoint and `get_resident` wait for nothing, and `get_resident` answers from memory.
+    pub answers_from_memory: bool,
     /// Bytes that a store takes on disk per pair.
     pub pair_bytes: PairBytes,
     /// Whether a load is in key order, unless an order is set.
@@ -230,6 +232,7 @@ impl Descriptor {
         has_filter_in_memory: |_| false,
         warms_own_memory: false,
         get_many_waits_in_turn: false,
+        answers_from_memory: false,
         pair_bytes: PairBytes { shuffled: 0, sorted: 0 },
         loads_sorted: true,
         main_file: "",

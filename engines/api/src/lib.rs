@@ -22,7 +22,7 @@ pub use descriptor::{
     Share,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use traits::{Engine, Pace, Reader, Stats, Visitor, Warmed, WriteTxn, one_slot_per_key, scrub_by_scan};
+pub use traits::{Engine, Pace, Reader, Resident, Stats, Visitor, Warmed, WriteTxn, one_slot_per_key, scrub_by_scan};
 pub use words::{with_causes, words};
 
 /// A Solana pubkey used as key. All-zero (the System program) is a legal key.

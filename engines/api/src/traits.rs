@@ -84,10 +84,29 @@ pub trait Engine: Send + Sync {
     fn close(self: Box<Self>) -> Result<()>;
 }
 
+/// Answer of a lookup that does not wait for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resident {
+    /// The snapshot holds the key, with this value.
+    Found(Value),
+    /// The snapshot does not hold the key.
+    Absent,
+    /// Memory does not tell: [`Reader::get`] would read the device.
+    WouldRead,
+}
+
 /// A snapshot to read from. It sees exactly the batches up to one commit, each of them whole.
 pub trait Reader {
     /// Returns the value of `key`, or `None` if the key is absent.
     fn get(&mut self, key: &Key) -> Result<Option<Value>>;
+
+    /// Looks `key` up as [`Reader::get`] does, if that takes no read of the device, and waits for nothing. The default is
+    /// that of an engine that cannot tell ([`Descriptor::answers_from_memory`]).
+    ///
+    /// [`Descriptor::answers_from_memory`]: crate::Descriptor::answers_from_memory
+    fn get_resident(&mut self, _key: &Key) -> Resident {
+        Resident::WouldRead
+    }
 
     /// Looks up every `keys[i]` into `values[i]`, all of them in the same snapshot.
     ///

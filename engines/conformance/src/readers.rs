@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use engine_api::{Durability, Engine, ErrorKind, Key};
 
 use crate::Store;
-use crate::support::{Change, assert_holds, commit, key, mark, must, must_fail, reader, scan, temp_dir, value};
+use crate::support::{Change, assert_holds, commit, get, key, mark, must, must_fail, reader, scan, temp_dir, value};
 
 /// A reader's gets, scans and checkpoint are of the commit that was the newest when it was opened or refreshed.
 pub fn a_snapshot_stays_until_refresh(store: &dyn Store) {
@@ -72,7 +72,7 @@ pub fn get_many_equals_get(store: &dyn Store) {
         let mut values = vec![Some([7; 32]); keys.len()];
         must("get_many", reader.get_many(&keys, &mut values));
         for (key, value) in keys.iter().zip(&values) {
-            assert_eq!(must("get", reader.get(key)), *value);
+            assert_eq!(get(&mut *reader, key), *value);
         }
     }
     let mut two = [None; 2];
@@ -95,7 +95,7 @@ fn watch(engine: &dyn Engine, keys: u64, done: &AtomicBool) {
         last = seq;
         let expected = Some(value(seq));
         for key in all.iter().step_by(7) {
-            assert_eq!(must("get", reader.get(key)), expected, "get differs from the checkpoint seq={seq}");
+            assert_eq!(get(&mut *reader, key), expected, "get differs from the checkpoint seq={seq}");
         }
         must("get_many", reader.get_many(&all, &mut values));
         assert!(values.iter().all(|value| *value == expected), "get_many is not of one batch seq={seq}");

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
-use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Value};
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Resident, Result, Value};
 use engine_kit::Rng;
 
 /// The whole content of a store.
@@ -116,6 +116,16 @@ pub(crate) fn scan(reader: &mut dyn Reader) -> Map {
     map
 }
 
+/// Gets a key, and asserts that memory, where it tells, tells the same.
+#[track_caller]
+pub(crate) fn get(reader: &mut dyn Reader, key: &Key) -> Option<Value> {
+    let resident = reader.get_resident(key);
+    let value = must("get", reader.get(key));
+    let expected = value.map_or(Resident::Absent, Resident::Found);
+    assert!([Resident::WouldRead, expected].contains(&resident), "memory tells {resident:?}, and get {value:?}");
+    value
+}
+
 /// Asserts the content and the checkpoint of the newest commit, by both checkpoints, a scan, and gets of some keys.
 #[track_caller]
 pub(crate) fn assert_holds(engine: &dyn Engine, expected: &Map, checkpoint: &Checkpoint) {
@@ -125,7 +135,7 @@ pub(crate) fn assert_holds(engine: &dyn Engine, expected: &Map, checkpoint: &Che
     let found = scan(&mut *reader);
     assert_equal_maps(engine.label(), &found, expected);
     for (key, value) in expected.iter().step_by((expected.len() / 64).max(1)) {
-        assert_eq!(must("get", reader.get(key)), Some(*value), "{}", engine.label());
+        assert_eq!(get(&mut *reader, key), Some(*value), "{}", engine.label());
     }
 }
 

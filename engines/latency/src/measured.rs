@@ -6,7 +6,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Durability, Engine, Key, Pace, Reader, Result, Stats, Value, Visitor, Warmed, WriteTxn};
+use engine_api::{
+    Checkpoint, Durability, Engine, Key, Pace, Reader, Resident, Result, Stats, Value, Visitor, Warmed, WriteTxn,
+};
 
 use crate::{Latency, Op, Recorder};
 
@@ -157,6 +159,18 @@ impl Reader for MeasuredReader<'_> {
         let found = self.reader.get(key)?;
         self.record(read_op(found.as_ref()), start);
         Ok(found)
+    }
+
+    fn get_resident(&mut self, key: &Key) -> Resident {
+        let start = self.recorder.start();
+        let found = self.reader.get_resident(key);
+        match found {
+            Resident::Found(_) => self.record(Op::ReadPositive, start),
+            Resident::Absent => self.record(Op::ReadNegative, start),
+            // The get that reads the device is recorded.
+            Resident::WouldRead => {}
+        }
+        found
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {

@@ -17,6 +17,7 @@ pub static DESCRIPTOR: Descriptor = Descriptor {
     },
     has_filter_in_memory: |_| true,
     warms_own_memory: true,
+    answers_from_memory: true,
     // Chunks in order go into the base run, and nothing is merged. After others there is room for the merge of the runs.
     pair_bytes: PairBytes { shuffled: 140, sorted: 75 },
     main_file: "MANIFEST",

@@ -5,11 +5,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use client::blocking::Client;
+use client::blocking;
 use client::{Key, Value};
 use engine_latency::{Latency, Op, Snapshot};
 use workload::{Pairs, Rng};
 
+use super::redis::Redis;
 use crate::access::Access;
 
 /// Unrecorded time at the start of each run, in which connections, caches and the service's threads come up to speed.
@@ -26,6 +27,13 @@ pub(super) struct Transport {
     address: String,
     access: Access,
     spin: Duration,
+}
+
+/// A connection by any transport.
+pub(super) enum Client {
+    /// Over shared memory or gRPC.
+    Solkv(Box<blocking::Client>),
+    Redis(Redis),
 }
 
 /// Size and keys of the requests of one run.
@@ -57,12 +65,23 @@ impl Transport {
             Some("shm") => vec![way("shm-spinning", SPIN), way("shm-blocking", Duration::ZERO)],
             Some("unix") => vec![way("grpc-uds", SPIN)],
             Some("https") => vec![way("grpc-tls", SPIN)],
+            Some("redis") => vec![way("redis-tcp", SPIN)],
+            Some("redis+unix") => vec![way("redis-uds", SPIN)],
             _ => vec![way("grpc-tcp", SPIN)],
         }
     }
 
     pub(super) fn connect(&self) -> Result<Client> {
-        Ok(self.access.fitting(&self.address)?.builder(&self.address)?.spin(self.spin).connect_blocking()?)
+        if Redis::target(&self.address).is_some() {
+            return Redis::connect(&self.address).map(Client::Redis);
+        }
+        let builder = self.access.fitting(&self.address)?.builder(&self.address)?;
+        Ok(Client::Solkv(Box::new(builder.spin(self.spin).connect_blocking()?)))
+    }
+
+    /// Returns the transport to a redis-server.
+    pub(super) fn of_redis_server(address: &str) -> Self {
+        Self { name: "redis-server", address: address.to_owned(), access: Access::default(), spin: SPIN }
     }
 }
 
@@ -99,7 +118,7 @@ pub(super) fn drive(transport: &Transport, load: &Load) -> Result<Driven> {
             expected.push(Some(pairs.value(index, 0)));
         }
         let start = recorder.start();
-        let found = ask(&mut client, &keys)?;
+        let found = client.ask(&keys)?;
         let nanos = recorder.elapsed_ns(start);
         if let Some(at) = (0..keys.len()).find(|at| found.get(*at) != expected.get(*at)) {
             let shown = |value: Option<&Option<Value>>| {
@@ -126,9 +145,21 @@ pub(super) fn drive(transport: &Transport, load: &Load) -> Result<Driven> {
     }
 }
 
-fn ask(client: &mut Client, keys: &[Key]) -> Result<Vec<Option<Value>>> {
-    Ok(match keys {
-        [key] => vec![client.get(key)?.value],
-        keys => client.get_many(keys)?.value,
-    })
+impl Client {
+    /// Returns the label of the server's engine.
+    pub(super) fn engine(&mut self) -> Result<String> {
+        match self {
+            Self::Solkv(client) => Ok(client.status()?.engine),
+            Self::Redis(redis) => redis.engine(),
+        }
+    }
+
+    fn ask(&mut self, keys: &[Key]) -> Result<Vec<Option<Value>>> {
+        Ok(match (self, keys) {
+            (Self::Solkv(client), [key]) => vec![client.get(key)?.value],
+            (Self::Solkv(client), keys) => client.get_many(keys)?.value,
+            (Self::Redis(redis), [key]) => vec![redis.get(key)?],
+            (Self::Redis(redis), keys) => redis.get_many(keys)?,
+        })
+    }
 }

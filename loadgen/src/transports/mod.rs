@@ -1,10 +1,11 @@
-//! `loadgen transports`: the same lookups over shared memory, a Unix socket and TCP, side by side on one service.
+//! `loadgen transports`: the same lookups over shared memory, gRPC and the Redis protocol, side by side on one service.
 //!
 //! Owns: the arguments, the order of the runs, the table, the records. Must not: link the service. Runs on the main
 //! thread, which is the only client of the lookups (see `drive`); see `feed` for the followers' threads.
 
 mod drive;
 mod feed;
+mod redis;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ use crate::live::process::{Service, free_address, service_log};
 use crate::live::{engine_args, sibling};
 use crate::result::{Record, Workload};
 use drive::{Driven, Load, Transport};
+use redis::Redis;
+use workload::Pairs;
 
 /// Text after the options in `loadgen transports --help`.
 pub const EXAMPLES: &str = "\
@@ -52,10 +55,13 @@ pub struct TransportsArgs {
     /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     service_bin: Option<PathBuf>,
-    /// Address of a running service, instead of starting one: shm:///PATH, unix:///PATH, HOST:PORT,
-    /// http://HOST:PORT or https://HOST:PORT; may be given several times
+    /// Address of a running service, instead of starting one: shm:///PATH, unix:///PATH, HOST:PORT, http://HOST:PORT,
+    /// https://HOST:PORT, redis://HOST:PORT or redis+unix:///PATH; may be given several times
     #[arg(long, value_name = "URL")]
     address: Vec<String>,
+    /// A redis-server to measure beside, as redis://HOST:PORT or redis+unix:///PATH: the pairs are stored in it first
+    #[arg(long, value_name = "URL")]
+    redis_server: Option<String>,
     /// Token and certificates, if the service demands them. Each transport is given those that it can use.
     #[command(flatten)]
     access: Access,
@@ -117,7 +123,10 @@ impl TransportsArgs {
     /// Such an address, which the error names.
     pub fn check(&self) -> Result<()> {
         crate::result::check_folder("out", self.out.as_deref())?;
-        self.address.iter().try_for_each(|address| self.access.builder(address).map(drop))
+        let others = self.address.iter().filter(|address| Redis::target(address).is_none());
+        others.into_iter().try_for_each(|address| self.access.builder(address).map(drop))?;
+        let wrong = self.redis_server.iter().find(|address| Redis::target(address).is_none());
+        wrong.map_or(Ok(()), |address| bail!("give redis://HOST:PORT or redis+unix:///PATH: redis_server={address}"))
     }
 }
 
@@ -125,10 +134,14 @@ impl TransportsArgs {
 type Measured = Vec<(Transport, Load, Driven)>;
 
 fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String]) -> Result<Measured> {
-    let transports: Vec<Transport> =
+    let mut transports: Vec<Transport> =
         addresses.iter().flat_map(|address| Transport::of(address, &args.access)).collect();
     let first = transports.first().context("no transport: give --dir or --address")?;
     let engine = reach(first, own.as_deref_mut())?;
+    if let Some(address) = &args.redis_server {
+        Redis::connect(address)?.fill(&Pairs::new(args.seed), args.pairs)?;
+        transports.push(Transport::of_redis_server(address));
+    }
     let mut measured = Vec::new();
     for repeat in 0..args.repeats {
         for batch in [1, args.batch as usize] {
@@ -168,8 +181,8 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     // A short path, because a socket's path may have at most 107 bytes.
     let sockets = std::env::temp_dir().join(format!("solkv-transports-{}", std::process::id()));
     std::fs::create_dir(&sockets).with_context(|| format!("cannot make: dir={}", sockets.display()))?;
-    let (shm, uds) = (sockets.join("shm.sock"), sockets.join("kv.sock"));
-    let (listen, metrics) = (free_address()?, free_address()?);
+    let [shm, uds, redis_uds] = ["shm.sock", "kv.sock", "redis.sock"].map(|name| sockets.join(name));
+    let (listen, metrics, redis) = (free_address()?, free_address()?, free_address()?);
     let own = sockets.join("store");
     let mut command = Command::new(&program);
     // The same engine for the new store, so that lookups and feed are measured on one engine.
@@ -187,9 +200,15 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     command.args(["--geyser", geyser]);
     command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);
     command.arg("--shm").arg(&shm).arg("--uds").arg(&uds);
+    command.args(["--redis", &redis.to_string()]).arg("--redis-uds").arg(&redis_uds);
     let service = Service::start(command, &service_log(dir))?;
-    let addresses =
-        vec![format!("shm://{}", shm.display()), format!("unix://{}", uds.display()), format!("http://{listen}")];
+    let addresses = vec![
+        format!("shm://{}", shm.display()),
+        format!("unix://{}", uds.display()),
+        format!("http://{listen}"),
+        format!("redis+unix://{}", redis_uds.display()),
+        format!("redis://{redis}"),
+    ];
     Ok((Own { service, dir: sockets }, addresses))
 }
 
@@ -200,9 +219,8 @@ fn reach(transport: &Transport, mut own: Option<&mut Own>) -> Result<String> {
         if let Some(own) = own.as_deref_mut() {
             own.service.check_running()?;
         }
-        let status = transport.connect().and_then(|mut client| Ok(client.status()?));
-        match status {
-            Ok(status) => return Ok(status.engine),
+        match transport.connect().and_then(|mut client| client.engine()) {
+            Ok(engine) => return Ok(engine),
             Err(error) if own.is_none() => return Err(error),
             Err(error) if started.elapsed() > START_BOUND => bail!("the service does not answer: {error:#}"),
             Err(_) => std::thread::sleep(POLL_PERIOD),

@@ -83,6 +83,10 @@ impl Ask {
         if wanted.names_a_slot() {
             origin.slot_wait_ns = self.wait(wanted, keys.len(), peer, origin.asked).await?;
         }
+        if let Some(answer) = self.lookups.get_many_here(&keys, wanted.commitment, &origin) {
+            wanted.check(answer.slot)?;
+            return Ok(answer);
+        }
         let _place = Taking::new(peer, Place::BatchKeys, counted_keys(keys.len()) as u64, GET_MANY_QUEUE_KEYS as u64)?;
         let answer = self.lookups.get_many(keys, wanted.commitment, origin).await?;
         wanted.check(answer.slot)?;

@@ -20,6 +20,10 @@ use tokio::net::UnixStream;
 
 use super::discard::{Discard, deafen};
 
+/// Maximum number of bytes that are read at once. They are looked at first, and memory that was never written is cleared for
+/// that: a larger piece would cost more than another read.
+const READ_BYTES: usize = 16 * 1024;
+
 /// A connection; see the head of the file.
 pub(super) struct Local {
     stream: ManuallyDrop<UnixStream>,
@@ -69,7 +73,7 @@ impl AsyncRead for Local {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(context))?;
-            let into = buffer.initialize_unfilled();
+            let into = buffer.initialize_unfilled_to(buffer.remaining().min(READ_BYTES));
             match self.stream.try_io(Interest::READABLE, || receive(&self.stream, into)) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => {

@@ -129,6 +129,7 @@ impl Map {
         let state = shown.ingest.at_checkpoint(checkpoint, overlay).with_heals(config.store.heals());
         let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
         handles.lookups.slow.set_threshold_ns(config.lookups.slow_request.as_nanos() as u64);
+        handles.lookups.answers_from_memory = config.engine.engine.descriptor().answers_from_memory;
         handles.lookups.reads_together = !config.engine.engine.descriptor().get_many_waits_in_turn;
         let pulses = Pulses::default();
         let (lookups, lookup_threads) =

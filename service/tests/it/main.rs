@@ -31,6 +31,7 @@ mod overload;
 mod past;
 mod provider;
 mod ready;
+mod redis;
 mod refusals;
 mod ring;
 mod scripted;

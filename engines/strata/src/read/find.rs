@@ -26,6 +26,10 @@ pub(crate) struct Aim {
     part: f64,
 }
 
+/// The device would have to be read.
+#[derive(Debug)]
+pub(crate) struct WouldRead;
+
 /// Answer of a segment about a key, as far as the pages looked at so far can give it.
 pub(crate) enum Answer {
     /// The segment does not hold the key.
@@ -110,13 +114,32 @@ impl Segment {
 
     /// Returns the record of `key`, which plane 0 has let through.
     pub(crate) fn get(&self, key: &Key, hash: Hashes, lookup: &mut Lookup) -> Result<Option<Record>> {
-        self.fetch_rest(hash);
-        let Some(aim) = self.aim(key) else { return Ok(None) };
-        match self.ask(key, hash, aim, lookup) {
+        match self.look_up(key, hash, lookup) {
             Answer::Absent => Ok(None),
             Answer::Found(value) => Ok(Some(Record(value))),
             Answer::Page(aim) => self.read(key, hash, aim, lookup),
         }
+    }
+
+    /// Returns the record of `key`, which plane 0 has let through, unless the device would have to be read.
+    pub(crate) fn get_resident(
+        &self,
+        key: &Key,
+        hash: Hashes,
+        lookup: &mut Lookup,
+    ) -> Result<Option<Record>, WouldRead> {
+        match self.look_up(key, hash, lookup) {
+            Answer::Absent => Ok(None),
+            Answer::Found(value) => Ok(Some(Record(value))),
+            Answer::Page(_) => Err(WouldRead),
+        }
+    }
+
+    /// Answers for `key`, which plane 0 has let through, without reading the device.
+    #[inline]
+    fn look_up(&self, key: &Key, hash: Hashes, lookup: &mut Lookup) -> Answer {
+        self.fetch_rest(hash);
+        self.aim(key).map_or(Answer::Absent, |aim| self.ask(key, hash, aim, lookup))
     }
 
     #[cold]
@@ -126,8 +149,9 @@ impl Segment {
             return Ok(look(key, &aim, page));
         }
         self.count_read();
-        self.file().read(lookup.buffer.bytes_mut(), u64::from(aim.page) * PAGE_BYTES as u64)?;
-        self.finish(key, hash, &aim, lookup.buffer.page(0))
+        let buffer = lookup.buffer();
+        self.file().read(buffer.bytes_mut(), u64::from(aim.page) * PAGE_BYTES as u64)?;
+        self.finish(key, hash, &aim, buffer.page(0))
     }
 
     /// Handles a page that was read: verifies it, finds the record, and caches the page or, in a segment that keeps no

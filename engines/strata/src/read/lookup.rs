@@ -45,7 +45,7 @@ pub(crate) struct Sums {
 }
 
 /// Counts of one reader that were not yet added to the store's.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Counts {
     gets: u64,
     cache_hits: u64,
@@ -63,7 +63,8 @@ pub(crate) struct Hashes {
 
 /// Buffer and counts of one reader.
 pub(crate) struct Lookup {
-    pub(crate) buffer: PageBuffer,
+    /// Taken for the first read: a reader that lives for one get from memory needs none.
+    buffer: Option<PageBuffer>,
     pub(crate) counts: Counts,
     seed: Seed,
     reads: Arc<Reads>,
@@ -104,7 +105,11 @@ impl Counts {
 
 impl Lookup {
     pub(crate) fn new(reads: &Arc<Reads>) -> Self {
-        Self { buffer: PageBuffer::new(1), counts: Counts::default(), seed: reads.seed, reads: Arc::clone(reads) }
+        Self { buffer: None, counts: Counts::default(), seed: reads.seed, reads: Arc::clone(reads) }
+    }
+
+    pub(crate) fn buffer(&mut self) -> &mut PageBuffer {
+        self.buffer.get_or_insert_with(|| PageBuffer::new(1))
     }
 
     /// Returns the hashes of a key with the store's seed.

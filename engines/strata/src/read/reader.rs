@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
+use engine_api::{Checkpoint, Key, Reader, Resident, Result, Value, Visitor, one_slot_per_key};
 
 use crate::read::batch::{Batch, DEPTH};
 use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
@@ -82,6 +82,10 @@ impl<'e> StrataReader<'e> {
 impl Reader for StrataReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         self.visible.get(key, &mut self.lookup)
+    }
+
+    fn get_resident(&mut self, key: &Key) -> Resident {
+        self.visible.get_resident(key, &mut self.lookup)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {

@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine_api::{Key, Result, Value};
+use engine_api::{Key, Value};
 
 use crate::format::Record;
 use crate::format::filter::Spot;
 use crate::format::footer::SegmentInfo;
 use crate::format::manifest::Manifest;
 use crate::format::page::prefix;
-use crate::read::lookup::{Hashes, Lookup};
+use crate::read::lookup::Hashes;
 use crate::read::segment::Segment;
 use crate::sizes::{usual_mem_records, usual_segment_records};
 
@@ -241,18 +241,18 @@ impl Version {
     }
 
     /// Returns the value of `key`, unless `newer` knows a newer record. `newer` is asked while the filters' cache lines
-    /// are being fetched.
+    /// are being fetched. `ask` looks into a segment that plane 0 lets through.
     ///
     /// The place of a key's cache line in a filter depends on the key alone. So the lines of many runs are fetched at
     /// once, and cost hardly more than one.
     #[inline]
-    pub(crate) fn get(
+    pub(crate) fn get<E>(
         &self,
         key: &Key,
         hash: Hashes,
-        lookup: &mut Lookup,
         newer: impl FnOnce() -> Option<Record>,
-    ) -> Result<Option<Value>> {
+        mut ask: impl FnMut(&Segment) -> Result<Option<Record>, E>,
+    ) -> Result<Option<Value>, E> {
         let spot = Spot::of(0, hash.filter);
         let mut newer = Some(newer);
         let mut runs = self.runs();
@@ -274,7 +274,7 @@ impl Version {
             }
             for segment in holders.iter().flatten() {
                 if segment.may_hold(spot)
-                    && let Some(Record(found)) = segment.get(key, hash, lookup)?
+                    && let Some(Record(found)) = ask(segment)?
                 {
                     return Ok(found);
                 }

@@ -6,13 +6,15 @@
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
-use engine_api::{Checkpoint, Key, Result, Value};
+use engine_api::{Checkpoint, Key, Resident, Result, Value};
 use parking_lot::Mutex;
 
 use crate::format::Record;
 use crate::memtable::Mem;
 use crate::read::cursor::Cursor;
+use crate::read::find::WouldRead;
 use crate::read::lookup::Lookup;
+use crate::read::segment::Segment;
 use crate::read::version::Version;
 
 /// The state that a reader sees. It holds whole batches only.
@@ -75,7 +77,27 @@ impl Visible {
         lookup.count_get();
         let hash = lookup.hash(key);
         self.fetch_memtables(hash.key);
-        self.version.get(key, hash, lookup, || self.in_memtables(key, hash.key))
+        let ask = |segment: &Segment| segment.get(key, hash, lookup);
+        self.version.get(key, hash, || self.in_memtables(key, hash.key), ask)
+    }
+
+    /// Looks `key` up in memory.
+    pub(crate) fn get_resident(&self, key: &Key, lookup: &mut Lookup) -> Resident {
+        let before = lookup.counts;
+        let hash = lookup.hash(key);
+        self.fetch_memtables(hash.key);
+        let ask = |segment: &Segment| segment.get_resident(key, hash, lookup);
+        let found = match self.version.get(key, hash, || self.in_memtables(key, hash.key), ask) {
+            Ok(Some(value)) => Resident::Found(value),
+            Ok(None) => Resident::Absent,
+            Err(WouldRead) => {
+                // The get that reads the device counts.
+                lookup.counts = before;
+                return Resident::WouldRead;
+            }
+        };
+        lookup.count_get();
+        found
     }
 
     /// Whether no memtable has an entry.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_api::{Durability, Engine, Key, Reader, Value};
+use engine_api::{Durability, Engine, Key, Reader, Resident, Value};
 use proptest::prelude::*;
 use solkv_engine_strata::{Sizes, StrataEngine, StrataOptions};
 
@@ -58,6 +58,8 @@ fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_a
     for round in 0..2 {
         let before = reads();
         for (key, value) in one {
+            let expected = if round == 0 { Resident::WouldRead } else { Resident::Found(*value) };
+            assert_eq!(reader.get_resident(key), expected, "round={round}");
             assert_eq!(reader.get(key).unwrap(), Some(*value));
         }
         assert_eq!(reads() - before, if round == 0 { 1000 } else { 0 }, "round={round}");
