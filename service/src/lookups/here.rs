@@ -20,7 +20,7 @@ use crate::reading::Reading;
 pub(crate) const HERE_KEYS_MAX: usize = 64;
 
 pub(super) struct Here {
-    /// `None` if the engine cannot tell which keys memory answers, and once the pool has ended.
+    /// `None` for an engine that cannot tell, and once the pool has ended.
     engine: RwLock<Option<Arc<Measured>>>,
     state: LookupState,
 }
