@@ -17,7 +17,7 @@ use crate::support::{BASE_SLOT, Service, columns, free_address, load, stream, wa
 const PAIRS: u64 = 30_000;
 const SEED: u64 = 1;
 
-/// Maximum growth of memory while clients do not read: what all of them may hold (64 MiB), and the engine's own.
+/// Maximum growth of memory while clients do not read: the 64 MiB that all of them may hold, and the engine's own.
 const GROWTH_BYTES_MAX: u64 = 160 << 20;
 
 trait Socket: Read + Write + Send {}
