@@ -1,6 +1,6 @@
 #!/bin/sh
 # Tests common clients: grpcurl and a Python client generated from the proto files list, call and follow a live service; redis-py,
-# redis-cli and redis-benchmark look keys up.
+# redis-cli, redis-benchmark and curl look keys up.
 # `make test TOPIC=clients` runs it. Python packages go into a virtual environment, grpcurl into a directory, both under CACHE.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make test TOPIC=clients}" "${CACHE:?folder that is kept between runs}"
@@ -19,7 +19,7 @@ python="$CACHE/python"
 "$python/bin/python" -m grpc_tools.protoc -I "$proto" --python_out="$work" --grpc_python_out="$work" \
     "$proto/solkv/v1/kv.proto" "$proto/solkv/v1/feed.proto"
 
-pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402 redis=17403
+pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402 redis=17403 http=17404
 "$BIN/bootstrap" --engine strata --dir "$work/store" --pairs $pairs --seed 7 --slot 999 --extract account-owner 2>"$work/load.log"
 "$BIN/bootstrap" export --dir "$work/store" --sample 2000 --to "$work/keys.csv" 2>>"$work/load.log"
 "$BIN/loadgen" stream --listen $stream --pairs $pairs --seed 7 --events 200000 --rate 40000 --change-share 0.5 \
@@ -27,6 +27,7 @@ pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402 redis=17403
 children="$children $!"
 "$BIN/service" --engine strata --dir "$work/store" --geyser http://$stream --listen $listen --uds "$work/kv.sock" \
     --metrics 127.0.0.1:17401 --redis 127.0.0.1:$redis --redis-uds "$work/redis.sock" \
+    --http 127.0.0.1:$http --http-uds "$work/http.sock" \
     > "$work/service.log" 2>&1 &
 children="$children $!"
 
@@ -46,6 +47,15 @@ if command -v redis-cli >/dev/null 2>&1; then
 else
     echo "== redis-cli: left out, it is not installed (Debian: redis-tools)"
 fi
+
+echo "== curl: the value of a key, over both sockets and in a batch"
+key=$(sed -n '2s/,.*//p' "$work/keys.csv")
+value=$(curl -sf "127.0.0.1:$http/v1/get/$key" | sed 's/.*"value":"\([^"]*\)".*/\1/')
+[ "${#value}" -ge 32 ]
+curl -sf --unix-socket "$work/http.sock" "localhost/v1/get/$key?commitment=confirmed"
+echo
+curl -sf --json "{\"keys\":[\"$key\",\"$key\"]}" "127.0.0.1:$http/v1/get-many" | grep '"values":\["[^"]*","[^"]*"\]'
+[ "$(curl -s -o /dev/null -w '%{http_code}' "127.0.0.1:$http/v1/get/no-key")" = 400 ]
 
 if command -v go >/dev/null 2>&1; then
     echo "== grpcurl"

@@ -78,7 +78,9 @@ impl Config {
         for geyser in &self.stream.geyser {
             let Some((host, port)) = provider::host_and_port(&geyser.url) else { continue };
             let listeners = [("listen", &self.grpc.listen), ("metrics", &self.http.metrics)];
-            for (key, own) in listeners.into_iter().chain(self.redis.redis.as_ref().map(|own| ("redis", own))) {
+            let more = [("redis", self.redis.redis.as_ref()), ("http", self.web.http.as_ref())];
+            let more = more.into_iter().filter_map(|(key, own)| Some((key, own?)));
+            for (key, own) in listeners.into_iter().chain(more) {
                 let Some((own_host, own_port)) = own.rsplit_once(':') else { continue };
                 let own_host = own_host.trim_start_matches('[').trim_end_matches(']');
                 let is_any = own_host.parse().is_ok_and(|address: IpAddr| address.is_unspecified());
@@ -110,7 +112,7 @@ impl Config {
 
     /// Returns the settings of the listeners on TCP.
     pub fn net(&self) -> net::Settings<'_> {
-        net::Settings { grpc: &self.grpc, redis: &self.redis, http: &self.http, access: &self.access }
+        net::Settings { grpc: &self.grpc, redis: &self.redis, web: &self.web, http: &self.http, access: &self.access }
     }
 }
 

@@ -33,6 +33,7 @@ mod status;
 mod store;
 mod systemd;
 mod warmth;
+pub mod web;
 
 pub use ask::Ask;
 pub use base::chain::Base;

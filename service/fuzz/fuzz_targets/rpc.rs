@@ -1,4 +1,4 @@
-//! Any bytes as a request of any method, or as bytes of the Redis protocol, through a socket and every layer before
+//! Any bytes as a request of any method, or as bytes of the Redis protocol or HTTP, through a socket and every layer before
 //! the handlers.
 //!
 //! Owns: a service without a stream. Must not: interpret requests. Every request gets an answer with a status that a
@@ -6,7 +6,7 @@
 
 #![no_main]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
 use service::ingest;
-use service::redis;
 use service::rpc::{self, Door, FeedService, Services, UdsListener};
 use service::{
     Access, Ask, Change, ConnectionLimits, FeedWriter, Handles, LookupThreads, Lookups, Overlay, Pulses,
     ReadinessSettings, Room, SocketAccess, SubscriberLimits, Workers,
 };
+use service::{redis, web};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -53,6 +53,7 @@ struct World {
     runtime: Runtime,
     channel: Channel,
     redis: PathBuf,
+    http: PathBuf,
     _threads: LookupThreads,
     // Kept alive and never used: the writer belongs to one thread, which a static does not have.
     _writer: Mutex<FeedWriter>,
@@ -63,7 +64,9 @@ static WORLD: LazyLock<World> = LazyLock::new(|| world().expect("a service can b
 
 fuzz_target!(|bytes: &[u8]| {
     let [path, message @ ..] = bytes else { return };
-    let Some(path) = PATHS.get(usize::from(*path) % (PATHS.len() + 1)) else { return of_redis(message) };
+    let Some(path) = PATHS.get(usize::from(*path) % (PATHS.len() + 2)) else {
+        return if path % 2 == 0 { of_redis(message) } else { of_http(message) };
+    };
     let path = PathAndQuery::from_static(path);
     let message = message.to_vec();
     WORLD.runtime.block_on(async {
@@ -83,11 +86,24 @@ fuzz_target!(|bytes: &[u8]| {
     });
 });
 
-/// Sends bytes, in two parts, to the listener of the Redis protocol. Each answer begins as answers do, and none tells of a fault of
-/// the service.
+/// Answers of the Redis protocol begin as answers do, and none tells of a fault of the service.
 fn of_redis(bytes: &[u8]) {
+    let answers = answers(&WORLD.redis, bytes);
+    assert!(answers.first().is_none_or(|kind| b"+-:$*%_".contains(kind)), "{answers:?}");
+    assert!(!answers.windows(6).any(|text| text == b" E-BUG"), "{answers:?}");
+}
+
+/// Answers of HTTP begin with their version, and none tells of a fault of the service.
+fn of_http(bytes: &[u8]) {
+    let answers = answers(&WORLD.http, bytes);
+    assert!(answers.is_empty() || answers.starts_with(b"HTTP/1."), "{answers:?}");
+    assert!(!answers.windows(6).any(|text| text == b"\"E-BUG"), "{answers:?}");
+}
+
+/// Sends bytes, in two parts, to a socket. Returns everything that is answered.
+fn answers(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     WORLD.runtime.block_on(async {
-        let mut client = UnixStream::connect(&WORLD.redis).await.expect("the service is there");
+        let mut client = UnixStream::connect(socket).await.expect("the service is there");
         let (first, second) = bytes.split_at(bytes.len() / 2);
         // The service may end the connection before all is sent.
         let _sent = async {
@@ -98,10 +114,10 @@ fn of_redis(bytes: &[u8]) {
         }
         .await;
         let mut answers = Vec::new();
-        let _read = timeout(Duration::from_secs(5), client.read_to_end(&mut answers)).await.expect("the connection ends");
-        assert!(answers.first().is_none_or(|kind| b"+-:$*%_".contains(kind)), "{answers:?}");
-        assert!(!answers.windows(6).any(|text| text == b" E-BUG"), "{answers:?}");
-    });
+        let _read =
+            timeout(Duration::from_secs(5), client.read_to_end(&mut answers)).await.expect("the connection ends");
+        answers
+    })
 }
 
 /// Fails on statuses that mean a fault of the service, as opposed to one of the request.
@@ -128,8 +144,9 @@ fn world() -> anyhow::Result<World> {
     let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, ReadinessSettings::default()));
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (socket, redis) = (temp.path().join("kv.sock"), temp.path().join("redis.sock"));
-    let limits = SubscriberLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
+    let [socket, redis, http] = ["kv.sock", "redis.sock", "http.sock"].map(|name| temp.path().join(name));
+    let limits =
+        SubscriberLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
     let workers = Workers::start(engine, Arc::clone(&handles.views))?;
     let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
@@ -151,15 +168,22 @@ fn world() -> anyhow::Result<World> {
             tcp: None,
             uds: Some(UdsListener::bind(&redis, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
+            room: room.clone(),
+        };
+        let web_door = web::Door {
+            tcp: None,
+            uds: Some(UdsListener::bind(&http, &SocketAccess::OWNER)?),
+            access: Arc::new(Access::default()),
             room,
         };
         let ask = Ask::new(lookups, handles.lookups.overlay, net);
         tokio::spawn(redis::serve(redis_door, ask.clone(), status.clone(), std::future::pending()));
+        tokio::spawn(web::serve(web_door, None, ask.clone(), std::future::pending()));
         let services = Services { ask, status, feed };
         tokio::spawn(rpc::serve(door, services, std::future::pending()));
         connect(socket).await
     })?;
-    Ok(World { runtime, channel, redis, _threads: threads, _writer: Mutex::new(writer), _temp: temp })
+    Ok(World { runtime, channel, redis, http, _threads: threads, _writer: Mutex::new(writer), _temp: temp })
 }
 
 async fn connect(socket: PathBuf) -> anyhow::Result<Channel> {

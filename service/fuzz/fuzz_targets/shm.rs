@@ -20,10 +20,10 @@ use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use libfuzzer_sys::fuzz_target;
 use memmap2::MmapRaw;
-use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use service::ingest;
 use service::{Handles, Overlay, Pulses, ReadinessSettings, ShmServer, ShmState, SocketAccess};
+use shm_layout::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 

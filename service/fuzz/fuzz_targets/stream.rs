@@ -33,13 +33,43 @@ struct Input {
 enum Sent {
     Reconnected,
     Any(Vec<u8>),
-    Account { slot: u8, bank: u8, key: u8, write: Write, version: u8 },
-    Meta { slot: u8, bank: u8, hash: u8, parent: u8, parent_hash: u8 },
-    Text { slot: u64, parent: u64, hash: String },
-    Status { slot: u8, bank: u8, status: i8 },
-    FarStatus { slot: u64, status: u8 },
+    Account {
+        slot: u8,
+        bank: u8,
+        key: u8,
+        write: Write,
+        version: u8,
+    },
+    Meta {
+        slot: u8,
+        bank: u8,
+        hash: u8,
+        parent: u8,
+        parent_hash: u8,
+    },
+    Text {
+        slot: u64,
+        parent: u64,
+        hash: String,
+    },
+    Status {
+        slot: u8,
+        bank: u8,
+        status: i8,
+    },
+    FarStatus {
+        slot: u64,
+        status: u8,
+    },
     /// A message of which each number is an extreme.
-    Extreme { slot: Number, parent: Number, others: [Number; 4], status: i32, created: (Number, i32), kind: u8 },
+    Extreme {
+        slot: Number,
+        parent: Number,
+        others: [Number; 4],
+        status: i32,
+        created: (Number, i32),
+        kind: u8,
+    },
 }
 
 /// A number near a bound.

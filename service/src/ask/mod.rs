@@ -8,6 +8,7 @@
 mod account;
 pub(crate) mod budget;
 pub(crate) mod derived;
+pub(crate) mod door;
 pub(crate) mod places;
 pub(crate) mod refusal;
 pub(crate) mod wait;

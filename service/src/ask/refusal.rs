@@ -40,6 +40,11 @@ pub(crate) enum Cause {
     Internal,
 }
 
+/// Returns the refusal of a commitment's name that there is not.
+pub(crate) fn unknown_commitment() -> Refusal {
+    Refusal::invalid("unknown commitment: use processed, confirmed or finalized")
+}
+
 /// The reason why a request has no answer.
 #[derive(Debug)]
 pub(crate) struct Refusal {

@@ -84,6 +84,18 @@ pub enum Commitment {
 }
 
 impl Commitment {
+    const NAMES: [(Self, &str); 3] =
+        [(Self::Processed, "processed"), (Self::Confirmed, "confirmed"), (Self::Finalized, "finalized")];
+
+    /// Returns the commitment of this name, in letters of any case.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(_, known)| known.eq_ignore_ascii_case(name)).map(|(commitment, _)| commitment)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
+    }
+
     /// Returns the commitment with this number in a request; none given means confirmed. `None` if no commitment has it.
     pub(crate) fn from_wire(number: i32) -> Option<Self> {
         use proto::v1::Commitment as Wire;

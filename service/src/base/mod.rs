@@ -4,6 +4,7 @@
 //! declared, how a job that blocks is waited for, and how a mutex is locked. Must not: use another room of the service.
 //! Any thread.
 
+pub(crate) mod base58;
 pub(crate) mod chain;
 pub(crate) mod failed;
 pub(crate) mod figure;

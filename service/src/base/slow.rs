@@ -25,6 +25,10 @@ labels! {
         RedisTcp = "redis-tcp",
         /// The Redis protocol over its Unix socket.
         RedisUds = "redis-uds",
+        /// HTTP over TCP, with or without TLS.
+        HttpTcp = "http-tcp",
+        /// HTTP over its Unix socket.
+        HttpUds = "http-uds",
         Shm = "shm",
     }
 }

@@ -149,6 +149,8 @@ mod tests {
             "uds_group",
             "redis",
             "redis_uds",
+            "http",
+            "http_uds",
             "shm",
             "shm_group",
             "tls_cert",

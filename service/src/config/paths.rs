@@ -39,7 +39,13 @@ impl Config {
     /// The first such socket; the error names the setting.
     pub fn check_sockets(&self, at: Moment) -> Result<()> {
         let mut taken: Vec<(&str, PathBuf)> = Vec::new();
-        for (key, path) in [("uds", &self.grpc.uds), ("redis_uds", &self.redis.redis_uds), ("shm", &self.shm.shm)] {
+        let sockets = [
+            ("uds", &self.grpc.uds),
+            ("redis_uds", &self.redis.redis_uds),
+            ("http_uds", &self.web.http_uds),
+            ("shm", &self.shm.shm),
+        ];
+        for (key, path) in sockets {
             let Some(path) = path else { continue };
             let place = self.place(key, path, at)?;
             if let Some((other, _)) = taken.iter().find(|(_, known)| *known == place) {

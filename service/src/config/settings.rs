@@ -17,7 +17,7 @@ use crate::feed::FeedGiven;
 use crate::ingest::{CommitGiven, ReadinessGiven, ReceiveGiven, StreamGiven};
 use crate::lookups::LookupGiven;
 use crate::net::limit::ConnectionGiven;
-use crate::net::{AccessGiven, GrpcGiven, HttpGiven, RedisGiven, ShmGiven};
+use crate::net::{AccessGiven, GrpcGiven, HttpGiven, RedisGiven, ShmGiven, WebGiven};
 use crate::store::{EngineGiven, EngineUseGiven, StoreGiven};
 
 /// Makes, from the list of groups, the settings that are given, the configuration, and the way from one to the other.
@@ -76,6 +76,7 @@ groups! {
     readiness: ReadinessGiven;
     grpc: GrpcGiven;
     redis: RedisGiven;
+    web: WebGiven;
     shm: ShmGiven;
     feed: FeedGiven;
     derived: DerivedGiven;

@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::AccessSettings;
@@ -22,7 +24,7 @@ const KEY: &str = "tls-key";
 const CLIENT_CA: &str = "tls-client-ca";
 const TOKENS: &str = "bearer-tokens";
 
-/// Guards of gRPC on TCP. The Unix socket is guarded only by the permissions of its file.
+/// Guards of the clients' protocols on TCP. A Unix socket is guarded only by the permissions of its file.
 #[derive(Default)]
 pub struct Access {
     /// TLS; without it, traffic can be read and changed on its way.
@@ -105,5 +107,30 @@ impl fmt::Display for Access {
             None => f.write_str(", no bearer tokens"),
             Some(tokens) => write!(f, ", bearer tokens: {}", tokens.len()),
         }
+    }
+}
+
+/// Returns the token that a request of HTTP or gRPC carries.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    const SCHEME: &[u8] = b"bearer ";
+    let (scheme, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(SCHEME.len())?;
+    scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_token_follows_its_scheme() {
+        let bearer = |value| {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))]);
+            bearer(&headers).map(<[u8]>::to_vec)
+        };
+        assert_eq!((bearer("Bearer one"), bearer("bearer one")), (Some(b"one".to_vec()), Some(b"one".to_vec())));
+        assert_eq!((bearer("Bearer "), bearer("Bearer"), bearer("Basic Zmlyc3Q6")), (Some(Vec::new()), None, None));
+        assert_eq!(super::bearer(&HeaderMap::new()), None);
     }
 }

@@ -23,7 +23,9 @@ pub(crate) struct Addresses {
     pub listen: Vec<SocketAddr>,
     /// Addresses of the listener of the Redis protocol; none without the setting.
     pub redis: Vec<SocketAddr>,
-    /// Addresses of the HTTP listener.
+    /// Addresses of the listener of lookups over HTTP; none without the setting.
+    pub web: Vec<SocketAddr>,
+    /// Addresses of the listener of the pages.
     pub metrics: Vec<SocketAddr>,
 }
 
@@ -35,7 +37,8 @@ impl Addresses {
     pub(crate) fn of(settings: Settings<'_>, access: &Access) -> Result<Self, Failed> {
         let addresses = Self {
             listen: resolve("listen", &settings.grpc.listen)?,
-            redis: settings.redis.redis.as_ref().map_or(Ok(Vec::new()), |redis| resolve("redis", redis))?,
+            redis: resolve_if("redis", settings.redis.redis.as_deref())?,
+            web: resolve_if("http", settings.web.http.as_deref())?,
             metrics: resolve("metrics", &settings.http.metrics)?,
         };
         addresses.check(settings, access).map_err(Failed::wrong)?;
@@ -43,12 +46,13 @@ impl Addresses {
     }
 
     fn check(&self, settings: Settings<'_>, access: &Access) -> Result<()> {
-        let Self { listen, redis, metrics } = self;
-        let redis_name = settings.redis.redis.as_deref().unwrap_or_default();
+        let Self { listen, redis, web, metrics } = self;
+        let [redis_name, web_name] = settings.if_given();
         let named = [
             ("listen", listen, settings.grpc.listen.as_str()),
             ("metrics", metrics, settings.http.metrics.as_str()),
             ("redis", redis, redis_name),
+            ("http", web, web_name),
         ];
         for (n, (key, addresses, name)) in named.iter().enumerate() {
             for (other, others, other_name) in &named[..n] {
@@ -65,11 +69,13 @@ impl Addresses {
             settings.grpc.listen
         );
         let is_guarded = access.tls.as_ref().is_some_and(|tls| access.tokens.is_some() || tls.mutual());
-        ensure!(
-            is_guarded || settings.access.insecure || loopback(redis),
-            "other machines could reach the Redis protocol without a token or without encryption: redis={redis_name} is not \
-             loopback; give --tls-cert, --tls-key and --bearer-token-file, or --insecure where the network is trusted"
-        );
+        for (key, addresses, name) in [("redis", redis, redis_name), ("http", web, web_name)] {
+            ensure!(
+                is_guarded || settings.access.insecure || loopback(addresses),
+                "other machines could reach lookups without a token or without encryption: {key}={name} is not loopback; \
+                 give --tls-cert, --tls-key and --bearer-token-file, or --insecure where the network is trusted"
+            );
+        }
         ensure!(
             settings.access.insecure || loopback(metrics),
             "other machines could reach HTTP, which is never encrypted: metrics={} is not loopback; give a loopback \
@@ -87,7 +93,8 @@ impl Addresses {
     pub(crate) fn bind(&self) -> Result<Ports> {
         let bound = |option, address| bound(option, address).context(Code::Address);
         let redis = (!self.redis.is_empty()).then(|| bound("redis", &self.redis)).transpose()?;
-        Ok(Ports { listen: bound("listen", &self.listen)?, redis, metrics: bound("metrics", &self.metrics)? })
+        let web = (!self.web.is_empty()).then(|| bound("http", &self.web)).transpose()?;
+        Ok(Ports { listen: bound("listen", &self.listen)?, redis, web, metrics: bound("metrics", &self.metrics)? })
     }
 
     /// Logs a warning for each listener that is open to other machines.
@@ -95,10 +102,12 @@ impl Addresses {
         if !loopback(&self.metrics) {
             tracing::warn!(metrics = settings.http.metrics, "HTTP is open to other machines, without encryption");
         }
-        let redis = settings.redis.redis.as_deref().unwrap_or_default();
-        for (name, addresses, address) in
-            [("gRPC", &self.listen, settings.grpc.listen.as_str()), ("the Redis protocol", &self.redis, redis)]
-        {
+        let [redis, web] = settings.if_given();
+        for (name, addresses, address) in [
+            ("gRPC", &self.listen, settings.grpc.listen.as_str()),
+            ("the Redis protocol", &self.redis, redis),
+            ("http", &self.web, web),
+        ] {
             if loopback(addresses) {
                 continue;
             }
@@ -118,6 +127,7 @@ impl Addresses {
 pub(crate) struct Ports {
     listen: Port,
     redis: Option<Port>,
+    web: Option<Port>,
     metrics: Port,
 }
 
@@ -125,6 +135,7 @@ pub(crate) struct Ports {
 pub(crate) struct Listeners {
     pub(crate) grpc: TcpListener,
     pub(crate) redis: Option<TcpListener>,
+    pub(crate) web: Option<TcpListener>,
     pub(crate) http: TcpListener,
 }
 
@@ -146,6 +157,7 @@ impl Ports {
         Ok(Listeners {
             grpc: listening("listen", &self.listen)?,
             redis: self.redis.map(|redis| listening("redis", &redis)).transpose()?,
+            web: self.web.map(|web| listening("http", &web)).transpose()?,
             http: listening("metrics", &self.metrics)?,
         })
     }
@@ -181,6 +193,11 @@ fn bound(option: &str, addresses: &[SocketAddr]) -> Result<Port> {
     Err(failed)
 }
 
+/// Returns the addresses of an option that may not be given.
+fn resolve_if(option: &str, address: Option<&str>) -> Result<Vec<SocketAddr>, Failed> {
+    address.map_or(Ok(Vec::new()), |address| resolve(option, address))
+}
+
 fn resolve(option: &str, address: &str) -> Result<Vec<SocketAddr>, Failed> {
     let named = || format!("cannot use {option}={address:?}: expected HOST:PORT");
     let found: Vec<_> = match address.to_socket_addrs() {
@@ -212,20 +229,23 @@ fn loopback(addresses: &[SocketAddr]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AccessGiven, GrpcGiven, HttpGiven, RedisGiven};
+    use super::super::{AccessGiven, GrpcGiven, HttpGiven, RedisGiven, WebGiven};
     use super::*;
     use crate::base::setting::Given as _;
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
-        with_redis(listen, metrics, None, insecure)
+        with_more(listen, metrics, [None; 2], insecure)
     }
 
-    fn with_redis(listen: &str, metrics: &str, redis: Option<&str>, insecure: bool) -> Result<Addresses, Failed> {
-        let redis = RedisGiven { redis: redis.map(str::to_owned), ..RedisGiven::default() }.in_effect().unwrap();
+    /// With the addresses of the Redis protocol and of lookups over HTTP.
+    fn with_more(listen: &str, metrics: &str, more: [Option<&str>; 2], insecure: bool) -> Result<Addresses, Failed> {
+        let [redis, http] = more.map(|address| address.map(str::to_owned));
+        let redis = RedisGiven { redis, ..RedisGiven::default() }.in_effect().unwrap();
+        let web = WebGiven { http, ..WebGiven::default() }.in_effect().unwrap();
         let grpc = GrpcGiven { listen: Some(listen.into()), ..GrpcGiven::default() }.in_effect().unwrap();
         let http = HttpGiven { metrics: Some(metrics.into()) }.in_effect().unwrap();
         let access = AccessGiven { insecure: Some(insecure), ..AccessGiven::default() }.in_effect().unwrap();
-        let settings = Settings { grpc: &grpc, redis: &redis, http: &http, access: &access };
+        let settings = Settings { grpc: &grpc, redis: &redis, web: &web, http: &http, access: &access };
         Addresses::of(settings, &Access::open(&access).unwrap())
     }
 
@@ -249,20 +269,27 @@ mod tests {
     }
 
     #[test]
-    fn the_redis_protocol_has_the_same_rule_and_a_port_of_its_own() {
-        let redis = |redis: &str, insecure| with_redis("127.0.0.1:7400", "127.0.0.1:7401", Some(redis), insecure);
-        assert_eq!(redis("127.0.0.1:7402", false).unwrap().redis.len(), 1);
-        assert!(addresses("127.0.0.1:7400", "127.0.0.1:7401", false).unwrap().redis.is_empty());
-        for (address, says) in [
-            ("0.0.0.0:7402", "--bearer-token-file"),
-            ("127.0.0.1:7400", "listen=127.0.0.1:7400 redis=127.0.0.1:7400"),
-            ("127.0.0.1:7401", "metrics=127.0.0.1:7401 redis=127.0.0.1:7401"),
-            ("nowhere", "cannot use redis="),
-        ] {
-            let error = redis(address, false).unwrap_err().to_string();
-            assert!(error.contains(says), "{error}");
+    fn lookups_over_other_protocols_have_the_same_rule_and_ports_of_their_own() {
+        for (n, key) in ["redis", "http"].into_iter().enumerate() {
+            let with = |address, insecure| {
+                let mut more = [None; 2];
+                more[n] = Some(address);
+                with_more("127.0.0.1:7400", "127.0.0.1:7401", more, insecure)
+            };
+            let found = |addresses: &Addresses| [&addresses.redis, &addresses.web][n].len();
+            assert_eq!(found(&with("127.0.0.1:7402", false).unwrap()), 1);
+            assert_eq!(found(&addresses("127.0.0.1:7400", "127.0.0.1:7401", false).unwrap()), 0);
+            for (address, says) in [
+                ("0.0.0.0:7402", format!("{key}=0.0.0.0:7402 is not loopback; give --tls-cert")),
+                ("127.0.0.1:7400", format!("listen=127.0.0.1:7400 {key}=127.0.0.1:7400")),
+                ("127.0.0.1:7401", format!("metrics=127.0.0.1:7401 {key}=127.0.0.1:7401")),
+                ("nowhere", format!("cannot use {key}=")),
+            ] {
+                let error = with(address, false).unwrap_err().to_string();
+                assert!(error.contains(&says), "{error}");
+            }
+            assert_eq!(found(&with("0.0.0.0:7402", true).unwrap()), 1);
         }
-        assert_eq!(redis("0.0.0.0:7402", true).unwrap().redis.len(), 1);
     }
 
     #[test]

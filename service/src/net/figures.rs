@@ -20,8 +20,12 @@ labels! {
         RedisTcp = "redis-tcp",
         /// The Redis protocol on its Unix socket.
         RedisUds = "redis-uds",
-        /// HTTP, for metrics, probes and the dashboard.
-        Http = "http",
+        /// Lookups over HTTP on TCP, with or without TLS.
+        HttpTcp = "http-tcp",
+        /// Lookups over HTTP on their Unix socket.
+        HttpUds = "http-uds",
+        /// The metrics, probes and the dashboard.
+        Metrics = "metrics",
     }
 }
 

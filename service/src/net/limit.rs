@@ -61,7 +61,7 @@ settings! {
     /// The setting of the clients' connections.
     #[derive(Copy)]
     pub struct ConnectionSettings from ConnectionGiven {
-        /// Connections for lookups at once, of gRPC and the Redis protocol together; for many clients, or for little memory:
+        /// Connections for lookups at once, of gRPC, the Redis protocol and http together; for many clients, or for little memory:
         /// each can cost 4.5 MiB. One address may have a quarter of them, and one in 16 may follow the feed [default: 1024]
         #[arg(value_name = "N", value_parser = bootstrap::count::<u32>)]
         #[serde(deserialize_with = "crate::base::setting::count")]
@@ -162,7 +162,7 @@ impl Limit {
     /// Returns the limit of HTTP connections.
     pub(crate) fn http(figures: &Arc<Figures>) -> Self {
         let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, figures);
-        Self { rooms, listener: Listener::Http }
+        Self { rooms, listener: Listener::Metrics }
     }
 
     /// Returns a place for one more connection, held until it is dropped; `None`, counted as a refusal, if there is

@@ -19,7 +19,7 @@ settings! {
         /// gRPC lookups on a Unix socket as well; for clients on this machine. Owner and group may use it
         #[arg(value_name = "PATH")]
         uds: PathBuf;
-        /// Group of uds and redis_uds, by name or number; for clients of another group [default: the service's own]
+        /// Group of uds, redis_uds and http_uds, by name or number; for clients of another group [default: the service's own]
         #[arg(value_name = "GROUP")]
         uds_group: String;
     }
@@ -45,6 +45,18 @@ settings! {
         /// Lookups over the Redis protocol on a Unix socket as well; for clients on this machine. Owner and uds_group may use it
         #[arg(value_name = "PATH")]
         redis_uds: PathBuf;
+    }
+}
+
+settings! {
+    /// Where lookups over HTTP are answered.
+    pub struct WebSettings from WebGiven {
+        /// Lookups over HTTP as well, in JSON, such as on 127.0.0.1:7403; for curl, and for programs without gRPC
+        #[arg(value_name = "HOST:PORT")]
+        http: String;
+        /// Lookups over HTTP on a Unix socket as well; for clients on this machine. Owner and uds_group may use it
+        #[arg(value_name = "PATH")]
+        http_uds: PathBuf;
     }
 }
 
@@ -89,8 +101,8 @@ settings! {
 settings! {
     /// Who may use the listeners on TCP.
     pub struct AccessSettings from AccessGiven {
-        /// TLS for gRPC and the Redis protocol on TCP: the certificate, PEM; for clients on other machines [default: the systemd
-        /// credential tls-cert, if there is one]
+        /// TLS for gRPC, the Redis protocol and http on TCP: the certificate, PEM; for clients on other machines [default: the
+        /// systemd credential tls-cert, if there is one]
         #[arg(value_name = "FILE")]
         tls_cert: PathBuf;
         /// The private key for tls_cert, PEM [default: the systemd credential tls-key]

@@ -3,7 +3,6 @@
 //! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge. A snapshot of the
 //! histograms takes milliseconds and therefore runs on the blocking pool.
 
-mod host;
 mod server;
 
 use std::future::Future;
@@ -11,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
@@ -27,7 +27,7 @@ use crate::pages::dashboard::{self, Dashboard, Identity, Sampler};
 use crate::pages::handles::Handles;
 use crate::pages::{metrics, status};
 
-use host::Hosts;
+use crate::net::host::Hosts;
 
 /// How long a request under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ impl HttpState {
         let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.store.dir.clone())
             .context("cannot start the sampling thread")?;
         let dashboard = Dashboard { handles, history, identity: Arc::new(Identity::of(config)) };
-        Ok((Self { latency, dashboard, hosts: Arc::new(Hosts::new(&config.http.metrics)) }, sampler))
+        Ok((Self { latency, dashboard, hosts: Arc::new(Hosts::new("metrics", &config.http.metrics)) }, sampler))
     }
 }
 
@@ -73,7 +73,7 @@ where
 }
 
 fn router(state: HttpState) -> Router {
-    let host = middleware::from_fn_with_state(Arc::clone(&state.hosts), host::check);
+    let host = middleware::from_fn_with_state(Arc::clone(&state.hosts), check_host);
     Router::new()
         .route("/healthz", get(async || page(TEXT, "ok\n")))
         .route("/readyz", get(readyz))
@@ -84,6 +84,13 @@ fn router(state: HttpState) -> Router {
         .merge(dashboard::routes(state.dashboard.clone()))
         .with_state(state)
         .layer(host)
+}
+
+async fn check_host(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) -> Response {
+    match hosts.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err((status, message)) => (status, page(TEXT, format!("{message}\n"))).into_response(),
+    }
 }
 
 async fn readyz(State(state): State<HttpState>) -> Response {
@@ -165,7 +172,7 @@ mod tests {
         let latency = Arc::clone(pool.engine.latency());
         let (history, identity) = Default::default();
         let dashboard = Dashboard { handles: pool.handles.clone(), history, identity };
-        let state = HttpState { latency, dashboard, hosts: Arc::default() };
+        let state = HttpState { latency, dashboard, hosts: Arc::new(Hosts::new("metrics", "")) };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }

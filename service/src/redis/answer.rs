@@ -8,6 +8,7 @@ use engine_api::Value;
 
 use super::name::Form;
 use crate::ask::refusal::{Cause, Refusal};
+use crate::base::base58;
 
 /// Version of the protocol that a connection speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,10 +23,17 @@ pub(super) enum Version {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) bytes: Vec<u8>,
+    /// Number of bytes that were taken out to be sent.
+    pub(super) taken: u64,
     pub(super) version: Version,
 }
 
 impl Answers {
+    /// Returns the number of bytes that were ever added.
+    pub(super) fn added(&self) -> u64 {
+        self.taken + self.bytes.len() as u64
+    }
+
     pub(super) fn text(&mut self, text: &str) {
         self.head('+', text);
     }
@@ -69,7 +77,7 @@ impl Answers {
         match (value, form) {
             (None, _) => self.null(),
             (Some(value), Form::Raw) => self.bulk(value),
-            (Some(value), Form::Base58) => self.bulk(bs58::encode(value).into_string().as_bytes()),
+            (Some(value), Form::Base58) => self.bulk(base58::text(value).as_bytes()),
         }
     }
 

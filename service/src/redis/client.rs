@@ -34,6 +34,9 @@ const TOGETHER_MAX: usize = 64;
 /// Number of keys of a value in an answer, if the client names none.
 const KEYS_DEFAULT: u64 = 1000;
 
+/// Number of a batch's keys that are read or answered at once, before the other connections of the thread have their turn.
+const PIECE_KEYS: usize = 256;
+
 /// How a client sends a token.
 const TOKEN_HOW: &str = "send AUTH TOKEN";
 
@@ -98,26 +101,29 @@ impl Client {
             return;
         }
         self.answer_gets().await;
+        // What a client may not do does not keep its connection.
+        let _under_way = self.is_known().then(|| UnderWay::new(&self.peer.seat));
+        let before = self.answers.bytes.len();
         let answered = match found {
             Ok(kind) => self.answer(kind, rest).await,
             Err(refusal) => Err(refusal),
         };
         if let Err(refusal) = answered {
             self.answers.refusal(&refusal);
-            // A web page can have a browser send lines to a port of its machine: none of them may be taken for a request.
-            self.is_over |= form == request::Form::Line;
         }
+        // A web page can have a browser send lines to a port of its machine: none of them may be taken for a request.
+        self.is_over |= form == request::Form::Line && self.answers.bytes.get(before) == Some(&b'-');
     }
 
     /// Returns the command of this name, if the client may use it with so many words.
     fn find(&self, name: &[u8], words: usize) -> Result<Kind, Refusal> {
         let shown = || String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned();
         let Some(command) = command::find(name) else {
-            let names = command::names();
-            return Err(Refusal::invalid(format!("unknown command '{}': the map is only read, with {names}", shown())));
+            let message = format!("unknown command '{}': the map is only read; COMMAND LIST has the commands", shown());
+            return Err(Refusal::invalid(message));
         };
-        // A client that needs no token settles with whatever it asks first.
-        if !command.is_open || self.is_known() {
+        // A client that needs no token settles with whatever it asks first. One whose token is known no more may send another.
+        if !command.is_open || !self.needs_token() {
             self.peer.admit(&self.shared.access, self.token.as_deref(), TOKEN_HOW)?;
         }
         if !command.words.contains(&words) {
@@ -129,6 +135,7 @@ impl Client {
     /// Adds the answers to the gets that wait.
     pub(super) async fn answer_gets(&mut self) {
         let gets = std::mem::take(&mut self.gets);
+        let _under_way = (!gets.is_empty()).then(|| UnderWay::new(&self.peer.seat));
         if let [one] = gets[..] {
             self.answer_get(one).await;
         } else if !gets.is_empty() {
@@ -168,7 +175,7 @@ impl Client {
                 }
             }
             Kind::Commitment => match words.first() {
-                None => self.answers.text(options::name(self.commitment)),
+                None => self.answers.text(self.commitment.name()),
                 Some(word) => {
                     self.commitment = options::commitment(word)?;
                     self.answers.text("OK");
@@ -206,10 +213,16 @@ impl Client {
         let has_slot = kind == Kind::MGetWithSlot;
         let known: &[&str] = if has_slot { &["COMMITMENT", "MINSLOT"] } else { &[] };
         let (words, options) = options::read(words, known, self.commitment)?;
-        let names: Vec<Name> = words.iter().map(|word| Name::read(word)).collect::<Result<_, _>>()?;
-        if names.len() > GET_MANY_KEYS_MAX {
-            let got = names.len();
-            return Err(Refusal::invalid(format!("too many keys, ask in parts: got={got} max={GET_MANY_KEYS_MAX}")));
+        let count = words.len();
+        if !(1..=GET_MANY_KEYS_MAX).contains(&count) {
+            return Err(Refusal::invalid(format!("give 1 to {GET_MANY_KEYS_MAX} keys, ask in parts: got={count}")));
+        }
+        let mut names = Vec::with_capacity(count);
+        for words in words.chunks(PIECE_KEYS) {
+            for word in words {
+                names.push(Name::read(word)?);
+            }
+            pause(count).await;
         }
         let keys = names.iter().map(|name| name.key).collect();
         let (values, slot) = self.get_many(keys, self.wanted(&options)).await?;
@@ -221,7 +234,10 @@ impl Client {
             self.answers.array(2);
         }
         self.answers.array(values.len());
-        names.iter().zip(&values).for_each(|(name, value)| self.answers.value(value.as_ref(), name.form));
+        for (names, values) in names.chunks(PIECE_KEYS).zip(values.chunks(PIECE_KEYS)) {
+            names.iter().zip(values).for_each(|(name, value)| self.answers.value(value.as_ref(), name.form));
+            pause(count).await;
+        }
         if has_slot {
             self.answers.slot(slot);
         }
@@ -247,7 +263,7 @@ impl Client {
                 let (name, slot) = (Name::read(key)?, options::number(slot, "the slot")?);
                 // The map has to be there: a later change could be of the slot asked for.
                 options.min_slot = Some(slot);
-                let (wanted, _under_way) = (self.wanted(&options), UnderWay::new(&self.peer.seat));
+                let wanted = self.wanted(&options);
                 let past = self.in_time(self.shared.ask.get_at(name.key, slot, &wanted, &self.peer)).await?;
                 self.answers.array(3);
                 self.answers.value(past.value.as_ref(), name.form);
@@ -256,7 +272,7 @@ impl Client {
             }
             (Kind::KeysOf, [value]) => {
                 let (name, limit) = (Name::read(value)?, options.limit.unwrap_or(KEYS_DEFAULT));
-                let (wanted, _under_way) = (self.wanted(&options), UnderWay::new(&self.peer.seat));
+                let wanted = self.wanted(&options);
                 let asked = async {
                     let ask = &self.shared.ask;
                     ask.keys_of(name.key, options.cursor, limit, &wanted, &self.peer).await?.next().await
@@ -279,14 +295,13 @@ impl Client {
     }
 
     async fn get(&self, key: Key, options: &Options) -> Result<(Option<Value>, Option<u64>), Refusal> {
-        let (wanted, _under_way) = (self.wanted(options), UnderWay::new(&self.peer.seat));
+        let wanted = self.wanted(options);
         let answer = self.in_time(self.shared.ask.get(key, &wanted, &self.peer)).await?;
         self.count([answer.value]);
         Ok((answer.value, answer.slot))
     }
 
     async fn get_many(&self, keys: Vec<Key>, wanted: Wanted) -> Result<(Vec<Option<Value>>, Option<u64>), Refusal> {
-        let _under_way = UnderWay::new(&self.peer.seat);
         let answer = self.in_time(self.shared.ask.get_many(keys, &wanted, &self.peer)).await?;
         self.count(answer.value.iter().copied());
         Ok((answer.value, answer.slot))
@@ -411,5 +426,12 @@ impl Client {
             u8::from(status.ready),
             status.pairs_estimate,
         )
+    }
+}
+
+/// Lets the other connections of the thread have their turn, if a batch is large.
+async fn pause(keys: usize) {
+    if keys > PIECE_KEYS {
+        tokio::task::yield_now().await;
     }
 }

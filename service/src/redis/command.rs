@@ -75,11 +75,6 @@ pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
     COMMANDS.iter().find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// Returns the names of all commands, in words.
-pub(super) fn names() -> String {
-    COMMANDS.each_ref().map(|command| command.name.to_uppercase()).join(" ")
-}
-
 /// Answers `COMMAND` with these words after it. Returns false if there is no such subcommand.
 pub(super) fn answer(words: &[&[u8]], answers: &mut Answers) -> bool {
     let Some((subcommand, rest)) = words.split_first() else {

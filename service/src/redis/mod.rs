@@ -17,29 +17,18 @@ mod request;
 mod tests;
 
 use std::future::Future;
-use std::io;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use futures::stream::{SelectAll, select_all};
 use futures::{FutureExt as _, StreamExt as _};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
 
 use crate::ask::Ask;
-use crate::ask::budget::Peer;
+pub use crate::ask::door::Door;
+use crate::ask::door::Names;
 use crate::base::slow::Transport;
-use crate::net::Access;
-use crate::net::accept::{Listening, Terms, connections};
-use crate::net::connection::Connection;
-use crate::net::discard::Discard;
 use crate::net::figures::Listener;
-use crate::net::limit::Room;
-use crate::net::uds::{SocketFile, UdsListener};
 use crate::status::Status;
 use client::Shared;
 
@@ -49,17 +38,8 @@ const GREETING_BYTES: u64 = 2;
 /// How long requests under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// The listeners, and the room for their connections.
-pub struct Door {
-    /// TCP listener, guarded by `access`.
-    pub tcp: Option<TcpListener>,
-    /// Unix socket, guarded by the permissions of its file.
-    pub uds: Option<UdsListener>,
-    pub access: Arc<Access>,
-    pub room: Room,
-}
-
-type Incoming = SelectAll<ReceiverStream<io::Result<Connection<Arc<Peer>>>>>;
+const NAMES: Names =
+    Names { tcp: (Listener::RedisTcp, Transport::RedisTcp), uds: (Listener::RedisUds, Transport::RedisUds) };
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns. Removes the file of the Unix socket.
 ///
@@ -80,7 +60,7 @@ where
         hits: AtomicU64::new(0),
         misses: AtomicU64::new(0),
     });
-    let (mut incoming, _file) = listen(door, &shared.ask)?;
+    let (mut incoming, _file) = door.open(&shared.ask, NAMES, GREETING_BYTES)?;
     let mut clients = JoinSet::new();
     loop {
         tokio::select! {
@@ -97,28 +77,4 @@ where
         tracing::warn!("requests still under way are cut: grace_s={}", SHUTDOWN_GRACE.as_secs());
     }
     Ok(())
-}
-
-/// Accepts connections on both listeners.
-fn listen(door: Door, ask: &Ask) -> anyhow::Result<(Incoming, Option<SocketFile>)> {
-    let Door { tcp, uds, access, room } = door;
-    let terms = |listener, transport| {
-        let ask = ask.clone();
-        let attach = move |seat: &_, from| ask.peer(transport, from, seat);
-        let idle_timeout = room.limits().idle_timeout;
-        Terms { limit: room.at(listener), greeting_bytes: GREETING_BYTES, idle_timeout, attach }
-    };
-    let (mut all, mut file) = (Vec::new(), None);
-    if let Some(tcp) = tcp {
-        all.push(connections(Listening::Tcp(tcp, access), terms(Listener::RedisTcp, Transport::RedisTcp)));
-    }
-    if let Some(uds) = uds {
-        let (listener, of_socket) = uds.into_parts();
-        let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
-        let discard = Discard::start().context("cannot start the thread that closes connections")?;
-        let listening = Listening::Uds(ManuallyDrop::new(listener), discard);
-        all.push(connections(listening, terms(Listener::RedisUds, Transport::RedisUds)));
-        file = Some(of_socket);
-    }
-    Ok((select_all(all), file))
 }

@@ -5,13 +5,10 @@
 use engine_api::Key;
 
 use crate::ask::refusal::Refusal;
+use crate::base::base58;
 
 /// Prefix of a key that is certainly base58.
 const BASE58: &[u8] = b"b58:";
-
-/// Lengths of a pubkey in base58. One of 32 characters is all ones.
-const BASE58_CHARS_MIN: usize = 32;
-const BASE58_CHARS_MAX: usize = 44;
 
 /// How a key was given: its value is answered in the same form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +34,7 @@ impl Name {
             return Ok(Self { key, form: Form::Raw });
         }
         let text = word.strip_prefix(BASE58).unwrap_or(word);
-        let mut key = Key::default();
-        let decoded = (BASE58_CHARS_MIN..=BASE58_CHARS_MAX)
-            .contains(&text.len())
-            .then(|| bs58::decode(text).onto(&mut key))
-            .is_some_and(|length| length == Ok(key.len()));
-        if decoded {
+        if let Some(key) = base58::pubkey(text) {
             return Ok(Self { key, form: Form::Base58 });
         }
         let message = format!(

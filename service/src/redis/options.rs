@@ -4,12 +4,9 @@
 
 use proto::v1::GET_MANY_KEYS_MAX;
 
-use crate::ask::refusal::Refusal;
+use crate::ask::refusal::{Refusal, unknown_commitment};
 use crate::base::chain::Commitment;
 use crate::derive::Cursor;
-
-const COMMITMENTS: [(&str, Commitment); 3] =
-    [("processed", Commitment::Processed), ("confirmed", Commitment::Confirmed), ("finalized", Commitment::Finalized)];
 
 /// Values of the options that a request may have beside its keys.
 #[derive(Clone, Debug)]
@@ -55,15 +52,7 @@ pub(super) fn read<'w, 'b>(
 /// # Errors
 /// There is no such commitment.
 pub(super) fn commitment(word: &[u8]) -> Result<Commitment, Refusal> {
-    let found = COMMITMENTS.into_iter().find(|(name, _)| name.as_bytes().eq_ignore_ascii_case(word));
-    found
-        .map(|(_, commitment)| commitment)
-        .ok_or_else(|| Refusal::invalid("unknown commitment: use processed, confirmed or finalized"))
-}
-
-/// Returns a commitment's name, as requests and answers have it.
-pub(super) fn name(commitment: Commitment) -> &'static str {
-    COMMITMENTS.into_iter().find(|(_, known)| *known == commitment).map_or("", |(name, _)| name)
+    std::str::from_utf8(word).ok().and_then(Commitment::named).ok_or_else(unknown_commitment)
 }
 
 /// Reads a number. The error calls it `name`.

@@ -15,6 +15,9 @@ pub(super) const WORDS_MAX: usize = GET_MANY_KEYS_MAX + 8;
 /// Maximum number of words, and of bytes a word, of a client that has to send a token first.
 const WORDS_UNKNOWN_MAX: usize = 10;
 
+/// Number of words for which memory is kept for the next request.
+const WORDS_KEPT: usize = 64;
+
 /// Maximum length of a word: a token may be this long, a key has 48 bytes at most.
 const WORD_BYTES_MAX: usize = 4096;
 
@@ -94,6 +97,9 @@ impl Request {
 
     /// Begins the next request. Returns the number of bytes of this one.
     pub(super) fn take(&mut self) -> usize {
+        if self.words.capacity() > WORDS_KEPT {
+            self.words = Vec::new();
+        }
         self.words.clear();
         self.announced = None;
         std::mem::take(&mut self.read)

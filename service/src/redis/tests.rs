@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -12,10 +12,11 @@ use super::*;
 use crate::base::setting::Given as _;
 use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, commit, later};
-use crate::net::AccessGiven;
-use crate::net::limit::ConnectionLimits;
 use crate::net::limit::tests::ROOMY;
+use crate::net::limit::{ConnectionLimits, Room};
 use crate::net::socket::SocketAccess;
+use crate::net::uds::UdsListener;
+use crate::net::{Access, AccessGiven};
 use crate::pages::handles::Handles;
 
 const TOKEN: &str = "a-token-of-some-length";
@@ -269,4 +270,36 @@ async fn the_largest_batch_is_answered_and_a_larger_request_is_not_read() {
     let held = run.pool.handles.net.held(crate::net::figures::Place::Bytes);
     assert_eq!(held.load(std::sync::atomic::Ordering::Relaxed), 0, "and nothing stays charged");
     run.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_request_in_small_pieces_counts_as_its_bytes() {
+    let running = start(None).await;
+    let mut client = running.local().await;
+    let words: Vec<&[u8]> = std::iter::once(b"MGET".as_slice()).chain([KEY.as_bytes(); 10_000]).collect();
+    let mut reading = 0;
+    for piece in request(&words).chunks(60) {
+        client.write_all(piece).await.unwrap();
+        // The service has its turn, and reads the piece alone.
+        tokio::task::yield_now().await;
+        reading += 1;
+    }
+    assert!(reading > 8000, "as many readings would be 128 MiB, if each counted as the largest");
+    let expected = format!("*10000\r\n{}", bulk(VALUE).repeat(10_000));
+    answered(&mut client, &expected).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_token_takes_nothing_from_a_right_one() {
+    let running = start(Some(TOKEN)).await;
+    let mut client = TcpStream::connect(running.address).await.unwrap();
+    ask(&mut client, &["AUTH", TOKEN], "+OK\r\n").await;
+    ask(&mut client, &["AUTH", "another-token-of-length"], "-NOAUTH E-TOKEN: the bearer token is not among those")
+        .await;
+    let rest_of_line = " of the service's bearer_token_file\r\n";
+    answered(&mut client, rest_of_line).await;
+    ask(&mut client, &["PING"], "+PONG\r\n").await;
+    ask(&mut client, &["GET", KEY], &bulk(VALUE)).await;
+    running.stop().await;
 }

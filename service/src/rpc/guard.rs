@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::header::{ACCEPT, ALLOW, AUTHORIZATION, CONTENT_TYPE};
+use http::header::{ACCEPT, ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use proto::v1::GET_MANY_KEYS_MAX;
@@ -23,6 +23,7 @@ use super::{MESSAGE_BYTES_MAX, peer};
 use crate::ask::budget::{Charge, FREE_BYTES, Peer, no_room};
 use crate::ask::refusal::{Cause, Refusal};
 use crate::net::Access;
+use crate::net::access::bearer;
 use crate::net::connection::UnderWay;
 
 /// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
@@ -92,13 +93,6 @@ fn admit(access: &Access, peer: &Arc<Peer>, request: &Request<Body>) -> Result<A
         peer.admit(access, bearer(request.headers()), TOKEN_HOW)?;
     }
     Ok(Arc::clone(peer))
-}
-
-/// Returns the token that a request carries.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    const SCHEME: &[u8] = b"bearer ";
-    let (scheme, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(SCHEME.len())?;
-    scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
 }
 
 /// Whether a request needs no token.
@@ -228,21 +222,5 @@ impl HttpBody for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_follows_its_scheme() {
-        let bearer = |value| {
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))]);
-            bearer(&headers).map(<[u8]>::to_vec)
-        };
-        assert_eq!((bearer("Bearer one"), bearer("bearer one")), (Some(b"one".to_vec()), Some(b"one".to_vec())));
-        assert_eq!((bearer("Bearer "), bearer("Bearer"), bearer("Basic Zmlyc3Q6")), (Some(Vec::new()), None, None));
-        assert_eq!(super::bearer(&HeaderMap::new()), None);
     }
 }

@@ -4,12 +4,12 @@
 //! (the map's only writer), `overlay` (processed slots, if followed). The threads that read the map are its own. Must not:
 //! read or write a store.
 
+mod doors;
 mod map;
 mod slots;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,15 +34,17 @@ use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{ReceiveConfig, queue_batches};
 use crate::ingest::settings::TAKEOVER_LAG_SLOTS;
 use crate::ingest::spooling::Spooling;
-use crate::net::limit::{self, ConnectionLimits, Room};
-use crate::net::{Access, Addresses, Listeners, Ports};
+use crate::net::limit;
+use crate::net::{Access, Addresses, Ports};
 use crate::pages::handles::Handles;
 use crate::pages::http;
 use crate::processed;
 use crate::redis;
-use crate::rpc::{self, Door, UdsListener};
+use crate::rpc;
 use crate::store;
 use crate::systemd::{self, Sleepers};
+use crate::web;
+use doors::Doors;
 use map::{Map, Store};
 use slots::{Begin, Slots};
 
@@ -163,7 +165,8 @@ struct Tasks {
     receiver: JoinHandle<()>,
     rpc: JoinHandle<Result<()>>,
     redis: JoinHandle<Result<()>>,
-    http: JoinHandle<()>,
+    web: JoinHandle<Result<()>>,
+    pages: JoinHandle<()>,
     admin: JoinHandle<()>,
 }
 
@@ -182,25 +185,11 @@ async fn serve(
     healer: Option<Healer>,
 ) -> Result<()> {
     let Handles { status, feed: log, net, .. } = map.handles.clone();
-    let Listeners { grpc: tcp, redis, http } = ports.listen()?;
-    let uds_access = config.grpc.uds_access()?;
-    let bind = |path: &Option<PathBuf>| path.as_deref().map(|path| UdsListener::bind(path, &uds_access)).transpose();
-    let (uds, redis_uds) = (bind(&config.grpc.uds)?, bind(&config.redis.redis_uds)?);
+    let Doors { rpc: door, redis: redis_door, web: web_door, pages } = Doors::open(config, ports, &access, &net)?;
     access.reload_at_hangup()?;
     let hangups = provider::hangups()?;
-    let shown = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-    info!(
-        listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = shown(&config.grpc.uds),
-        redis = redis.as_ref().map(|redis| redis.local_addr().map(|at| at.to_string())).transpose()?,
-        redis_uds = shown(&config.redis.redis_uds),
-        shm = shown(&config.shm.shm), %access, "listening"
-    );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
-    let room = Room::new(ConnectionLimits::of(config.connections.max_connections), &net);
-    let redis_door = redis::Door { tcp: redis, uds: redis_uds, access: Arc::clone(&access), room: room.clone() };
-    let door = Door { tcp, uds, access, room };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: map.doorbell() };
     let (state, lookups) = (map.state.clone(), map.lookups.clone());
     let ask = Ask::new(lookups.clone(), Arc::clone(&state.overlay), net).with_derived(map.handles.derived.clone());
@@ -210,8 +199,9 @@ async fn serve(
     let answers = !state.published.is_healing();
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
-        redis: tokio::spawn(redis::serve(redis_door, ask, status.clone(), until(stopped.clone()))),
-        http: tokio::spawn(http::serve(http, map.pages.clone(), until(stopped.clone()))),
+        redis: tokio::spawn(redis::serve(redis_door, ask.clone(), status.clone(), until(stopped.clone()))),
+        web: tokio::spawn(web::serve(web_door, config.web.http.clone(), ask, until(stopped.clone()))),
+        pages: tokio::spawn(http::serve(pages, map.pages.clone(), until(stopped.clone()))),
         admin: tokio::spawn(admin::serve(config.store.dir.clone(), map.admin.clone(), until(stopped.clone()))),
         receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };
@@ -258,7 +248,8 @@ impl Tasks {
         };
         self.rpc.await??;
         self.redis.await??;
-        self.http.await?;
+        self.web.await??;
+        self.pages.await?;
         self.admin.await?;
         match outcome {
             Ok(applied) => applied.map_err(engine_failed),

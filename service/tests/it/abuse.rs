@@ -366,7 +366,7 @@ fn abuse_changes_nothing_for_others() {
 
     let metric = |service: &mut Service, name: &str| wait_for(name, || service.metric(name));
     assert!(metric(&mut service, "solkv_connections_refused_total{listener=\"grpc-tcp\"}") >= 25.0);
-    assert!(metric(&mut service, "solkv_connections_refused_total{listener=\"http\"}") >= 1.0);
+    assert!(metric(&mut service, "solkv_connections_refused_total{listener=\"metrics\"}") >= 1.0);
     assert!(metric(&mut service, "solkv_connections_cut_total{listener=\"grpc-tcp\"}") >= 1.0);
     assert!(metric(&mut service, "solkv_wire_refused_total") >= 1.0);
     wait_for("every connection to end", || {

@@ -45,4 +45,5 @@ mod takeover;
 mod tools;
 mod transports;
 mod warmth;
+mod web;
 mod whole;

@@ -118,7 +118,7 @@ const PLACES: &str = "place=subscribers|waiters|batches|dumps|derived|views|byte
 const STORES: &str = "store=values|history";
 const SCOPES: &str = "scope=connection|source|network|all";
 const CONDITIONS: &str = "condition=followed|standby|fails|distrusted";
-const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|redis-tcp|redis-uds|http";
+const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|redis-tcp|redis-uds|http-tcp|http-uds|metrics";
 
 const ALWAYS: When = When::Always;
 const SLOT_KNOWN: When = When::If("a slot is known, from a load or from the stream");
@@ -226,7 +226,7 @@ catalogue! {
         LOOKUPS Counter Count [] ALWAYS, "solkv_lookups_total", "Keys looked up" => "Lookups";
         LOOKUPS_REFUSED Counter Count [] ALWAYS, "solkv_lookups_refused_total",
             "Lookup requests refused because too many were waiting" => "Lookups";
-        SLOW_REQUESTS Counter Count ["transport=grpc-tcp|grpc-uds|redis-tcp|redis-uds|shm"] ALWAYS, "solkv_slow_requests_total",
+        SLOW_REQUESTS Counter Count ["transport=grpc-tcp|grpc-uds|redis-tcp|redis-uds|http-tcp|http-uds|shm"] ALWAYS, "solkv_slow_requests_total",
             "Lookup requests that took slow_request or longer; the log gives their causes";
     }
     Memory {

@@ -10,15 +10,11 @@
 //! asks before it sends those to another site.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::uri::Authority;
-use axum::http::{StatusCode, Version, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
+use http::uri::Authority;
+use http::{Request, StatusCode, Version, header};
 
-use crate::net::host_name;
+use super::host_name;
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
@@ -26,17 +22,19 @@ const SHOWN_MAX: usize = 100;
 /// Host names that are answered, in addition to those that no attacker can own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hosts {
+    /// The setting in which a name is given.
+    setting: &'static str,
     names: Vec<String>,
 }
 
 impl Hosts {
-    /// Collects the name in the setting `metrics`, and the machine's own name.
-    pub(crate) fn new(metrics: &str) -> Self {
-        let listened = metrics.rsplit_once(':').map_or(metrics, |(name, _)| name);
+    /// Collects the name in the address that a setting has, and the machine's own name.
+    pub(crate) fn new(setting: &'static str, address: &str) -> Self {
+        let listened = address.rsplit_once(':').map_or(address, |(name, _)| name);
         let own = host_name();
         let own = own.iter().flat_map(|own| [own.as_str(), own.split('.').next().unwrap_or_default()]);
         let names = [listened].into_iter().chain(own);
-        Self { names: names.map(plain).filter(|name| !name.is_empty()).collect() }
+        Self { setting, names: names.map(plain).filter(|name| !name.is_empty()).collect() }
     }
 
     /// Whether a request for this host, with or without a port, is answered.
@@ -58,25 +56,29 @@ impl Hosts {
             || host.ends_with(".localhost")
             || self.names.contains(&host)
     }
-}
 
-/// Middleware that refuses a request for another host. A request without a host is answered where HTTP allows that,
-/// before version 1.1; every browser names one.
-pub(super) async fn check(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) -> Response {
-    if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
-        let message = "the request names no host, which HTTP/1.1 requires\n".to_owned();
-        return (StatusCode::BAD_REQUEST, super::page(super::TEXT, message)).into_response();
+    /// Refuses a request for another host, with a status and a text. A request without a host is answered where HTTP allows that,
+    /// before version 1.1; every browser names one.
+    ///
+    /// # Errors
+    /// The request is for a host that an attacker may own, or names none.
+    pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<(), (StatusCode, String)> {
+        if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
+            let message = "the request names no host, which HTTP/1.1 requires".to_owned();
+            return Err((StatusCode::BAD_REQUEST, message));
+        }
+        let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
+        let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
+        let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| self.answers(host)));
+        let Some(foreign) = foreign else { return Ok(()) };
+        let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
+        let message = format!(
+            "this service does not answer to host={shown:?}: ask for its IP address, or listen under this name with the \
+             setting {}; a proxy has to ask for the IP address or localhost",
+            self.setting
+        );
+        Err((StatusCode::MISDIRECTED_REQUEST, message))
     }
-    let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
-    let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
-    let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
-    let Some(foreign) = foreign else { return next.run(request).await };
-    let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
-    let message = format!(
-        "this service does not answer to host={shown:?}: ask for its IP address, or listen under this name with the \
-         setting metrics; a proxy has to ask for the IP address or localhost\n"
-    );
-    (StatusCode::MISDIRECTED_REQUEST, super::page(super::TEXT, message)).into_response()
 }
 
 /// Returns a name in the form in which names are compared: in lower case, without a final dot.
@@ -90,7 +92,7 @@ mod tests {
 
     #[test]
     fn names_that_an_attacker_may_own_are_not_answered_to() {
-        let hosts = Hosts::new("solkv.example:7401");
+        let hosts = Hosts::new("metrics", "solkv.example:7401");
         let own = host_name().unwrap();
         for host in [
             "127.0.0.1:7401",
